@@ -1,0 +1,63 @@
+"""The native walker: reads the interpreter's frames of all threads in one hold of the GIL."""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from types import CodeType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+_Frame = TypeVar("_Frame")
+_Stack = TypeVar("_Stack")
+
+class RawThread(NamedTuple, Generic[_Stack]):
+    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known."""
+
+    key: int
+    ident: int
+    native_id: int
+    stack: _Stack
+    context: Any | None
+
+class RawSnapshot(NamedTuple, Generic[_Stack]):
+    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+
+    time_ns: int
+    latency_ns: int
+    threads: tuple[RawThread[_Stack], ...]
+
+class Counters(NamedTuple):
+    """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
+
+    due: int  # deadlines that have passed
+    captured: int  # snapshots taken
+    by_pending_call: int  # of these, by whichever thread was running Python
+    missed: int  # deadlines without a snapshot
+    overwritten: int  # snapshots lost because nobody drained the ring
+    late_ns_max: int
+    late_ns_sum: int
+    held_ns_sum: int  # time inside captures, GIL held
+
+class Ticker(Generic[_Frame, _Stack]):
+    def __init__(
+        self,
+        *,
+        context_var: ContextVar[Any] | None,
+        max_depth: int,
+        make_frame: Callable[[CodeType, int], _Frame],
+        make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
+        ring_size: int,
+    ) -> None: ...
+    def run(self, period_ns: int) -> None:
+        """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits."""
+    def stop(self) -> None:
+        """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
+    def capture(self) -> None:
+        """Take one snapshot now, in this thread, into the ring."""
+    def drain(self, timeout_ns: int) -> list[RawSnapshot[_Stack]]:
+        """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""
+    def counters(self) -> Counters: ...
+
+def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended. Releases the GIL."""
+
+def watch_forks(in_child: Callable[[], object] | None) -> None:
+    """Have `in_child()` called in forked children, also those forked by C code that runs no `os.register_at_fork` hook."""

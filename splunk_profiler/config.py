@@ -1,0 +1,337 @@
+"""Every setting of the profiler, parsed strictly: the only reader of the environment.
+
+Owns `Config` and the table `SETTINGS` from which the documentation's and the doctor's lists are checked.
+A wrong value never raises: it becomes one warning that names the setting, the value and what is used
+instead. A `Config` made in code is checked when it is made and does raise. Runs on the caller's thread;
+imports nothing of ours.
+
+Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class ProfilerError(Exception):
+    """Base of every error that this package raises; its text says what is wrong and what to do."""
+
+
+class ConfigError(ProfilerError, ValueError):
+    """A value that a setting does not take."""
+
+
+DEFAULT_ENDPOINT = "https://localhost:4317"
+_DEFAULT_PORT = 4317
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where records are sent.
+
+    Attributes:
+        url: as the user wrote it.
+        target: ``host:port`` for gRPC.
+        secure: True if the connection uses TLS.
+        setting: the setting it came from, for messages.
+    """
+
+    url: str
+    target: str
+    secure: bool
+    setting: str
+
+
+def parse_boolean(text: str) -> bool:
+    """``true`` or ``false`` in any case, nothing else (OpenTelemetry's rule for boolean settings)."""
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise ConfigError("neither true nor false")
+    return lowered == "true"
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise ConfigError(f"not a whole number from {low} to {high}")
+        value = int(text)
+        if not low <= value <= high:
+            raise ConfigError(f"outside {low} to {high}")
+        return value
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ConfigError(f"not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _probability(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
+        raise ConfigError("not a number from 0 to 1")
+    return float(text)
+
+
+def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str = "") -> Endpoint:
+    """``http(s)://host[:port]`` or bare ``host:port``, which means TLS unless `insecure_by_default`."""
+    bare = "://" not in url
+    try:
+        parts = urlsplit(f"//{url}" if bare else url)
+        port = parts.port or _DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(f"not a URL ({error})") from None
+    if not bare and parts.scheme not in ("http", "https"):
+        raise ConfigError("its scheme is neither http nor https")
+    if bare and (parts.port is None or parts.path):
+        raise ConfigError("neither http(s)://host:port nor host:port")
+    if "@" in parts.netloc:
+        raise ConfigError("it holds a user name, which gRPC cannot send; use OTEL_EXPORTER_OTLP_HEADERS")
+    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
+    if not _HOST.fullmatch(host):
+        raise ConfigError("it names no valid host")
+    return Endpoint(url, f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
+
+
+def _endpoint_text(text: str) -> str:
+    parse_endpoint(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable: its name, the `Config` field it fills, its parser and its meaning."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean, "switches the profiler on"),
+    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", _endpoint_text, "where records are sent (OTLP/gRPC)"),
+    Setting(
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL",
+        "call_stack_interval_ms",
+        _integer(1, 3_600_000),
+        "milliseconds between two samples",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_EXPORT_INTERVAL",
+        "export_interval_ms",
+        _integer(1, 600_000),
+        "milliseconds that samples are gathered before they are sent",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_MAX_STACK_DEPTH",
+        "max_stack_depth",
+        _integer(1, 65_536),
+        "frames kept of a stack, from the leaf",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
+        "include_internal_stacks",
+        parse_boolean,
+        "also sends threads of the profiler, the OpenTelemetry SDK and gRPC",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_TRACING_STACKS_ONLY",
+        "tracing_stacks_only",
+        parse_boolean,
+        "sends only samples taken inside a span",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_DATA_FORMAT",
+        "data_format",
+        _one_of("text", "pprof-gzip-base64"),
+        "form of a record's body",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_WALKER",
+        "walker",
+        _one_of("auto", "native", "portable"),
+        "which stack walker reads the threads",
+    ),
+    Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
+    Setting("SPLUNK_SNAPSHOT_PROFILER_ENABLED", "snapshot_enabled", parse_boolean, "snapshot profiling"),
+    Setting(
+        "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
+        "snapshot_interval_ms",
+        _integer(1, 3_600_000),
+        "milliseconds between two samples of a snapshot profile",
+    ),
+    Setting(
+        "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY",
+        "snapshot_probability",
+        _probability,
+        "share of traces that a snapshot profile is taken of",
+    ),
+)
+
+
+def _setting_of(field_name: str) -> Setting:
+    return next(setting for setting in SETTINGS if setting.field == field_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The profiler's settings; made once, in force for the life of the process.
+
+    Attributes:
+        enabled: whether `splunk_profiler.start()` starts anything (``SPLUNK_PROFILER_ENABLED``).
+        call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
+        logs_endpoint: where records go, ``http(s)://host:port``; None follows
+            ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
+        export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000.
+        max_stack_depth: frames kept of a stack, counted from the leaf, 1 to 65,536.
+        include_internal_stacks: also send the threads of the profiler, the OpenTelemetry SDK and gRPC.
+        tracing_stacks_only: send only samples that were taken inside a span.
+        data_format: ``text``; ``pprof-gzip-base64`` is known but not built yet and falls back to text.
+        walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
+        memory_enabled: known, not built yet.
+        snapshot_enabled: known, not built yet.
+        snapshot_interval_ms: known, not built yet.
+        snapshot_probability: known, not built yet.
+
+    Raises:
+        ConfigError: a value that its setting does not take.
+    """
+
+    enabled: bool = False
+    call_stack_interval_ms: int = 1000
+    logs_endpoint: str | None = None
+    export_interval_ms: int = 1000
+    max_stack_depth: int = 1024
+    include_internal_stacks: bool = False
+    tracing_stacks_only: bool = False
+    data_format: str = "text"
+    walker: str = "auto"
+    memory_enabled: bool = False
+    snapshot_enabled: bool = False
+    snapshot_interval_ms: int = 10
+    snapshot_probability: float = 0.01
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.default is None:
+                continue
+            wanted = type(item.default) if item.default is not None else str
+            try:
+                if type(value) is not wanted:
+                    raise ConfigError(f"not of type {wanted.__name__}")
+                _setting_of(item.name).parse(str(value))
+            except ConfigError as error:
+                raise ConfigError(f"Config({item.name}={value!r}): {error}") from None
+
+    @property
+    def period_ns(self) -> int:
+        """Nanoseconds between two samples."""
+        return self.call_stack_interval_ms * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What the environment says.
+
+    Attributes:
+        config: the settings in effect.
+        endpoint: where records go.
+        sdk_disabled: True if ``OTEL_SDK_DISABLED`` switches all of OpenTelemetry off.
+        origins: `Config` field → where its value came from (``default`` or the variable's name).
+        warnings: one sentence for each value that could not be used.
+    """
+
+    config: Config
+    endpoint: Endpoint
+    sdk_disabled: bool
+    origins: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+_NOT_BUILT = {
+    "memory_enabled": (True, "memory profiling is not part of this version; the setting has no effect"),
+    "snapshot_enabled": (True, "snapshot profiling is not part of this version; the setting has no effect"),
+    "data_format": ("pprof-gzip-base64", "the pprof format is not part of this version; text is sent"),
+}
+
+
+def _not_built(config: Config) -> list[str]:
+    return [
+        f"{_setting_of(name).name}={str(value).lower()}: {message}"
+        for name, (value, message) in _NOT_BUILT.items()
+        if getattr(config, name) == value
+    ]
+
+
+def from_env(env: Mapping[str, str] | None = None) -> Resolved:
+    """The settings that `env` (default: the process's environment) asks for. Never raises.
+
+    A variable that is empty or blank counts as not set (OpenTelemetry's rule).
+    """
+    env = os.environ if env is None else env
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    warnings: list[str] = []
+    for setting in SETTINGS:
+        text = env.get(setting.name, "").strip()
+        if not text:
+            continue
+        try:
+            values[setting.field] = setting.parse(text)
+            origins[setting.field] = setting.name
+        except ConfigError as error:
+            instead = "the next endpoint setting" if setting.field == "logs_endpoint" else _default_text(setting)
+            warnings.append(f"{setting.name}={text!r} is not usable: {error}; {instead} is used instead")
+    return _resolve(Config(**values), env, origins, warnings)
+
+
+def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolved:
+    """As `from_env`, for settings that were made in code; the endpoint's defaults still come from `env`."""
+    origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
+    return _resolve(config, os.environ if env is None else env, origins, [])
+
+
+def _default_text(setting: Setting) -> str:
+    default = Config.__dataclass_fields__[setting.field].default
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str]) -> Resolved:
+    warnings = warnings + _not_built(config)
+    sdk_disabled = _boolean(env, "OTEL_SDK_DISABLED", warnings)
+    insecure = _boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings)
+    candidates = [
+        (origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint or ""),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()),
+    ]
+    endpoint = parse_endpoint(DEFAULT_ENDPOINT, setting="default")
+    for name, url in candidates:
+        if not url:
+            continue
+        try:
+            endpoint = parse_endpoint(url, insecure_by_default=insecure, setting=name)
+            break
+        except ConfigError as error:
+            warnings.append(f"{name}={url!r} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
+    return Resolved(config, endpoint, sdk_disabled, origins, tuple(warnings))
+
+
+def _boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool:
+    text = env.get(name, "").strip()
+    try:
+        return bool(text) and parse_boolean(text)
+    except ConfigError as error:
+        warnings.append(f"{name}={text!r} is not usable: {error}; false is used instead")
+        return False

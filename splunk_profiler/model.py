@@ -1,0 +1,188 @@
+"""The values that everything else consumes: frozen, slotted, without behaviour of their own.
+
+Owns no thread and imports nothing of ours. A field's unit is in its name. Times of day are nanoseconds
+since the epoch, durations are nanoseconds, identifiers are integers until a format writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call on a stack, already resolved to names.
+
+    Attributes:
+        namespace: module and class path (``shop.cart.Cart``), or ``unknown``.
+        function: the function's own name (``total``, ``<lambda>``).
+        file: the source file's base name with its extension, or ``unknown``.
+        line: line of the call or of the running instruction, 1-based; None where CPython has none.
+        path: the file as the interpreter knows it (``co_filename``).
+    """
+
+    namespace: str
+    function: str
+    file: str
+    line: int | None
+    path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """The frames of one thread at one instant, leaf first.
+
+    A thread that has not moved since the last sample has *the same* Stack object again, so whatever is
+    computed from a stack is computed once and kept in it (`derive`). Equality is identity for that reason.
+
+    Attributes:
+        frames: leaf first, at most the configured depth.
+        truncated: True if frames at the root end were left out.
+    """
+
+    frames: tuple[Frame, ...]
+    truncated: bool
+    _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
+
+    def derive(self, compute: Callable[[Stack], _T]) -> _T:
+        """`compute(self)`, computed at most once for this stack and each `compute`."""
+        try:
+            return self._derived[compute]  # type: ignore[no-any-return]
+        except KeyError:
+            value = self._derived[compute] = compute(self)
+            return value
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread of this process as its user knows it.
+
+    Attributes:
+        index: counts threads in the order they were first seen, from 1; never given twice in a process.
+        name: of the `threading.Thread`, else of the operating system's thread.
+        ident: `threading.get_ident()` of that thread (the text format's ``tid``).
+        native_id: the operating system's id (``nid``); 0 if not known.
+    """
+
+    index: int
+    name: str
+    ident: int
+    native_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSample:
+    """What one thread was doing at the instant of a snapshot.
+
+    Attributes:
+        thread: whose stack this is.
+        stack: its frames.
+        context: the OpenTelemetry ``Context`` that was current on the thread; None if it had none.
+        cpu_ns: CPU time the thread had used; 0 if not known.
+        elapsed_ns: wall time the thread had lived; 0 if not known.
+        os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
+        running: True if the thread used CPU since the sample before.
+    """
+
+    thread: Thread
+    stack: Stack
+    context: object | None
+    cpu_ns: int
+    elapsed_ns: int
+    os_priority: int
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All threads at one instant, oldest thread first.
+
+    Attributes:
+        time_ns: when the stacks were read, nanoseconds since the epoch.
+        period_ns: the configured distance between two snapshots.
+        threads: one entry for each thread that ran Python code.
+    """
+
+    time_ns: int
+    period_ns: int
+    threads: tuple[ThreadSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRef:
+    """The span a sample was taken in.
+
+    Attributes:
+        trace_id: 128 bits, never 0.
+        span_id: 64 bits, never 0.
+        trace_flags: W3C trace flags, 8 bits; bit 0 says whether the span was sampled.
+    """
+
+    trace_id: int
+    span_id: int
+    trace_flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One record to be exported: a thread's sample joined to its span.
+
+    Attributes:
+        time_ns: instant of the snapshot, nanoseconds since the epoch.
+        period_ns: distance between two snapshots.
+        thread: the thread's part of the snapshot, its `context` already given up (None).
+        span: the span that was active, or None.
+    """
+
+    time_ns: int
+    period_ns: int
+    thread: ThreadSample
+    span: SpanRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples that go out in one request, oldest first; `size` is their estimated size in bytes."""
+
+    samples: tuple[Sample, ...]
+    size: int
+
+
+class Delivery(Enum):
+    """What became of a batch: taken, refused for good, or worth another try."""
+
+    DELIVERED = "delivered"
+    REJECTED = "rejected"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A sink's answer.
+
+    Attributes:
+        delivery: what became of the batch.
+        detail: for a person: why it was not delivered, and what to do; empty if it was.
+        retry_after_ns: the receiver's own wish for a pause, or None.
+        rejected: how many samples of a delivered batch the receiver says it refused.
+    """
+
+    delivery: Delivery
+    detail: str = ""
+    retry_after_ns: int | None = None
+    rejected: int = 0
+
+
+class Sink(Protocol):
+    """Where batches go. Called by one thread at a time, except `shutdown`."""
+
+    def export(self, batch: Batch) -> Outcome:
+        """Send `batch`; blocks until it is answered or its time is over. Never raises."""
+
+    def shutdown(self) -> None:
+        """End an export in flight at once and refuse later ones; safe from any thread, and twice."""
