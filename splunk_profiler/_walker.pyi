@@ -42,7 +42,7 @@ class Ticker(Generic[_Frame, _Stack]):
         *,
         context_var: ContextVar[Any] | None,
         max_depth: int,
-        make_frame: Callable[[CodeType, int], _Frame],
+        make_frame: Callable[[CodeType, int, dict[str, Any]], _Frame],  # code, offset in bytes (f_lasti), globals
         make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
         ring_size: int,
     ) -> None: ...
