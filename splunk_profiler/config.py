@@ -275,6 +275,11 @@ def _not_built(config: Config) -> list[str]:
     ]
 
 
+def environment() -> dict[str, str]:
+    """A copy of the process's environment, for a launcher that hands one on to another process."""
+    return dict(os.environ)
+
+
 def from_env(env: Mapping[str, str] | None = None) -> Resolved:
     """The settings that `env` (default: the process's environment) asks for. Never raises.
 
