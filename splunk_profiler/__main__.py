@@ -1,0 +1,92 @@
+"""The command line: its verbs and what becomes of their errors.
+
+Runs on the main thread of ``splunk-profiler``. Each verb is imported only when it is asked for, so that
+`run`, which stands between a service and its start, costs no more than click. Must not import a verb at
+module level.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from splunk_profiler.config import ProfilerError
+
+VERBS = {
+    "run": "Run a command with the profiler in its Python processes.",
+    "collect": "Receive profiles and spans over OTLP/gRPC and save them.",
+    "report": "Show what saved profiles say.",
+    "doctor": "Say whether samples would flow, and if not, why.",
+    "demo": "Profile an example web service under load and report on it.",
+}
+
+
+class Verbs(click.Group):
+    """The verbs, each found in the module of its name."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command = getattr(import_module(f"splunk_profiler.cli.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    try:
+        number = version("splunk-profiler")
+    except PackageNotFoundError:
+        number = "not installed, run from its sources"
+    click.echo(f"splunk-profiler {number}")
+    ctx.exit()
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """Call-stack sampling for Python services, joined to their OpenTelemetry spans.
+
+    \b
+    See it work:            splunk-profiler demo
+    Profile a service:      splunk-profiler run -- gunicorn shop:app
+    No data? Find out why:  splunk-profiler run -- splunk-profiler doctor
+    """
+
+
+def main() -> None:
+    """Run the verb that the command line names, and exit: 0 done, 1 failed, 2 wrong usage."""
+    try:
+        code = cli.main(prog_name="splunk-profiler", standalone_mode=False)
+    except click.exceptions.Abort:
+        print(file=sys.stderr)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ProfilerError as error:
+        print(f"splunk-profiler: error: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): let what is still buffered go nowhere at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""``splunk-profiler run``: execute a command so that every Python process in it starts the profiler.
+
+Runs on the main thread, before `exec`: what it imports is paid for by each start of a service. Must not
+import the profiler or OpenTelemetry.
+
+The command's Python is told by PYTHONPATH to import `autostart/sitecustomize.py` first, so the application
+needs no change, and the processes it starts (gunicorn's and Celery's workers, multiprocessing) inherit it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
+from splunk_profiler.config import SETTINGS, ConfigError, environment, parse_boolean
+
+AUTOSTART = Path(__file__).resolve().parent / "autostart"
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_OPTIONS_WITH_VALUE = "cmWX"
+
+
+class _SettingValue(click.ParamType):
+    """Text that the setting of that name takes."""
+
+    name = "value"
+
+    def __init__(self, setting: str, metavar: str) -> None:
+        self._setting = next(item for item in SETTINGS if item.name == setting)
+        self.name = metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            self._setting.parse(str(value))
+        except ConfigError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        return str(value)
+
+
+def _setting(option: str, setting: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
+    return click.option(option, setting, type=_SettingValue(setting, metavar), help=f"{meaning} [{setting}]")
+
+
+def _switch(option: str, setting: str, meaning: str) -> Callable[[Any], Any]:
+    return click.option(f"--{option}/--no-{option}", setting, is_flag=True, default=None, help=f"{meaning} [{setting}]")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@_setting("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "ms", "Milliseconds between two samples; 1000.")
+@_setting("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "url", "Where profiles are sent, such as http://host:4317.")
+@_setting("--export-interval-ms", "SPLUNK_PROFILER_EXPORT_INTERVAL", "ms", "Milliseconds between two exports; 1000.")
+@_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "n", "Frames kept of a stack; 1024.")
+@_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
+@_switch(
+    "include-internal-stacks",
+    "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
+    "Send the threads of the profiler and of OpenTelemetry as well.",
+)
+@_setting("--walker", "SPLUNK_PROFILER_WALKER", "name", "What reads the stacks: auto, native or portable; auto.")
+@click.option("--service-name", "OTEL_SERVICE_NAME", metavar="NAME", help="Name of the service [OTEL_SERVICE_NAME]")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
+def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
+    """Run COMMAND with the profiler in its Python processes. The application needs no change.
+
+    \b
+    splunk-profiler run -- gunicorn --workers 4 shop:app
+    splunk-profiler run --endpoint http://collector:4317 -- python -m uvicorn shop:app
+    splunk-profiler run -- opentelemetry-instrument celery -A shop worker
+
+    The command takes this process's place, so signals and its exit code pass through. It switches the profiler
+    on by SPLUNK_PROFILER_ENABLED=true, unless that variable is set already; every other setting in the
+    environment holds too, and an option given here overrides it.
+    """
+    if not command:
+        raise click.UsageError("name the command to run: splunk-profiler run -- python app.py")
+    chosen = {name: _text(value) for name, value in settings.items() if value is not None}
+    env = launch_environment(environment(), chosen)
+    path = find_program(command[0], env.get("PATH", os.defpath))
+    flag = isolating_flag(path, command[1:])
+    if flag:
+        click.echo(
+            f"splunk-profiler: Python's option {flag} keeps the profiler from being started from outside; "
+            "leave it out, or call splunk_profiler.start() in the application",
+            err=True,
+        )
+    _execute(path, command, env)
+
+
+def _text(value: str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """`env` for the command: `chosen` settings over it, the profiler on unless `env` says off."""
+    env = {**env, **chosen}
+    if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
+        env["SPLUNK_PROFILER_ENABLED"] = "true"
+    try:
+        if not parse_boolean(env["SPLUNK_PROFILER_ENABLED"].strip()):
+            return env
+    except ConfigError:
+        pass  # start() says what is wrong with the value, in the process that it concerns
+    before = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
+    env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(before if any(before) else [])])
+    return env
+
+
+def find_program(name: str, search_path: str) -> str:
+    """The file that a shell would execute for `name`.
+
+    Raises:
+        CommandNotFoundError, CommandNotExecutableError: there is none, or it may not be executed.
+    """
+    found = shutil.which(name, path=search_path)
+    if found:
+        return found
+    if os.sep in name and Path(name).exists():
+        what = "is a directory" if Path(name).is_dir() else "may not be executed (chmod +x it)"
+        raise CommandNotExecutableError(f"{name} {what}")
+    where = "does not exist" if os.sep in name else "is not a program in PATH"
+    raise CommandNotFoundError(f"{name}: {where}")
+
+
+def isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
+    """The option by which the Python to be run ignores PYTHONPATH or runs no ``sitecustomize``; None if none does."""
+    words = [path, *arguments]
+    if not _PYTHON.fullmatch(Path(path).name):
+        words = _shebang(path)
+        if words and Path(words[0]).name == "env":
+            words = [word for word in words[1:] if word != "-S"]
+        if not words or not _PYTHON.fullmatch(Path(words[0]).name):
+            return None
+    for word in words[1:]:
+        if not word.startswith("-") or word.startswith("--"):
+            return None
+        for letter in word[1:]:
+            if letter in _OPTIONS_WITH_VALUE:
+                return None
+            if letter in "IES":
+                return f"-{letter}"
+    return None
+
+
+def _shebang(path: str) -> list[str]:
+    try:
+        with Path(path).open("rb") as file:
+            first = file.readline(1024)
+    except OSError:
+        return []
+    return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+
+
+def _execute(path: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+    # Python ignores these two in its own process, and a process that is executed inherits that.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(path, command, env)
+    except OSError as error:
+        if error.errno == errno.ENOEXEC:
+            # A script without a first line that names its interpreter: a shell would run it by itself.
+            os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], env)
+        if error.errno == errno.ENOENT:
+            raise CommandNotFoundError(f"{path} names an interpreter that does not exist") from None
+        if error.errno == errno.EACCES:
+            raise CommandNotExecutableError(f"{path} may not be executed") from None
+        raise CommandError(f"{path} cannot be executed: {os.strerror(error.errno or 0)}") from None
