@@ -60,4 +60,4 @@ def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
     """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended. Releases the GIL."""
 
 def watch_forks(in_child: Callable[[], object] | None) -> None:
-    """Have `in_child()` called in forked children, also those forked by C code that runs no `os.register_at_fork` hook."""
+    """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""

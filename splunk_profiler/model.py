@@ -14,23 +14,23 @@ from typing import Any, Protocol, TypeVar
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """One call on a stack, already resolved to names.
+
+    A walker makes one Frame for each place in the code, so equality is identity, as with `Stack`.
 
     Attributes:
         namespace: module and class path (``shop.cart.Cart``), or ``unknown``.
         function: the function's own name (``total``, ``<lambda>``).
-        file: the source file's base name with its extension, or ``unknown``.
+        file: the source file as the code object names it (``co_filename``), or ``unknown``.
         line: line of the call or of the running instruction, 1-based; None where CPython has none.
-        path: the file as the interpreter knows it (``co_filename``).
     """
 
     namespace: str
     function: str
     file: str
     line: int | None
-    path: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,35 +82,20 @@ class ThreadSample:
     Attributes:
         thread: whose stack this is.
         stack: its frames.
-        context: the OpenTelemetry ``Context`` that was current on the thread; None if it had none.
         cpu_ns: CPU time the thread had used; 0 if not known.
         elapsed_ns: wall time the thread had lived; 0 if not known.
         os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
         running: True if the thread used CPU since the sample before.
+        waiting_on: what a waiting thread waits for (``condition``), empty if that cannot be told.
     """
 
     thread: Thread
     stack: Stack
-    context: object | None
     cpu_ns: int
     elapsed_ns: int
     os_priority: int
     running: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All threads at one instant, oldest thread first.
-
-    Attributes:
-        time_ns: when the stacks were read, nanoseconds since the epoch.
-        period_ns: the configured distance between two snapshots.
-        threads: one entry for each thread that ran Python code.
-    """
-
-    time_ns: int
-    period_ns: int
-    threads: tuple[ThreadSample, ...]
+    waiting_on: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +115,34 @@ class SpanRef:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to be exported: a thread's sample joined to its span.
+    """One thread's part of a snapshot joined to its span: one record to be exported.
 
     Attributes:
-        time_ns: instant of the snapshot, nanoseconds since the epoch.
+        time_ns: when the stack was read, nanoseconds since the epoch.
         period_ns: distance between two snapshots.
-        thread: the thread's part of the snapshot, its `context` already given up (None).
-        span: the span that was active, or None.
+        thread: what the thread was doing.
+        span: the span that was active on it, or None.
     """
 
     time_ns: int
     period_ns: int
     thread: ThreadSample
     span: SpanRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All threads at one instant.
+
+    Attributes:
+        time_ns: when the stacks were read, nanoseconds since the epoch.
+        period_ns: the configured distance between two snapshots.
+        samples: one for each thread that ran Python code, oldest thread first.
+    """
+
+    time_ns: int
+    period_ns: int
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)

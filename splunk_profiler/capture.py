@@ -1,0 +1,264 @@
+"""The snapshot: chooses a walker and turns what it saw into samples with names, states, CPU times and ages.
+
+`Capture` runs on the sampling worker's thread only. Imports neither configuration nor OpenTelemetry: how a
+context becomes a span is a callable that it is given.
+
+Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Stack Filtering".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from splunk_profiler.filtering import is_internal, waiting_on
+from splunk_profiler.model import Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.naming import FrameNamer
+from splunk_profiler.portable import PortableTicker
+
+Associate = Callable[[Any], SpanRef | None]
+Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
+_RING_SIZE = 64
+
+
+class RawThread(Protocol):
+    """What a walker says of one thread; see ``_walker.pyi``."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def ident(self) -> int: ...
+    @property
+    def native_id(self) -> int: ...
+    @property
+    def stack(self) -> Stack: ...
+    @property
+    def context(self) -> Any | None: ...
+
+
+class RawSnapshot(Protocol):
+    """What a walker says of all threads; see ``_walker.pyi``."""
+
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def threads(self) -> Sequence[RawThread]: ...
+
+
+class Counters(Protocol):
+    """What a ticker has done since it was made; see ``_walker.pyi``."""
+
+    @property
+    def due(self) -> int: ...
+    @property
+    def captured(self) -> int: ...
+    @property
+    def by_pending_call(self) -> int: ...
+    @property
+    def missed(self) -> int: ...
+    @property
+    def overwritten(self) -> int: ...
+    @property
+    def late_ns_max(self) -> int: ...
+    @property
+    def late_ns_sum(self) -> int: ...
+    @property
+    def held_ns_sum(self) -> int: ...
+
+
+class Ticker(Protocol):
+    """The contract of both walkers; see ``_walker.pyi``."""
+
+    def run(self, period_ns: int) -> None: ...
+    def stop(self) -> None: ...
+    def capture(self) -> None: ...
+    def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
+    def counters(self) -> Counters: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which walker serves and why: ``native`` or ``portable``, and a sentence for the log."""
+
+    name: str
+    reason: str
+
+
+def choose_walker(wanted: str = "auto") -> Choice:
+    """The walker for this interpreter; `wanted` is ``auto``, ``native`` or ``portable``. Never raises."""
+    if wanted == "portable":
+        return Choice("portable", "it was asked for")
+    if not sys.platform.startswith("linux"):
+        return Choice("portable", f"the native walker runs on Linux, this is {sys.platform}")
+    try:
+        import splunk_profiler._walker  # noqa: F401, PLC0415  # the choice is whether it can be imported
+    except ImportError as error:
+        version = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+        return Choice("portable", f"the native walker is not there for {version} ({error})")
+    return Choice("native", f"it was built for CPython {sys.version_info.major}.{sys.version_info.minor}")
+
+
+def make_ticker(
+    choice: Choice, context_var: ContextVar[Any] | None, context_of: Callable[[int], Any | None], max_depth: int
+) -> Ticker:
+    """A ticker of the chosen kind.
+
+    Args:
+        choice: of `choose_walker`.
+        context_var: holds the OpenTelemetry context; read by the native walker.
+        context_of: thread ident → context; asked by the portable walker.
+        max_depth: frames kept of a stack, from the leaf.
+    """
+    namer = FrameNamer()
+    if choice.name == "native":
+        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+
+        native: Ticker = _walker.Ticker(
+            context_var=context_var,
+            max_depth=max_depth,
+            make_frame=namer.frame,
+            make_stack=Stack,
+            ring_size=_RING_SIZE,
+        )
+        return native
+    return PortableTicker(
+        context_of=context_of, max_depth=max_depth, make_frame=namer.frame, make_stack=Stack, ring_size=_RING_SIZE
+    )
+
+
+def portable_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended."""
+    return [_clock(native_id) for native_id in native_ids]
+
+
+def _clock(native_id: int) -> tuple[int, int]:
+    if native_id <= 0 or not sys.platform.startswith("linux"):
+        return 0, 0
+    try:
+        # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
+        return time.clock_gettime_ns((~native_id << 3) | 6), os.getpriority(os.PRIO_PROCESS, native_id)
+    except OSError:
+        return 0, 0
+
+
+def thread_clocks(choice: Choice) -> Clocks:
+    """The function that reads CPU times and priorities; the native one lets others run meanwhile."""
+    if choice.name == "native":
+        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+
+        return _walker.thread_clocks
+    return portable_clocks
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is remembered of a thread from one snapshot to the next."""
+
+    thread: Thread
+    born_ns: int | None  # on the boot-time clock; None if not known
+    cpu_ns: int
+
+
+class Capture:
+    """Raw snapshots → `Snapshot`s.
+
+    Args:
+        associate: OpenTelemetry context → the span that is active in it, or None.
+        clocks: native ids → (CPU ns, nice value) each.
+        period_ns: distance between two snapshots.
+        include_internal: also keep the profiler's, the SDK's and gRPC's threads.
+    """
+
+    def __init__(self, associate: Associate, clocks: Clocks, period_ns: int, *, include_internal: bool = False) -> None:
+        self._associate = associate
+        self._clocks = clocks
+        self._period_ns = period_ns
+        self._include_internal = include_internal
+        self._lives: dict[int, _Life] = {}
+        self._next_index = 1
+
+    def prime(self, raw: RawSnapshot) -> None:
+        """Remember the threads of `raw` and the CPU they have used, so that the next snapshot can tell who ran."""
+        self.snapshot(raw)
+
+    def snapshot(self, raw: RawSnapshot) -> Snapshot:
+        """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
+        names = _names()
+        lives = {seen.key: self._life(seen, names) for seen in raw.threads}
+        self._lives = lives
+        clocks = self._clocks([life.thread.native_id for life in lives.values()])
+        now = _boottime_ns()
+        samples = []
+        for seen, life, (cpu_ns, os_priority) in zip(raw.threads, lives.values(), clocks, strict=True):
+            running = cpu_ns > life.cpu_ns
+            life.cpu_ns = cpu_ns or life.cpu_ns
+            stack = seen.stack
+            if not stack.frames or (not self._include_internal and stack.derive(is_internal)):
+                continue
+            elapsed_ns = max(now - life.born_ns, 1) if life.born_ns is not None else 0
+            wait = "" if running else stack.derive(waiting_on)
+            sample = ThreadSample(life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait)
+            span = None if seen.context is None else self._associate(seen.context)
+            samples.append(Sample(raw.time_ns, self._period_ns, sample, span))
+        return Snapshot(raw.time_ns, self._period_ns, tuple(samples))
+
+    def _life(self, seen: RawThread, names: dict[int, threading.Thread]) -> _Life:
+        known = names.get(seen.ident)
+        life = self._lives.get(seen.key)
+        if life is not None:
+            if known is not None and (name := _name_of(known)) != life.thread.name and name:
+                life.thread = Thread(life.thread.index, name, seen.ident, life.thread.native_id)
+            return life
+        native_id = seen.native_id or (known.native_id if known is not None else 0) or 0
+        name = (_name_of(known) if known is not None else "") or _name_by_system(native_id) or f"Thread-{seen.ident:#x}"
+        thread = Thread(self._next_index, name, seen.ident, native_id)
+        self._next_index += 1
+        return _Life(thread, _born_ns(native_id), 0)
+
+
+def _names() -> dict[int, threading.Thread]:
+    # `threading.enumerate` takes a lock that a thread of the application may hold; copying a dict is atomic.
+    active: dict[int, threading.Thread] = vars(threading)["_active"]
+    return active.copy()
+
+
+def _name_of(thread: threading.Thread) -> str:
+    """The thread's name, read past any property that a subclass of the application may have put before it."""
+    name = vars(thread).get("_name")
+    return name if type(name) is str else ""
+
+
+def _name_by_system(native_id: int) -> str:
+    """The operating system's name of a thread that `threading` does not know, unless it is only the process's."""
+    if native_id <= 0:
+        return ""
+    if native_id == os.getpid():
+        return "MainThread"
+    names = [_read(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid())]
+    return names[0] if names[0] != names[1] else ""
+
+
+def _born_ns(native_id: int) -> int | None:
+    """When the thread was started, on the boot-time clock (resolution: one clock tick, 10 ms)."""
+    fields = _read(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
+    if len(fields) < 20:
+        return None
+    return int(fields[19]) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return ""

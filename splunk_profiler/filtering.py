@@ -1,0 +1,86 @@
+"""What can be told from a stack alone: whose thread it is, and what its top frame waits in.
+
+Pure: functions of a `Stack`, meant for `Stack.derive`. Imports nothing but the model.
+
+Specification: Splunk profiling conventions, "Call Stack Filtering"; the free text of the metadata line.
+"""
+
+from __future__ import annotations
+
+from splunk_profiler.model import Frame, Stack
+
+_BOOTSTRAP = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
+_INTERNAL = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
+_GRPC_POLLING = frozenset(
+    {"channel_spin", "_poll_connectivity", "_serve", "consume_request_iterator", "_consume_request_iterator"}
+)
+
+_WAITS = {
+    ("threading", "wait"): "condition",
+    ("threading", "acquire"): "lock",
+    ("threading", "_wait_for_tstate_lock"): "thread to end",
+    ("threading", "join"): "thread to end",
+    ("queue", "get"): "queue",
+    ("queue", "put"): "queue",
+    ("multiprocessing.queues", "get"): "queue",
+    ("multiprocessing.connection", "wait"): "connection",
+    ("multiprocessing.connection", "_recv"): "connection",
+    ("multiprocessing.synchronize", "wait"): "condition",
+    ("concurrent.futures.thread", "_worker"): "work",
+    ("concurrent.futures._base", "wait"): "futures",
+    ("selectors", "select"): "select",
+    ("selectors", "_select"): "select",
+    ("asyncio.base_events", "_run_once"): "select",
+    ("socket", "readinto"): "socket",
+    ("socket", "accept"): "connection",
+    ("socket", "create_connection"): "connect",
+    ("socket", "getaddrinfo"): "name look-up",
+    ("ssl", "read"): "socket",
+    ("ssl", "recv"): "socket",
+    ("ssl", "recv_into"): "socket",
+    ("ssl", "do_handshake"): "TLS handshake",
+    ("subprocess", "_try_wait"): "process to end",
+    ("subprocess", "_communicate"): "process output",
+    ("popen_fork", "poll"): "process to end",
+    ("gevent.hub", "run"): "events",
+    ("grpc._channel", "_blocking"): "gRPC",
+    ("uvicorn.server", "run"): "events",
+    ("asyncio.runners", "run"): "events",
+}
+
+
+def waiting_on(stack: Stack) -> str:
+    """What a thread with this stack waits for when it uses no CPU, or empty if that cannot be told."""
+    if not stack.frames:
+        return ""
+    top = stack.frames[0]
+    module = top.namespace
+    wait = _WAITS.get((module, top.function))
+    while wait is None and "." in module:  # a class path hides the module: threading.Condition
+        module = module.rpartition(".")[0]
+        wait = _WAITS.get((module, top.function))
+    return wait or ""
+
+
+def is_internal(stack: Stack) -> bool:
+    """True for threads of the profiler, of the OpenTelemetry SDK, of gRPC and those without Python frames.
+
+    Decided by the function that the thread was started with, which no name given by the user can hide. A
+    stack that lost its root end is the application's.
+    """
+    if stack.truncated:
+        return False
+    for frame in reversed(stack.frames):
+        if not _is_bootstrap(frame):
+            return _belongs_to_us(frame)
+    return True
+
+
+def _is_bootstrap(frame: Frame) -> bool:
+    return frame.namespace.startswith("threading.") and frame.function in _BOOTSTRAP
+
+
+def _belongs_to_us(frame: Frame) -> bool:
+    if not frame.namespace.startswith(_INTERNAL):
+        return False
+    return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_POLLING

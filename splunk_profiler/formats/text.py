@@ -1,0 +1,52 @@
+"""A sample as the text of a Java-style thread dump.
+
+Pure: data in, text out. Imports nothing but the model.
+
+Specification: Splunk profiling conventions, "Call Stack Format".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
+
+_STATE = "   python.Thread.State: "
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def body(sample: Sample) -> str:
+    """The record's body: metadata line, state line, frames leaf first, each line ended by a newline."""
+    seen = sample.thread
+    thread = seen.thread
+    return (
+        f'"{escape_name(thread.name)}" #{thread.index} prio=0 os_prio={seen.os_priority}'
+        f" cpu={seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s"
+        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n{seen.stack.derive(stack_text)}"
+    )
+
+
+def stack_text(stack: Stack) -> str:
+    """The lines of the frames, leaf first."""
+    return "".join([frame_line(frame) for frame in stack.frames])
+
+
+@lru_cache(maxsize=65_536)
+def frame_line(frame: Frame) -> str:
+    """``\\tat namespace.function(file:line)`` and a newline; without ``:line`` where there is none."""
+    line = "" if frame.line is None else f":{frame.line}"
+    return f"\tat {frame.namespace}.{frame.function}({frame.file}{line})\n"
+
+
+@lru_cache(maxsize=4096)
+def escape_name(name: str) -> str:
+    """A thread's name as it can stand between double quotes on one line of UTF-8 text."""
+    return "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in name)
+
+
+def _state(seen: ThreadSample) -> str:
+    if seen.running:
+        return f"running\n{_STATE}RUNNABLE"
+    if seen.waiting_on:
+        return f"waiting on {seen.waiting_on}\n{_STATE}WAITING (on {seen.waiting_on})"
+    return f"waiting\n{_STATE}WAITING"

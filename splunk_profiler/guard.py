@@ -1,0 +1,40 @@
+"""The one guard of every loop and hook of ours: catch, count, log once per kind, go on.
+
+No exception of ours may reach the application. Owns the logger's name; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger("splunk_profiler")
+
+
+class Guard:
+    """Counts what went wrong in one place of the profiler, by the exception's type.
+
+    Args:
+        place: what is being guarded, for the log line ("the sampling thread").
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self.failures: Counter[str] = Counter()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Swallow an exception of the block; the first of each type is logged with its traceback."""
+        try:
+            yield
+        except Exception as error:
+            kind = type(error).__name__
+            self.failures[kind] += 1
+            if self.failures[kind] == 1:
+                logger.warning(
+                    "an error in %s was caught and the profiler goes on; others like it are counted, not logged",
+                    self._place,
+                    exc_info=True,
+                )

@@ -1,0 +1,104 @@
+"""Code objects → frames: namespace, function, file and line.
+
+Pure apart from a cache that belongs to one `FrameNamer`; runs on the sampling worker's thread; imports
+nothing but the model. Reads objects of the application without ever running its code: no attribute access
+that could reach a property or a `__getattr__`.
+
+Specification: Splunk profiling conventions, "Call Stack Format".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from splunk_profiler.model import Frame
+
+UNKNOWN = "unknown"
+_INDEXED_MODULES = 4096
+
+
+class FrameNamer:
+    """Makes `Frame`s. One for each walker: its cache lives and dies with it."""
+
+    def __init__(self) -> None:
+        self._qualified: dict[str, dict[CodeType, str]] = {}
+
+    def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
+        """The frame that runs `code` at byte offset `lasti` with these globals; -1 is "not begun"."""
+        module = dict.get(module_globals, "__name__")
+        if type(module) is not str or not module:
+            module = UNKNOWN
+        scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
+        namespace = f"{module}.{scope}" if scope else module
+        return Frame(
+            _one_line(namespace), _one_line(function), _one_line(code.co_filename or UNKNOWN), _line(code, lasti)
+        )
+
+    def _qualified_name(self, code: CodeType, module: str, module_globals: dict[str, Any]) -> str:
+        if sys.version_info >= (3, 11):
+            return code.co_qualname or code.co_name
+        index = self._qualified.get(module)
+        if index is None or code not in index:
+            if len(self._qualified) >= _INDEXED_MODULES:
+                self._qualified.clear()
+            index = self._qualified[module] = dict(_index_module(module_globals))
+            index.setdefault(code, code.co_name)
+        return index[code]
+
+
+def _line(code: CodeType, lasti: int) -> int | None:
+    if lasti < 0:
+        return code.co_firstlineno
+    for start, end, line in code.co_lines():
+        if start <= lasti < end:
+            return line
+    return None
+
+
+def _one_line(text: str) -> str:
+    """`text`, with what would break the line-based format (or its encoding) escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _index_module(module_globals: dict[str, Any]) -> Iterator[tuple[CodeType, str]]:
+    """(code, qualified name) of what a module defines. CPython 3.10 keeps the name on the function only."""
+    seen: set[int] = set()
+    pending: list[Any] = list(module_globals.values())
+    module = module_globals.get("__name__")
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, (staticmethod, classmethod)):
+            pending.append(item.__func__)
+        elif isinstance(item, property):
+            pending += [item.fget, item.fset, item.fdel]
+        elif type(item) is FunctionType:
+            yield from _index_code(item.__code__, item.__qualname__)
+            pending.append(item.__dict__.get("__wrapped__"))
+            pending += _cells(item)
+        elif isinstance(item, type):
+            attributes = type.__dict__["__dict__"].__get__(item)
+            if attributes.get("__module__") == module:
+                pending += attributes.values()
+
+
+def _cells(function: FunctionType) -> list[Any]:
+    contents: list[Any] = []
+    for cell in function.__closure__ or ():
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:
+            continue  # a cell that is not filled yet
+    return [item for item in contents if type(item) is FunctionType]
+
+
+def _index_code(code: CodeType, name: str) -> Iterator[tuple[CodeType, str]]:
+    yield code, name
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _index_code(constant, f"{name}.<locals>.{constant.co_name}")

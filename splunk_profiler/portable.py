@@ -1,0 +1,221 @@
+"""The portable walker: the contract of the native ticker in pure Python, through `sys._current_frames`.
+
+Serves where the extension cannot be had. A walk can be interrupted between two threads, and the context of
+a thread comes from a callable (which is approximate for asyncio) instead of the interpreter. Its ticker runs
+on a thread of its own; must not import anything of ours but the model and `threads`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol
+
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.threads import Signal
+
+_KNOWN_FRAMES = 65_536
+
+
+class RawThread(NamedTuple):
+    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known."""
+
+    key: int
+    ident: int
+    native_id: int
+    stack: Stack
+    context: Any | None
+
+
+class RawSnapshot(NamedTuple):
+    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+
+    time_ns: int
+    latency_ns: int
+    threads: tuple[RawThread, ...]
+
+
+class Counters(NamedTuple):
+    """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
+
+    due: int = 0
+    captured: int = 0
+    by_pending_call: int = 0
+    missed: int = 0
+    overwritten: int = 0
+    late_ns_max: int = 0
+    late_ns_sum: int = 0
+    held_ns_sum: int = 0
+
+
+class Clock(Protocol):
+    """Monotonic time and the time of day, both in nanoseconds."""
+
+    def monotonic_ns(self) -> int: ...
+    def time_ns(self) -> int: ...
+
+
+class _Identities:
+    """A key for each life of a thread: an ident that comes back with another `Thread` object is a new thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, threading.Thread | None]] = {}
+        self._next = 0
+
+    def key(self, ident: int, thread: threading.Thread | None) -> int:
+        known = self._known.get(ident)
+        if known is None or known[1] is not thread:
+            self._next += 1
+            known = self._known[ident] = (self._next, thread)
+        return known[0]
+
+    def keep_only(self, idents: Any) -> None:
+        for ident in self._known.keys() - idents:
+            del self._known[ident]
+
+
+class PortableTicker:
+    """See ``_walker.pyi``: the same methods with the same meaning."""
+
+    def __init__(
+        self,
+        *,
+        context_of: Callable[[int], Any | None],
+        max_depth: int,
+        make_frame: Callable[[CodeType, int, dict[str, Any]], Frame],
+        make_stack: Callable[[tuple[Frame, ...], bool], Stack],
+        ring_size: int,
+        clock: Clock = time,
+    ) -> None:
+        self._context_of = context_of
+        self._max_depth = max_depth
+        self._make_frame = make_frame
+        self._make_stack = make_stack
+        self._clock = clock
+        self._ring: deque[RawSnapshot] = deque(maxlen=ring_size)
+        self._counters = Counters()
+        self._identities = _Identities()
+        self._previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]] = {}
+        self._frames: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
+        self._filled = Signal()
+        self._wake = Signal()
+        self._stopped = False
+
+    def run(self, period_ns: int) -> None:
+        """Capture at absolute deadlines until `stop`; the body of a thread."""
+        deadline = self._clock.monotonic_ns() + period_ns
+        while not self._stopped:
+            ahead = deadline - self._clock.monotonic_ns()
+            if ahead > 0:
+                self._wake.wait(min(ahead / 1e9, threading.TIMEOUT_MAX))
+                continue
+            missed = -ahead // period_ns  # after a stall the deadlines in between are given up, not caught up
+            self._count(due=missed + 1, missed=missed)
+            self._capture(-ahead - missed * period_ns)
+            deadline += (missed + 1) * period_ns
+
+    def stop(self) -> None:
+        """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
+        self._stopped = True
+        self._wake.set()
+        self._filled.set()
+
+    def capture(self) -> None:
+        """Take one snapshot now, in this thread, into the ring."""
+        self._capture(0)
+
+    def drain(self, timeout_ns: int) -> list[RawSnapshot]:
+        """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty."""
+        if not self._ring and not self._stopped:
+            self._filled.wait(timeout_ns / 1e9)
+        drained: list[RawSnapshot] = []
+        while self._ring:
+            drained.append(self._ring.popleft())
+        return drained
+
+    def counters(self) -> Counters:
+        """What has happened since the ticker was made."""
+        return self._counters
+
+    def _capture(self, late_ns: int) -> None:
+        started = self._clock.monotonic_ns()
+        frames = sys._current_frames()
+        now = self._clock.time_ns()
+        living = _living_threads()
+        self._identities.keep_only(frames.keys())
+        threads = []
+        previous, self._previous = self._previous, {}
+        for ident, top in frames.items():
+            thread = living.get(ident)
+            key = self._identities.key(ident, thread)
+            stack = self._stack(key, top, previous)
+            native_id = (thread.native_id or 0) if thread is not None else 0
+            threads.append(RawThread(key, ident, native_id, stack, self._context_of(ident)))
+        threads.sort(key=lambda raw: raw.key)
+        overwritten = int(len(self._ring) == self._ring.maxlen)
+        self._ring.append(RawSnapshot(now, late_ns, tuple(threads)))
+        self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
+        self._filled.set()
+
+    def _stack(self, key: int, top: FrameType, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
+        raw: list[tuple[CodeType, int]] = []
+        module_globals = []
+        frame: FrameType | None = top
+        while frame is not None and len(raw) < self._max_depth:
+            raw.append((frame.f_code, frame.f_lasti))
+            module_globals.append(frame.f_globals)
+            frame = frame.f_back
+        before = previous.get(key)
+        if before is not None and _same(before[0], raw):
+            self._previous[key] = before
+            return before[1]
+        named = tuple(self._frame(*place, found) for place, found in zip(raw, module_globals, strict=True))
+        stack = self._make_stack(named, frame is not None)
+        self._previous[key] = (raw, stack)
+        return stack
+
+    def _frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
+        known = self._frames.get((id(code), lasti))
+        if known is not None:
+            return known[1]
+        if len(self._frames) >= _KNOWN_FRAMES:
+            self._frames.clear()
+        frame = self._make_frame(code, lasti, module_globals)
+        self._frames[id(code), lasti] = (code, frame)  # holding the code keeps its id from being given again
+        return frame
+
+    def _count(
+        self,
+        *,
+        due: int = 0,
+        missed: int = 0,
+        captured: int = 0,
+        overwritten: int = 0,
+        late_ns: int = 0,
+        held_ns: int = 0,
+    ) -> None:
+        before = self._counters
+        self._counters = Counters(
+            due=before.due + due,
+            captured=before.captured + captured,
+            missed=before.missed + missed,
+            overwritten=before.overwritten + overwritten,
+            late_ns_max=max(before.late_ns_max, late_ns),
+            late_ns_sum=before.late_ns_sum + late_ns,
+            held_ns_sum=before.held_ns_sum + held_ns,
+        )
+
+
+def _same(before: list[tuple[CodeType, int]], now: list[tuple[CodeType, int]]) -> bool:
+    """Whether both are the same places; codes by identity, since comparing two by value is slow."""
+    return len(before) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(before, now, strict=True))
+
+
+def _living_threads() -> dict[int, threading.Thread]:
+    # `threading.enumerate` takes a lock that a thread of the application may hold; copying a dict is atomic.
+    active: dict[int, threading.Thread] = vars(threading)["_active"]
+    return active.copy()

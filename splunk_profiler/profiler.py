@@ -1,0 +1,248 @@
+"""The composition root: builds the profiler, starts and stops it, and carries it over forks and exits.
+
+The only place that registers fork and exit hooks. `ProcessProfiler` is the switch that the public functions
+turn; `Profiler` is one life of it: threads, ticker, queue and sink, replaced as a whole in a forked child,
+which never repairs, joins or closes what its parent had.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from splunk_profiler import config as settings
+from splunk_profiler.guard import Guard, logger
+
+_EXIT_S = 1.7
+_FORK_WAIT_S = 0.5
+
+
+class ProcessProfiler:
+    """The one profiler of a process. All methods are safe from any thread and never raise."""
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._pid = os.getpid()
+        self._hooked = False
+        self._resolved: settings.Resolved | None = None
+        self._profiler: Profiler | None = None
+        self._abandoned: list[Profiler] = []
+        self._guard = Guard("starting or stopping the profiler")
+
+    def start(self, config: settings.Config | None = None) -> bool:
+        """See `splunk_profiler.start`."""
+        with self._locked(), self._guard.watching():
+            if self._profiler is None:
+                resolved = self._settings(config)
+                if resolved.config.enabled and not resolved.sdk_disabled:
+                    self._begin(resolved)
+            return self._profiler is not None
+        return False
+
+    def stop(self, timeout_s: float) -> None:
+        """See `splunk_profiler.stop`."""
+        with self._locked(), self._guard.watching():
+            profiler, self._profiler = self._profiler, None
+            if profiler is not None and self._pid == os.getpid():
+                atexit.unregister(self._at_exit)
+                profiler.stop(timeout_s)
+
+    def _settings(self, config: settings.Config | None) -> settings.Resolved:
+        if config is not None:
+            self._resolved = settings.from_config(config)
+        elif self._resolved is None:
+            self._resolved = settings.from_env()
+        else:
+            return self._resolved  # read once: not again, and not warned of again
+        for warning in self._resolved.warnings:
+            logger.warning("%s", warning)
+        if self._resolved.sdk_disabled and self._resolved.config.enabled:
+            logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
+        return self._resolved
+
+    def _begin(self, resolved: settings.Resolved) -> None:
+        profiler = Profiler(resolved, self._after_fork_in_child)
+        profiler.start()
+        self._profiler = profiler
+        self._pid = os.getpid()
+        self._resolved = resolved
+        if not self._hooked:
+            self._hooked = True
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(
+                    before=self._before_fork,
+                    after_in_parent=self._after_fork_in_parent,
+                    after_in_child=self._after_fork_in_child,
+                )
+        atexit.register(self._at_exit)
+        self._at_exit_of_multiprocessing()
+
+    def _at_exit(self) -> None:
+        self.stop(_EXIT_S)
+
+    def _at_exit_of_multiprocessing(self, *_: object) -> None:
+        """Have the children of `multiprocessing`, which skip `atexit`, send what they have gathered."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(self, ProcessProfiler._at_exit_of_multiprocessing)
+            util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
+
+    def _before_fork(self) -> None:
+        with self._guard.watching():
+            if self._profiler is not None:
+                self._profiler.hold(_FORK_WAIT_S)
+
+    def _after_fork_in_parent(self) -> None:
+        with self._guard.watching():
+            if self._profiler is not None:
+                self._profiler.release()
+
+    def _after_fork_in_child(self) -> None:
+        """Begin again in a forked child. Called by every way of noticing a fork; the first one counts."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._lock = _thread.allocate_lock()  # a thread that is not here may have held it
+        with self._guard.watching():
+            profiler, self._profiler = self._profiler, None
+            if profiler is not None:
+                self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
+                self._begin(profiler.resolved)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._after_fork_in_child()
+        lock = self._lock
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+class Profiler:
+    """One life of the profiler, from start to stop.
+
+    Args:
+        resolved: the settings.
+        in_child: called in a forked child when no fork hook of Python's has run there.
+    """
+
+    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None]) -> None:
+        from splunk_profiler import capture, spans  # noqa: PLC0415  # loaded by a start that is switched on
+        from splunk_profiler.recorder import Recorder  # noqa: PLC0415
+        from splunk_profiler.runtime.otel import ContextShadow  # noqa: PLC0415
+        from splunk_profiler.sampler import Sampler  # noqa: PLC0415
+        from splunk_profiler.sinks.late import LateSink  # noqa: PLC0415
+        from splunk_profiler.threads import Worker  # noqa: PLC0415
+
+        config = resolved.config
+        self.resolved = resolved
+        self._in_child = in_child
+        self._choice = capture.choose_walker(config.walker)
+        self._shadow = ContextShadow(spans.runtime_context(), in_child)
+        variable = spans.context_variable()
+        if variable is None and self._choice.name == "native":
+            self._choice = capture.Choice(
+                "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
+            )
+        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
+        self._capture = capture.Capture(
+            spans.span_ref,
+            capture.thread_clocks(self._choice),
+            config.period_ns,
+            include_internal=config.include_internal_stacks,
+        )
+        self._sink = LateSink(self._open_sink)
+        self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
+        self._ticker = ticker
+        self._sampler = Sampler(ticker, config.period_ns, self._handle, self._idle)
+        self._export_thread = Worker("exporter", self._recorder.run)
+        self._primed = False
+
+    def start(self) -> None:
+        """Start the threads.
+
+        Raises:
+            RuntimeError: the process can make no more threads; nothing is left running.
+        """
+        resolved, choice = self.resolved, self._choice
+        if choice.name == "portable":
+            self._shadow.install()
+            log = logger.info if resolved.config.walker == "portable" else logger.warning
+            log(
+                "the portable walker is used: %s. Spans are found for threads, for asyncio approximately", choice.reason
+            )
+        else:
+            self._watch_forks(self._in_child)
+        try:
+            self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
+            self._sampler.start()
+            self._export_thread.start()
+        except BaseException:
+            self.stop(0.1)
+            raise
+        logger.info(
+            "profiling all threads every %d ms with the %s walker; records go to %s (from %s)",
+            resolved.config.call_stack_interval_ms,
+            choice.name,
+            resolved.endpoint.url,
+            resolved.endpoint.setting,
+        )
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
+        self._sampler.stop(min(0.2, timeout_s / 4))
+        self._sink.hurry()
+        self._recorder.stop(timeout_s * 0.8)
+        self._export_thread.join(0.1)
+        if self._choice.name == "portable":
+            self._shadow.remove()
+        else:
+            self._watch_forks(None)
+
+    def hold(self, timeout_s: float) -> None:
+        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds."""
+        self._recorder.hold_for_fork(timeout_s)
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._recorder.release_after_fork()
+
+    def _handle(self, raw: Any) -> None:
+        snapshot = self._capture.snapshot(raw)
+        if not self._primed:
+            self._primed = True
+            return
+        samples = snapshot.samples
+        if self.resolved.config.tracing_stacks_only:
+            samples = tuple(sample for sample in samples if sample.span is not None)
+        self._recorder.record(samples)
+
+    def _idle(self) -> None:
+        pass
+
+    def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
+        from splunk_profiler import _walker  # noqa: PLC0415  # there whenever it was chosen
+
+        _walker.watch_forks(in_child)
+
+    def _open_sink(self) -> Any:
+        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+
+        return OtlpSink(self.resolved.endpoint, current_resource)
+
+
+_PROCESS = ProcessProfiler()
+
+
+def process_profiler() -> ProcessProfiler:
+    """The one of this process."""
+    return _PROCESS

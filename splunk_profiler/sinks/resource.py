@@ -1,0 +1,34 @@
+"""The resource that records carry: that of the running `TracerProvider`, with this process's own id.
+
+Runs on the exporting thread; loads the OpenTelemetry SDK. Specification: Splunk profiling conventions,
+"ResourceLogs".
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import PROCESS_PID, Resource
+
+
+def current_resource() -> Resource:
+    """The provider's resource (attributes set in code too), else what the environment describes.
+
+    ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
+    """
+    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
+    provider = getattr(trace, "_TRACER_PROVIDER", None)
+    resource = getattr(provider, "resource", None)
+    return _with_pid(resource if isinstance(resource, Resource) else _of_environment(), os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _of_environment() -> Resource:
+    return Resource.create()
+
+
+@lru_cache(maxsize=8)
+def _with_pid(resource: Resource, pid: int) -> Resource:
+    return resource.merge(Resource({PROCESS_PID: pid}))

@@ -1,0 +1,91 @@
+"""Real operating-system threads, also in a process whose `threading` gevent or eventlet has replaced.
+
+There, `threading.Thread` makes a greenlet in the application's own thread: our waiting would stop the
+application. Owns the one way in which this package starts a thread and waits for one. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+try:  # the C class waits on a real lock, whoever has patched `queue` and `threading`
+    from _queue import Empty, SimpleQueue
+except ImportError:  # an interpreter that has it in Python
+    from queue import Empty, SimpleQueue
+
+NAME_PREFIX = "splunk-profiler-"
+
+
+class Signal:
+    """Wakes one waiting thread. Real in every process; a wake-up while nobody waits is not lost."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Wake the waiter, or the next one; safe from any thread and from signal handlers."""
+        if self._queue.empty():
+            self._queue.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True if woken within `timeout_s` seconds."""
+        try:
+            self._queue.get(timeout=max(timeout_s, 0.0))
+        except Empty:
+            return False
+        return True
+
+
+class Worker:
+    """A daemon thread that runs `body` once. Started by `start`, which names it ``splunk-profiler-<role>``."""
+
+    def __init__(self, role: str, body: Callable[[], None]) -> None:
+        self.name = NAME_PREFIX + role
+        self.ident = 0
+        self._body = body
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._started: SimpleQueue[None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start it; returns once it runs.
+
+        Raises:
+            RuntimeError: the process can make no more threads.
+        """
+        new_thread = _original("_thread", "start_new_thread")
+        if new_thread is _thread.start_new_thread:
+            threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        else:
+            new_thread(self._run, ())
+        self._started.get()
+
+    def join(self, timeout_s: float) -> bool:
+        """True if the thread has ended within `timeout_s` seconds."""
+        try:
+            self._ended.get(timeout=max(timeout_s, 0.0))
+        except Empty:
+            return False
+        self._ended.put(None)
+        return True
+
+    def _run(self) -> None:
+        self.ident = _original("_thread", "get_ident")()
+        self._started.put(None)
+        try:
+            self._body()
+        finally:
+            self._ended.put(None)
+
+
+def _original(module: str, name: str) -> Any:
+    """`module.name` as it was before gevent or eventlet replaced it."""
+    if "gevent.monkey" in sys.modules:
+        return import_module("gevent.monkey").get_original(module, name)
+    if "eventlet.patcher" in sys.modules:
+        return getattr(import_module("eventlet.patcher").original(module), name)
+    return getattr(sys.modules[module], name)
