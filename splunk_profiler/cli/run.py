@@ -30,43 +30,35 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
 
 
-class _SettingValue(click.ParamType):
-    """Text that the setting of that name takes."""
+def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
+    """An option for the setting `name`, which takes what the setting takes."""
+    setting = next(item for item in SETTINGS if item.name == name)
 
-    name = "value"
-
-    def __init__(self, setting: str, metavar: str) -> None:
-        self._setting = next(item for item in SETTINGS if item.name == setting)
-        self.name = metavar
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def check(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
         try:
-            self._setting.parse(str(value))
+            return value if value is None else str(setting.parse(value))
         except ConfigError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        return str(value)
+            raise click.BadParameter(f"{value!r} is {error}") from None
+
+    return click.option(option, name, metavar=metavar, callback=check, help=f"{meaning} [{name}]")
 
 
-def _setting(option: str, setting: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
-    return click.option(option, setting, type=_SettingValue(setting, metavar), help=f"{meaning} [{setting}]")
-
-
-def _switch(option: str, setting: str, meaning: str) -> Callable[[Any], Any]:
-    return click.option(f"--{option}/--no-{option}", setting, is_flag=True, default=None, help=f"{meaning} [{setting}]")
+def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
+    return click.option(f"--{option}/--no-{option}", name, is_flag=True, default=None, help=f"{meaning} [{name}]")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@_setting("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "ms", "Milliseconds between two samples; 1000.")
-@_setting("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "url", "Where profiles are sent, such as http://host:4317.")
-@_setting("--export-interval-ms", "SPLUNK_PROFILER_EXPORT_INTERVAL", "ms", "Milliseconds between two exports; 1000.")
-@_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "n", "Frames kept of a stack; 1024.")
+@_setting("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000.")
+@_setting("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317.")
+@_setting("--export-interval-ms", "SPLUNK_PROFILER_EXPORT_INTERVAL", "MS", "Milliseconds between two exports; 1000.")
+@_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
 @_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
 @_switch(
     "include-internal-stacks",
     "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
     "Send the threads of the profiler and of OpenTelemetry as well.",
 )
-@_setting("--walker", "SPLUNK_PROFILER_WALKER", "name", "What reads the stacks: auto, native or portable; auto.")
+@_setting("--walker", "SPLUNK_PROFILER_WALKER", "NAME", "What reads the stacks: auto, native or portable; auto.")
 @click.option("--service-name", "OTEL_SERVICE_NAME", metavar="NAME", help="Name of the service [OTEL_SERVICE_NAME]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
@@ -160,7 +152,7 @@ def _shebang(path: str) -> list[str]:
     return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
 
 
-def _execute(path: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> None:
     # Python ignores these two in its own process, and a process that is executed inherits that.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)

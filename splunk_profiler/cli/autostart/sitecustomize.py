@@ -9,6 +9,7 @@ let no exception out.
 
 # ruff: noqa: PTH100, PTH120, UP036 - pathlib would be one more import in every process; old versions are meant
 
+import importlib
 import os
 import sys
 
@@ -19,7 +20,7 @@ def _step_aside() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     ours = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401, PLC0415
+        importlib.import_module("sitecustomize")
     except ImportError as error:
         if getattr(error, "name", None) != "sitecustomize":
             raise

@@ -1,0 +1,174 @@
+"""``splunk-profiler collect``: a collector for one machine: receives, saves, and shows what comes in.
+
+The main thread shows the summary and waits for the end; the server's threads receive. Signals are taken
+synchronously, so no handler of ours ever runs in the middle of something.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from splunk_profiler.cli.receiver import Counts, Receiver
+from splunk_profiler.cli.store import Store
+
+DEFAULT_DIRECTORY = "profiles"
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_LIVE_SECONDS = 0.25
+_LINE_SECONDS = 5.0
+_MEBIBYTE = 1 << 20
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=4317, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
+)
+@click.option(
+    "--output",
+    default=DEFAULT_DIRECTORY,
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory to save to; what it holds already is kept.",
+)
+@click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time.")
+@click.option("--max-records", type=click.IntRange(1), metavar="N", help="End when N samples have come in.")
+@click.option("--max-request-mib", type=click.IntRange(1, 256), default=16, show_default=True, help="Largest request.")
+@click.option("--sync", is_flag=True, help="Acknowledge only what is on the disk, so that a power cut loses nothing.")
+def collect(  # noqa: PLR0917
+    host: str,
+    port: int,
+    output: Path,
+    duration: float | None,
+    max_records: int | None,
+    max_request_mib: int,
+    sync: bool,
+) -> None:
+    """Receive profiles, other logs and spans over OTLP/gRPC and save them.
+
+    \b
+    splunk-profiler collect --output profiles &
+    OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4317 splunk-profiler run -- python app.py
+    splunk-profiler report profiles
+
+    The directory gets logs.jsonl and traces.jsonl: OTLP/JSON, one request in a line, as the OpenTelemetry
+    Collector's file exporter writes it. A request is acknowledged when it has been handed to the operating
+    system whole. While the disk is full, requests are refused and their senders try again. Metrics are
+    acknowledged and dropped. Ctrl-C ends it.
+    """
+    console = Console(highlight=False)
+    errors = Console(stderr=True, highlight=False)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        store = Store(output, sync=sync)
+        try:
+            receiver = Receiver(
+                store, host, port, max_request_mib * _MEBIBYTE, lambda text: errors.print(f"splunk-profiler: {text}")
+            )
+            click.echo(f"listening on {receiver.address}")
+            show = _show_live if console.is_terminal else _show_lines
+            show(console, receiver, store, _End(receiver, duration, max_records))
+            receiver.stop()
+            console.print(_line(receiver.counts(), store), soft_wrap=True)
+            console.print(f"saved in {output}; see it: splunk-profiler report {output}", soft_wrap=True)
+        finally:
+            store.close()
+    finally:
+        while signal.sigtimedwait(_STOPPING, 0) is not None:
+            pass  # an impatient second Ctrl-C, while the requests under way were finished
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _End:
+    """Whether it is time to stop: a signal, the duration or the number of samples."""
+
+    def __init__(self, receiver: Receiver, duration: float | None, max_records: int | None) -> None:
+        self._receiver = receiver
+        self._deadline = None if duration is None else time.monotonic() + duration
+        self._max_records = max_records
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end; True when it has come."""
+        if self._deadline is not None:
+            seconds = max(0.0, min(seconds, self._deadline - time.monotonic()))
+        if signal.sigtimedwait(_STOPPING, seconds) is not None:
+            return True
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return True
+        return self._max_records is not None and self._receiver.counts().samples >= self._max_records
+
+
+def _show_live(console: Console, receiver: Receiver, store: Store, end: _End) -> None:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(_table(receiver, store), refresh=True)
+            if end.wait(_LIVE_SECONDS):
+                return
+
+
+def _show_lines(console: Console, receiver: Receiver, store: Store, end: _End) -> None:
+    shown = Counts()
+    next_line = time.monotonic() + _LINE_SECONDS
+    while not end.wait(_LIVE_SECONDS):
+        if time.monotonic() < next_line:
+            continue
+        next_line += _LINE_SECONDS
+        counts = receiver.counts()
+        if counts != shown:
+            console.print(_line(counts, store), soft_wrap=True)
+            shown = counts
+
+
+def _table(receiver: Receiver, store: Store) -> Group:
+    counts = receiver.counts()
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="bold cyan")
+    table.add_column()
+    table.add_row(f"{counts.samples:,}", f"samples, {_share(counts)} inside spans")
+    table.add_row(f"{counts.spans:,}", "spans")
+    table.add_row(f"{counts.logs:,}", "other log records")
+    table.add_row(_size(store.size), f"in {store.directory}")
+    table.add_row(str(len(counts.services)), "services: " + (", ".join(counts.services) or "none yet"))
+    lines: list[Table | Text] = [table]
+    if counts.malformed or counts.oversize or counts.refused:
+        lines.append(Text(_refusals(counts), style="yellow"))
+    if counts.problem:
+        lines.append(Text(counts.problem, style="bold red"))
+    lines.append(Text("Ctrl-C ends it", style="dim"))
+    return Group(*lines)
+
+
+def _line(counts: Counts, store: Store) -> str:
+    parts = [
+        f"{counts.samples:,} samples ({_share(counts)} inside spans)",
+        f"{counts.spans:,} spans",
+        f"{counts.logs:,} other log records",
+        f"{_size(store.size)} in {store.directory}",
+    ]
+    if counts.malformed or counts.oversize or counts.refused:
+        parts.append(_refusals(counts))
+    return " · ".join(parts)
+
+
+def _refusals(counts: Counts) -> str:
+    return f"requests refused: {counts.refused} not saved, {counts.malformed} malformed, {counts.oversize} too large"
+
+
+def _share(counts: Counts) -> str:
+    return f"{counts.samples_in_spans / counts.samples:.0%}" if counts.samples else "0%"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,265 @@
+"""The local collector's server: OTLP/gRPC requests in, lines of the store out, and counts for a person.
+
+Requests run on the server's own threads. A request is answered with success only when the store has it.
+Imports gRPC and the protocol's messages, so only `collect` imports this.
+
+Specification: OTLP 1.x, "OTLP/gRPC", "Failures"; JSON as in "JSON Protobuf Encoding".
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.store import LineFile, Store, StoreError
+
+PROFILE_SCOPE = "otel.profiling"
+
+_SERVICE = "opentelemetry.proto.collector.{0}.v1.{1}Service"
+_ID_FIELDS = ("traceId", "spanId", "parentSpanId")
+_WORKERS = 4
+_GRACE_SECONDS = 5.0
+# gRPC itself answers what is larger than this, before anything of ours could count it.
+_TRANSPORT_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has been received since the start.
+
+    Attributes:
+        requests: requests that were saved and acknowledged.
+        samples: log records of the profiling scope; `samples_in_spans` of them carry a span id.
+        logs: log records of any other scope.
+        spans: spans.
+        metrics: requests with metrics, which are acknowledged and not kept.
+        malformed: requests that could not be parsed.
+        oversize: requests that were larger than allowed.
+        refused: requests that could not be saved; their senders were told to try again.
+        services: names of the services that sent, in order of appearance.
+        problem: why requests are being refused; empty while they are not.
+    """
+
+    requests: int = 0
+    samples: int = 0
+    samples_in_spans: int = 0
+    logs: int = 0
+    spans: int = 0
+    metrics: int = 0
+    malformed: int = 0
+    oversize: int = 0
+    refused: int = 0
+    services: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Receiver:
+    """An OTLP/gRPC server that saves logs and traces in `store`.
+
+    Args:
+        store: where requests go.
+        host, port: where to listen; port 0 takes a free one.
+        largest_bytes: requests larger than this are refused for good.
+        on_problem: called with one sentence when requests begin to be refused and when they no longer are.
+
+    Raises:
+        CommandError: nothing can listen on that address.
+    """
+
+    def __init__(
+        self, store: Store, host: str, port: int, largest_bytes: int, on_problem: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._largest_bytes = largest_bytes
+        self._on_problem = on_problem
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        _check_free(host, port)
+        self._server = grpc.server(
+            ThreadPoolExecutor(_WORKERS, thread_name_prefix="collect"),
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", largest_bytes * _TRANSPORT_FACTOR),
+            ],
+        )
+        self._server.add_generic_rpc_handlers(
+            (
+                _service("logs", "Logs", self._logs),
+                _service("trace", "Trace", self._traces),
+                _service("metrics", "Metrics", self._metrics),
+            )
+        )
+        try:
+            self.port = self._server.add_insecure_port(_joined(host, port))
+        except RuntimeError:
+            raise CommandError(f"nothing can listen on {_joined(host, port)}; choose another with --port") from None
+        self.address = _joined(host, self.port)
+        self._server.start()
+
+    def counts(self) -> Counts:
+        """What has been received until now."""
+        with self._lock:
+            return self._counts
+
+    def stop(self) -> None:
+        """Refuse new requests, finish those that are under way (5 seconds at most), and end."""
+        self._server.stop(_GRACE_SECONDS).wait()
+
+    def _logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        request = self._parse(ExportLogsServiceRequest, body, context)
+        added = Counts(requests=1, services=_services(request.resource_logs))
+        for resource in request.resource_logs:
+            for scope in resource.scope_logs:
+                if scope.scope.name == PROFILE_SCOPE:
+                    in_spans = sum(1 for record in scope.log_records if record.span_id)
+                    added = replace(
+                        added,
+                        samples=added.samples + len(scope.log_records),
+                        samples_in_spans=added.samples_in_spans + in_spans,
+                    )
+                else:
+                    added = replace(added, logs=added.logs + len(scope.log_records))
+        if added.samples or added.logs:
+            self._save(self._store.logs, request, context)
+        self._add(added)
+        return _encoded(ExportLogsServiceResponse())
+
+    def _traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        request = self._parse(ExportTraceServiceRequest, body, context)
+        spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+        if spans:
+            self._save(self._store.traces, request, context)
+        self._add(Counts(requests=1, spans=spans, services=_services(request.resource_spans)))
+        return _encoded(ExportTraceServiceResponse())
+
+    def _metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
+        self._add(Counts(metrics=1))
+        return _encoded(ExportMetricsServiceResponse())
+
+    def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
+        if len(body) > self._largest_bytes:
+            self._add(Counts(oversize=1))
+            _refuse(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the request has {len(body)} bytes, {self._largest_bytes} are allowed; send smaller batches",
+            )
+        try:
+            return kind.FromString(body)
+        except DecodeError:
+            self._add(Counts(malformed=1))
+            _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the request is not an {kind.DESCRIPTOR.full_name}")
+
+    def _save(self, file: LineFile, request: Message, context: grpc.ServicerContext) -> None:
+        try:
+            file.append(to_json(request))
+        except StoreError as error:
+            self._add(Counts(refused=1))
+            self._set_problem(str(error))
+            _refuse(context, grpc.StatusCode.UNAVAILABLE, f"not saved, try again later: {error}")
+        self._set_problem("")
+
+    def _add(self, more: Counts) -> None:
+        with self._lock:
+            old = self._counts
+            numbers = {
+                name: getattr(old, name) + getattr(more, name)
+                for name in Counts.__dataclass_fields__
+                if name not in ("services", "problem")
+            }
+            new_services = tuple(name for name in more.services if name not in old.services)
+            self._counts = replace(old, **numbers, services=old.services + new_services)
+
+    def _set_problem(self, problem: str) -> None:
+        with self._lock:
+            changed = problem != self._counts.problem
+            self._counts = replace(self._counts, problem=problem)
+            refused = self._counts.refused
+        if changed:
+            self._on_problem(
+                f"{problem}; requests are refused and their senders try again"
+                if problem
+                else f"requests are being saved again; {refused} were refused meanwhile"
+            )
+
+
+def to_json(request: Message) -> dict[str, Any]:
+    """`request` as OTLP/JSON: enumerations are numbers, trace and span ids are hex."""
+    value: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
+    for resource in value.get("resourceLogs", ()):
+        for scope in resource.get("scopeLogs", ()):
+            for record in scope.get("logRecords", ()):
+                _ids_to_hex(record)
+    for resource in value.get("resourceSpans", ()):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                _ids_to_hex(span)
+                for link in span.get("links", ()):
+                    _ids_to_hex(link)
+    return value
+
+
+def _ids_to_hex(holder: dict[str, Any]) -> None:
+    for name in _ID_FIELDS:
+        if name in holder:
+            holder[name] = base64.b64decode(holder[name]).hex()
+
+
+def _encoded(response: Message) -> bytes:
+    return bytes(response.SerializeToString())
+
+
+def _services(resources: Any) -> tuple[str, ...]:
+    names = (
+        attribute.value.string_value
+        for entry in resources
+        for attribute in entry.resource.attributes
+        if attribute.key == "service.name"
+    )
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _service(signal: str, name: str, export: Callable[[bytes, grpc.ServicerContext], bytes]) -> grpc.GenericRpcHandler:
+    # Without a deserializer the handler gets the bytes, so that it is we who answer what cannot be parsed.
+    handler = grpc.unary_unary_rpc_method_handler(export)
+    return grpc.method_handlers_generic_handler(_SERVICE.format(signal, name), {"Export": handler})
+
+
+def _check_free(host: str, port: int) -> None:
+    """Have the system's own word on why nothing can listen there; gRPC only knows that it is so."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise CommandError(
+            f"nothing can listen on {_joined(host, port)}: {error.strerror}; choose another with --host or --port "
+            "(port 0 takes a free one)"
+        ) from None
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, detail: str) -> NoReturn:
+    context.abort(code, detail)
+    raise AssertionError("abort() raises")

@@ -1,0 +1,140 @@
+"""What a collector has received, as files of JSON lines: OTLP requests, one in a line.
+
+This is the format that the OpenTelemetry Collector's file exporter writes, so its receivers, `jq` and this
+package's report read it. Called by the threads of the receiving server, one at a time for each file.
+Imports nothing of ours but errors and configuration.
+
+A line that has been appended has been handed to the operating system whole, and survives the end of the
+collector's process; with `sync` it is on the disk. A line that could not be written whole leaves no trace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from splunk_profiler.cli.errors import CommandError
+
+LOGS = "logs.jsonl"
+TRACES = "traces.jsonl"
+
+_BLOCK_BYTES = 1 << 16
+
+
+class StoreError(CommandError):
+    """A line could not be saved; what was saved before is whole."""
+
+
+class LineFile:
+    """A file that only ever holds whole lines, written by one process at a time.
+
+    Raises:
+        StoreError: the file cannot be opened for writing, or another collector writes to it.
+    """
+
+    def __init__(self, path: Path, *, sync: bool) -> None:
+        self.path = path
+        self._sync = sync
+        self._lock = threading.Lock()
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise StoreError(f"{path} is being written by another collector; name another directory") from None
+        self._size = self._whole_lines()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all whole lines."""
+        return self._size
+
+    def append(self, value: Any) -> None:
+        """Write `value` as one line of JSON.
+
+        Raises:
+            StoreError: it could not be written; the file ends with the line before.
+        """
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            try:
+                # Also clears away what an earlier failure could not.
+                os.ftruncate(self._file, self._size)
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[os.pwrite(self._file, rest, self._size + len(line) - len(rest)) :]
+                if self._sync:
+                    os.fdatasync(self._file)
+            except OSError as error:
+                self._cut()
+                raise StoreError(f"{self.path} cannot be written: {error.strerror}") from None
+            self._size += len(line)
+
+    def close(self) -> None:
+        """Close the file, and give up the right to write to it."""
+        with self._lock:
+            os.close(self._file)
+
+    def _cut(self) -> None:
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            return  # the next append begins with the same
+
+    def _whole_lines(self) -> int:
+        """The size of the file without the piece of a line that a killed collector left at its end."""
+        size = os.fstat(self._file).st_size
+        end = size
+        tail = b""
+        while end and b"\n" not in tail:
+            start = max(0, end - _BLOCK_BYTES)
+            tail = os.pread(self._file, end - start, start) + tail
+            end = start
+        piece = tail[tail.rfind(b"\n") + 1 :]
+        if not piece:
+            return size
+        try:
+            json.loads(piece)
+        except ValueError:
+            return size - len(piece)
+        # A whole line, only its end is missing: another program wrote it.
+        os.pwrite(self._file, b"\n", size)
+        return size + 1
+
+
+class Store:
+    """The directory in which requests are saved.
+
+    Raises:
+        StoreError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path, *, sync: bool = False) -> None:
+        self.directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{directory} cannot be made: {error.strerror}") from None
+        self.logs = LineFile(directory / LOGS, sync=sync)
+        try:
+            self.traces = LineFile(directory / TRACES, sync=sync)
+        except StoreError:
+            self.logs.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes saved, those of earlier runs included."""
+        return self.logs.size + self.traces.size
+
+    def close(self) -> None:
+        """Close the files."""
+        self.logs.close()
+        self.traces.close()
