@@ -1,0 +1,179 @@
+"""Starts `targets/receiver.py` as a process and reads what it received; shared by the tests of export.
+
+    with Receiver() as receiver:                       # or Receiver(port=4317, mode="refuse UNAVAILABLE")
+        run_something(env={"SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url})
+        record = receiver.record(lambda r: r["trace_id"])      # the first one for which the predicate holds
+
+Every wait has a deadline and fails with what had arrived until then. Nothing is taken out: what one wait has
+seen is there for the next one too. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TARGET = Path(__file__).parent / "targets" / "receiver.py"
+Record = dict[str, Any]
+Export = dict[str, Any]
+
+
+class Receiver:
+    """A running collector. `port` 0 lets the system choose; `port` says afterwards which one it is.
+
+    Attributes:
+        port: where it listens on 127.0.0.1.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        mode: str = "ok",
+        cert: Path | None = None,
+        key: Path | None = None,
+        client_ca: Path | None = None,
+        start_timeout_s: float = 60,
+    ) -> None:
+        command = [sys.executable, str(_TARGET), "--port", str(port), "--mode", mode]
+        for option, path in (("--cert", cert), ("--key", key), ("--client-ca", client_ca)):
+            command += [option, str(path)] if path is not None else []
+        self._secure = cert is not None
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        self._arrived = threading.Condition()
+        self._ready: int | None = None
+        self._ended = False
+        self._modes: list[str] = []
+        self._exports: list[Export] = []
+        self._reader = threading.Thread(target=self._read, name="receiver-reader")
+        self._reader.start()
+        try:
+            self._wait(lambda: self._ready is not None, start_timeout_s, "did not get ready")
+        except BaseException:
+            self.kill()
+            raise
+        assert self._ready is not None
+        self.port: int = self._ready
+
+    @property
+    def url(self) -> str:
+        """Its endpoint: ``http://127.0.0.1:PORT``, or ``https://localhost:PORT`` where it has a certificate."""
+        return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
+
+    def switch(self, mode: str, timeout_s: float = 20) -> None:
+        """Change its mode (see targets/receiver.py) and return when the new one is in force."""
+        with self._arrived:
+            before = len(self._modes)
+        assert self._process.stdin is not None
+        self._process.stdin.write(mode + "\n")
+        self._process.stdin.flush()
+        self._wait(lambda: len(self._modes) > before, timeout_s, f"did not switch to {mode!r}")
+
+    def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 30) -> list[Export]:
+        """All exports of `signal` that met the mode `answer` (any, if empty), once there are `count` of them."""
+
+        def seen() -> list[Export]:
+            return [e for e in self._exports if e["signal"] == signal and e["answer"].startswith(answer)]
+
+        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} exports of {signal}")
+        with self._arrived:
+            return seen()
+
+    def records(self, count: int = 0, where: Callable[[Record], Any] = bool, timeout_s: float = 30) -> list[Record]:
+        """All *accepted* log records for which `where` holds, once there are at least `count` of them."""
+
+        def seen() -> list[Record]:
+            accepted = (e for e in self._exports if e["signal"] == "logs" and e["answer"] == "ok")
+            return [record for export in accepted for record in export["records"] if where(record)]
+
+        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such records")
+        with self._arrived:
+            return seen()
+
+    def record(self, where: Callable[[Record], Any] = bool, timeout_s: float = 30) -> Record:
+        """The first accepted log record for which `where` holds; waits for it."""
+        return self.records(1, where, timeout_s)[0]
+
+    def spans(
+        self, count: int = 0, where: Callable[[dict[str, Any]], Any] = bool, timeout_s: float = 30
+    ) -> list[dict[str, Any]]:
+        """All spans received for which `where` holds, once there are at least `count` of them."""
+
+        def seen() -> list[dict[str, Any]]:
+            traces = (e for e in self._exports if e["signal"] == "traces")
+            return [span for export in traces for span in export["spans"] if where(span)]
+
+        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such spans")
+        with self._arrived:
+            return seen()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; its port is free when this returns."""
+        self._process.kill()
+        self._leave()
+
+    def stop(self) -> None:
+        """Let it end in order."""
+        assert self._process.stdin is not None
+        if self._process.poll() is None and not self._process.stdin.closed:
+            self._process.stdin.write("stop\n")
+        self._leave()
+
+    def _leave(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
+
+    def _lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def _read(self) -> None:
+        for line in self._lines():
+            with self._arrived:
+                if line.startswith("ready "):
+                    self._ready = int(line.split()[1])
+                else:
+                    found = json.loads(line)
+                    (self._modes if "mode" in found else self._exports).append(found.get("mode", found))
+                self._arrived.notify_all()
+        with self._arrived:
+            self._ended = True
+            self._arrived.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._arrived:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._ended:
+                    reason = "it ended" if self._ended else f"not within {timeout_s} s"
+                    seen = [(e["signal"], e["answer"], e["size"]) for e in self._exports]
+                    raise AssertionError(f"the receiver {failure}: {reason}; exports so far: {seen[-50:]}")
+                self._arrived.wait(left)
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
