@@ -297,7 +297,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
             values[setting.field] = setting.parse(text)
             origins[setting.field] = setting.name
         except ConfigError as error:
-            instead = "the next endpoint setting" if setting.field == "logs_endpoint" else _default_text(setting)
+            instead = _next_endpoint(env) if setting.field == "logs_endpoint" else _default_text(setting)
             warnings.append(f"{setting.name}={text!r} is not usable: {error}; {instead} is used instead")
     return _resolve(Config(**values), env, origins, warnings)
 
@@ -306,6 +306,11 @@ def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolve
     """As `from_env`, for settings that were made in code; the endpoint's defaults still come from `env`."""
     origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
     return _resolve(config, os.environ if env is None else env, origins, [])
+
+
+def _next_endpoint(env: Mapping[str, str]) -> str:
+    general = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    return f"OTEL_EXPORTER_OTLP_ENDPOINT={general}" if general else DEFAULT_ENDPOINT
 
 
 def _default_text(setting: Setting) -> str:

@@ -149,7 +149,7 @@ class PortableTicker:
         self._identities.keep_only(frames.keys())
         threads = []
         previous, self._previous = self._previous, {}
-        for ident, top in frames.items():
+        for ident, top in reversed(frames.items()):  # the interpreter lists the newest thread first
             thread = living.get(ident)
             key = self._identities.key(ident, thread)
             stack = self._stack(key, top, previous)

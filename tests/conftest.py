@@ -1,0 +1,40 @@
+"""What every test is held to: nothing of the profiler outlives it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import opentelemetry.context as otel_context
+import pytest
+
+from splunk_profiler.threads import NAME_PREFIX
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:
+            continue  # it was the one that lists the directory
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a thread, a hook, a socket or an environment variable of ours behind."""
+    environment, sockets = dict(os.environ), _sockets()
+    yield
+    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    assert ours == environment, "the test changed the environment"
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith(NAME_PREFIX)]
+    assert not threads, "the test left threads of the profiler running"
+    hooks = {"attach", "detach"} & vars(otel_context._RUNTIME_CONTEXT).keys()
+    assert not hooks, "the test left OpenTelemetry's runtime context decorated"
+    assert not _sockets() - sockets, "the test left sockets open"

@@ -1,0 +1,157 @@
+"""Settings: what is taken, what is refused, and what is said then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from splunk_profiler.config import SETTINGS, Config, ConfigError, Endpoint, from_config, from_env, parse_endpoint
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
+    resolved = from_env({})
+    assert resolved.config == Config()
+    assert not resolved.config.enabled
+    assert resolved.config.period_ns == 1_000_000_000
+    assert resolved.endpoint == Endpoint("https://localhost:4317", "localhost:4317", True, "default")
+    assert resolved.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "used"),
+    [
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "abc", "1000"),
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "0", "1000"),
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "-5", "1000"),
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "1e99", "1000"),
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "9" * 5000, "1000"),
+        ("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "٣", "1000"),
+        ("SPLUNK_PROFILER_ENABLED", "maybe", "false"),
+        ("SPLUNK_PROFILER_ENABLED", "1", "false"),
+        ("SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS", "yes", "false"),
+        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "htp:/x", "https://localhost:4317"),
+        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "http://user@host:4317", "https://localhost:4317"),
+        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "http://host:99999", "https://localhost:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "unix:///run/x", "https://localhost:4317"),
+        ("SPLUNK_PROFILER_MAX_STACK_DEPTH", "0", "1024"),
+        ("SPLUNK_PROFILER_EXPORT_INTERVAL", "-1", "1000"),
+        ("SPLUNK_PROFILER_DATA_FORMAT", "json", "text"),
+        ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
+        ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
+        ("OTEL_SDK_DISABLED", "perhaps", "false"),
+    ],
+)
+def test_a_wrong_value_gives_one_line_with_the_setting_the_value_and_what_is_used(
+    name: str, value: str, used: str
+) -> None:
+    resolved = from_env({name: value})
+    assert resolved.config == Config()
+    assert resolved.endpoint.url == "https://localhost:4317"
+    assert not resolved.sdk_disabled
+    (warning,) = resolved.warnings
+    assert f"{name}={value!r}" in warning
+    assert f"{used} is used instead" in warning
+    assert "\n" not in warning
+
+
+def test_every_setting_is_read_from_its_variable() -> None:
+    values = {
+        "SPLUNK_PROFILER_ENABLED": ("TRUE", True),
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": ("http://h:1", "http://h:1"),
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": ("10", 10),
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": ("500", 500),
+        "SPLUNK_PROFILER_MAX_STACK_DEPTH": ("64", 64),
+        "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS": ("true", True),
+        "SPLUNK_PROFILER_TRACING_STACKS_ONLY": ("True", True),
+        "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
+        "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
+        "SPLUNK_PROFILER_MEMORY_ENABLED": ("true", True),
+        "SPLUNK_SNAPSHOT_PROFILER_ENABLED": ("true", True),
+        "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL": ("20", 20),
+        "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": ("0.5", 0.5),
+    }
+    assert values.keys() == {setting.name for setting in SETTINGS}
+    resolved = from_env({name: text for name, (text, _) in values.items()})
+    assert {name: getattr(resolved.config, _field(name)) for name in values} == {
+        name: value for name, (_, value) in values.items()
+    }
+    assert all(resolved.origins[_field(name)] == name for name in values)
+
+
+def _field(name: str) -> str:
+    return next(setting.field for setting in SETTINGS if setting.name == name)
+
+
+def test_settings_that_are_known_but_not_built_say_so() -> None:
+    resolved = from_env({"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"})
+    assert len(resolved.warnings) == 2
+    assert any("SPLUNK_PROFILER_MEMORY_ENABLED=true" in warning for warning in resolved.warnings)
+    assert any("text is sent" in warning for warning in resolved.warnings)
+
+
+def test_an_empty_or_blank_variable_counts_as_not_set() -> None:
+    assert from_env({"SPLUNK_PROFILER_ENABLED": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "  "}).warnings == ()
+
+
+def test_the_profilers_own_endpoint_goes_before_the_general_one() -> None:
+    both = {"SPLUNK_PROFILER_LOGS_ENDPOINT": "http://own:1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:2"}
+    assert from_env(both).endpoint == Endpoint("http://own:1", "own:1", False, "SPLUNK_PROFILER_LOGS_ENDPOINT")
+    del both["SPLUNK_PROFILER_LOGS_ENDPOINT"]
+    assert from_env(both).endpoint == Endpoint("http://general:2", "general:2", False, "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def test_a_wrong_endpoint_of_ours_falls_back_to_the_general_one_and_says_which() -> None:
+    resolved = from_env(
+        {"SPLUNK_PROFILER_LOGS_ENDPOINT": "htp:/x", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:2"}
+    )
+    assert resolved.endpoint.target == "general:2"
+    assert resolved.warnings[0].endswith("OTEL_EXPORTER_OTLP_ENDPOINT=http://general:2 is used instead")
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "secure"),
+    [
+        ("http://localhost:4317", "localhost:4317", False),
+        ("https://ingest.example.com", "ingest.example.com:4317", True),
+        ("https://collector:443/path", "collector:443", True),
+        ("http://[::1]:4317", "[::1]:4317", False),
+        ("collector:4317", "collector:4317", True),
+        ("HTTP://Collector:1", "Collector:1", False),
+    ],
+)
+def test_endpoints_are_understood(url: str, target: str, secure: bool) -> None:
+    endpoint = parse_endpoint(url)
+    assert (endpoint.target, endpoint.secure) == (target, secure)
+
+
+def test_a_bare_endpoint_is_plaintext_where_insecure_is_asked_for() -> None:
+    resolved = from_env({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"})
+    assert not resolved.endpoint.secure
+
+
+def test_a_config_made_in_code_is_checked_and_raises() -> None:
+    with pytest.raises(ConfigError, match=r"Config\(call_stack_interval_ms=0\).*outside 1 to 3600000"):
+        Config(call_stack_interval_ms=0)
+    with pytest.raises(ConfigError, match="enabled='yes'.*not of type bool"):
+        Config(enabled="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="logs_endpoint='htp:/x'"):
+        Config(logs_endpoint="htp:/x")
+
+
+def test_a_config_made_in_code_says_where_its_values_came_from() -> None:
+    resolved = from_config(Config(enabled=True, logs_endpoint="http://h:1"), {})
+    assert resolved.origins == {"enabled": "Config", "logs_endpoint": "Config"}
+    assert resolved.endpoint == Endpoint("http://h:1", "h:1", False, "Config")
+
+
+def test_the_documentation_lists_every_setting_with_its_default() -> None:
+    text = DOCUMENTATION.read_text("utf-8")
+    for setting in SETTINGS:
+        default = next(item.default for item in fields(Config) if item.name == setting.field)
+        shown = "not set" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+        assert re.search(rf"`{setting.name}` \|[^|]*\| {re.escape(shown)} \|", text), setting.name
