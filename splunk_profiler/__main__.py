@@ -7,6 +7,7 @@ module level.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -70,6 +71,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the verb that the command line names, and exit: 0 done, 1 failed, 2 wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or a pipe of another encoding must not end a report for want of a character.
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = cli.main(prog_name="splunk-profiler", standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,0 +1,242 @@
+"""What saved profiles say: samples joined to the names of their spans, and counted.
+
+Runs on the main thread of `report`. Data in, numbers out: draws nothing. Imports nothing of ours but the
+reader of stacks and errors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
+from splunk_profiler.cli.errors import CommandError
+
+PROFILE_SCOPE = "otel.profiling"
+OUTSIDE = "(outside of spans)"
+UNKNOWN_SPAN = "(span not received)"
+
+SpanKey = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Samples that belong together: how many, how many running, and where.
+
+    Attributes:
+        samples: all of them.
+        running: those whose thread was on a CPU.
+        thread_ns: the time they stand for: each one its period.
+        own: by function, samples with it at the top; `lines` says on which line.
+        total: by function, samples with it anywhere on the stack.
+    """
+
+    samples: int = 0
+    running: int = 0
+    thread_ns: int = 0
+    own: Counter[str] = field(default_factory=Counter)
+    total: Counter[str] = field(default_factory=Counter)
+    lines: dict[str, Counter[tuple[str, int | None]]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def add(self, dump: Dump, period_ns: int) -> None:
+        """Count one sample."""
+        self.samples += 1
+        self.running += dump.running
+        self.thread_ns += period_ns
+        if not dump.calls:
+            return
+        self.own[dump.calls[0].name] += 1
+        for name, call in _first_calls(dump.calls).items():
+            self.total[name] += 1
+            self.lines[name][call.file, call.line] += 1
+
+    def place(self, name: str) -> str:
+        """``file:line`` where that function was found most often."""
+        (file, line), _ = self.lines[name].most_common(1)[0]
+        return file if line is None else f"{file}:{line}"
+
+
+@dataclass(slots=True)
+class ThreadTally:
+    """Samples of all threads of one name."""
+
+    samples: int = 0
+    running: int = 0
+    in_spans: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Analysis:
+    """The numbers of a report.
+
+    Attributes:
+        files: what was read.
+        samples: profile records that were understood; `in_spans` of them carry a span id.
+        unread: records of the profiling scope whose body is in another format or no call stack.
+        broken_lines: lines that are no JSON.
+        other_logs: log records of other scopes.
+        spans: spans received.
+        services: samples by service.
+        first_ns, last_ns: time of the first and the last sample, nanoseconds since the epoch.
+        periods_ms: samples by their period.
+        by_span: samples by span name; `OUTSIDE` and `UNKNOWN_SPAN` are not among them.
+        outside: samples without a span; `unknown_span`: those whose span was not received.
+        threads: samples by thread name.
+        record: the record shown as an example, as received, and the name of its span.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    samples: int = 0
+    in_spans: int = 0
+    unread: int = 0
+    broken_lines: int = 0
+    other_logs: int = 0
+    spans: int = 0
+    services: Counter[str] = field(default_factory=Counter)
+    first_ns: int = 0
+    last_ns: int = 0
+    periods_ms: Counter[int] = field(default_factory=Counter)
+    by_span: dict[str, Tally] = field(default_factory=dict)
+    outside: Tally = field(default_factory=Tally)
+    unknown_span: Tally = field(default_factory=Tally)
+    threads: dict[str, ThreadTally] = field(default_factory=dict)
+    record: tuple[str, dict[str, Any]] | None = None
+
+    def common_functions(self) -> set[str]:
+        """Functions on stacks of every span name: servers and frameworks, which tell spans apart by nothing."""
+        totals = [set(tally.total) for tally in self.by_span.values()]
+        return set.intersection(*totals) if len(totals) > 1 else set()
+
+
+def analyse(path: Path) -> Analysis:
+    """The numbers of what was saved at `path`: a collector's directory, or a file of OTLP/JSON lines.
+
+    Raises:
+        CommandError: nothing can be read there, or it holds no samples.
+    """
+    result = Analysis(files=_files(path))
+    names: dict[SpanKey, str] = {}
+    for resource in _resources(result, "resourceSpans"):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                result.spans += 1
+                names[_span_key(span)] = span.get("name", "")
+    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = {}
+    for resource in _resources(result, "resourceLogs"):
+        service = _attributes(resource.get("resource", {})).get("service.name", "unknown service")
+        for scope in resource.get("scopeLogs", ()):
+            records = scope.get("logRecords", ())
+            if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
+                result.other_logs += len(records)
+                continue
+            for record in records:
+                _count(result, names, service, record, examples)
+    if not result.samples:
+        raise CommandError(
+            f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
+            "unreadable records); to find out why: splunk-profiler doctor"
+        )
+    biggest = max(result.by_span, key=lambda name: result.by_span[name].samples, default=OUTSIDE)
+    if biggest in examples:
+        result.record = (biggest, examples[biggest][1])
+    return result
+
+
+def _count(
+    result: Analysis,
+    names: dict[SpanKey, str],
+    service: str,
+    record: dict[str, Any],
+    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]],
+) -> None:
+    attributes = _attributes(record)
+    try:
+        dump = parse(record.get("body", {}).get("stringValue", ""))
+    except DumpError:
+        result.unread += 1
+        return
+    time_ns = int(record.get("timeUnixNano", 0))
+    period_ms = int(attributes.get("source.event.period", 0))
+    result.samples += 1
+    result.services[service] += 1
+    result.periods_ms[period_ms] += 1
+    result.first_ns = min(result.first_ns or time_ns, time_ns)
+    result.last_ns = max(result.last_ns, time_ns)
+    key = _span_key(record)
+    in_span = key[1].strip("0") != ""
+    result.in_spans += in_span
+    if not in_span:
+        name, tally = OUTSIDE, result.outside
+    elif key in names:
+        name = names[key]
+        tally = result.by_span.setdefault(name, Tally())
+    else:
+        name, tally = UNKNOWN_SPAN, result.unknown_span
+    tally.add(dump, period_ms * 1_000_000)
+    thread = result.threads.setdefault(dump.thread_name, ThreadTally())
+    thread.samples += 1
+    thread.running += dump.running
+    thread.in_spans += in_span
+    thread.statuses[dump.status] += 1
+    # The best example of a span is of a thread at work, and short enough to be read.
+    merit = (dump.running, -len(dump.calls))
+    if name not in examples or examples[name][0] < merit:
+        examples[name] = (merit, record)
+
+
+def _span_key(holder: dict[str, Any]) -> SpanKey:
+    return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
+
+
+def _first_calls(calls: Iterable[Call]) -> dict[str, Call]:
+    """Each function once, where it stands nearest to the leaf: recursion counts once."""
+    first: dict[str, Call] = {}
+    for call in calls:
+        first.setdefault(call.name, call)
+    return first
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        if not files:
+            raise CommandError(f"{path} holds no .jsonl files; fill it: splunk-profiler collect --output {path}")
+        return files
+    if not path.exists():
+        raise CommandError(f"{path} does not exist")
+    return [path]
+
+
+def _resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
+    """The entries of all requests that carry `kind`; counts lines that are no JSON."""
+    for path in result.files:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    # The name stands at the start of a line; most lines are of the other kind.
+                    if kind not in line[:200]:
+                        if kind == "resourceSpans" and line.strip() and '"resource' not in line[:200]:
+                            result.broken_lines += 1
+                        continue
+                    try:
+                        request = json.loads(line)
+                    except ValueError:
+                        result.broken_lines += 1
+                        continue
+                    yield from request.get(kind, ())
+        except OSError as error:
+            raise CommandError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Attributes by key; a value as its OTLP/JSON text or number."""
+    return {
+        item["key"]: next(iter(item["value"].values()), None)
+        for item in holder.get("attributes", ())
+        if "key" in item and item.get("value")
+    }

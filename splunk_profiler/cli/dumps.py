@@ -1,0 +1,117 @@
+"""Reads the text of a call stack as the specification describes it, whoever wrote it.
+
+Pure, and on purpose independent of `formats.text`: what that writes and this reads is compared by tests.
+Imports nothing of ours.
+
+Specification: Splunk profiling conventions, "Call Stack Format".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+class DumpError(ValueError):
+    """A text that is no call stack of the specification."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One line of a stack.
+
+    Attributes:
+        namespace: module and class, or ``unknown`` or ``global``.
+        function: the function's own name.
+        file: source file, or ``unknown``.
+        line: 1-based; None if not known.
+    """
+
+    namespace: str
+    function: str
+    file: str
+    line: int | None
+
+    @property
+    def name(self) -> str:
+        """Namespace and function."""
+        return f"{self.namespace}.{self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A thread's metadata, state and calls, leaf first.
+
+    Attributes:
+        thread_name: without the escapes of the text.
+        index: the number after ``#``.
+        fields: ``prio``, ``os_prio``, ``cpu``, ``elapsed``, ``tid``, ``nid`` as written, as far as present.
+        status: the free text at the end of the first line.
+        state: the second line without its surrounding blanks; empty if the text has none.
+        calls: leaf first.
+    """
+
+    thread_name: str
+    index: int
+    fields: dict[str, str]
+    status: str
+    state: str
+    calls: tuple[Call, ...]
+
+    @property
+    def running(self) -> bool:
+        """True if the thread was said to be on a CPU (``running`` here, ``runnable`` in Java's dumps)."""
+        return self.status.startswith("runn")
+
+
+_HEADER = re.compile(r'"((?:[^"\\]|\\.)*)"\s+#(\d+)(.*)')
+_FIELD = re.compile(r"\s+(prio|os_prio|cpu|elapsed|tid|nid)=(\S+)")
+_CALL = re.compile(r"\s*(?:at\s+)?([^(]+)\((.*)\)\s*")
+_PLACE = re.compile(r"(.*?)(?::(\d+)(?::\d+)?(?: \d+(?::\d+)?)?)?")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def parse(text: str) -> Dump:
+    """`text` as a Dump.
+
+    Raises:
+        DumpError: its first line is no metadata line, or a line after the state is no call.
+    """
+    header, _, rest = text.partition("\n")
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise DumpError(f"not a metadata line: {header[:80]!r}")
+    name, index, tail = match.groups()
+    fields = {}
+    while found := _FIELD.match(tail):
+        fields[found[1]] = found[2]
+        tail = tail[found.end() :]
+    state, calls = _calls(rest)
+    return Dump(_ESCAPE.sub(_unescape, name), int(index), fields, tail.strip(), state, calls)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    number = match[1] or match[2] or match[3]
+    return chr(int(number, 16)) if number else _LETTERS.get(match[4], match[4])
+
+
+@lru_cache(maxsize=16_384)
+def _calls(text: str) -> tuple[str, tuple[Call, ...]]:
+    lines = [line for line in text.splitlines() if line.strip()]
+    state = ""
+    if lines and (":" in lines[0].partition("(")[0] or not _CALL.fullmatch(lines[0])):
+        state = lines.pop(0).strip()
+    return state, tuple(_call(line) for line in lines)
+
+
+@lru_cache(maxsize=65_536)
+def _call(line: str) -> Call:
+    match = _CALL.fullmatch(line)
+    if match is None:
+        raise DumpError(f"not a line of a call: {line[:80]!r}")
+    namespace, _, function = match[1].strip().rpartition(".")
+    place = _PLACE.fullmatch(match[2])
+    assert place is not None  # its parts are all optional
+    return Call(namespace or "unknown", function, place[1], int(place[2]) if place[2] else None)

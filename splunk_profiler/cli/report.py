@@ -1,0 +1,233 @@
+"""``splunk-profiler report``: what saved profiles say, for a person or as JSON.
+
+Runs on the main thread. Draws what `analysis` has counted; reads no data itself.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse
+from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+
+_WIDTH = 100
+_THREADS_SHOWN = 12
+_BAR_CELLS = 12
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default=DEFAULT_DIRECTORY)
+@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Functions shown of each span.")
+@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Span names shown.")
+@click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON.")
+def report(path: Path, top: int, spans: int, as_json: bool) -> None:
+    """Show what the profiles saved in PATH say.
+
+    PATH is the directory of `splunk-profiler collect`, or a file that the OpenTelemetry Collector's file
+    exporter wrote. Samples are joined to the names of their spans by trace and span id.
+
+    \b
+    own    share of the span's samples with that function at the top of the stack: it was executing
+    total  share of the span's samples with that function anywhere on the stack
+    """
+    analysis = analyse(path)
+    if as_json:
+        click.echo(json.dumps(as_data(analysis, path), indent=2))
+        return
+    draw(analysis, path, console=report_console(), top=top, spans=spans)
+
+
+def report_console() -> Console:
+    """A console as wide as the terminal, at most; without a terminal as wide as a page."""
+    console = Console(highlight=False)
+    width = min(console.width, 140) if console.is_terminal else _WIDTH
+    return Console(highlight=False, width=width, emoji=False, markup=False)
+
+
+def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, spans: int = 12) -> None:
+    """Write the report."""
+    _heading(console, "Profile")
+    console.print(_summary(analysis, path))
+    shared = analysis.common_functions()
+    ranked = sorted(analysis.by_span.items(), key=lambda item: -item[1].samples)
+    if ranked or analysis.unknown_span.samples:
+        _heading(console, "Spans")
+        console.print(_span_table(analysis, ranked[:spans]))
+        if len(ranked) > spans:
+            console.print(Text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
+    for name, tally in ranked[:spans]:
+        _heading(console, f"Hottest functions in {name}")
+        console.print(_function_table(tally, shared, top))
+    if analysis.outside.samples:
+        _heading(console, "Hottest functions outside of spans")
+        console.print(_function_table(analysis.outside, shared, top))
+    if shared:
+        console.print(Text("total leaves out functions found under every span name (servers, frameworks)", style="dim"))
+    _heading(console, "Threads")
+    console.print(_thread_table(analysis.threads))
+    if analysis.record:
+        _draw_record(console, *analysis.record)
+    _heading(console, "Saved")
+    for file in analysis.files:
+        console.print(Text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
+
+
+def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
+    """The report's numbers as plain values."""
+    return {
+        "path": str(path.resolve()),
+        "files": [str(file.resolve()) for file in analysis.files],
+        "samples": analysis.samples,
+        "samples_in_spans": analysis.in_spans,
+        "share_in_spans": round(analysis.in_spans / analysis.samples, 4),
+        "samples_of_spans_not_received": analysis.unknown_span.samples,
+        "unread_records": analysis.unread,
+        "broken_lines": analysis.broken_lines,
+        "other_logs": analysis.other_logs,
+        "spans": analysis.spans,
+        "services": dict(analysis.services),
+        "first_time_ns": analysis.first_ns,
+        "last_time_ns": analysis.last_ns,
+        "samples_by_period_ms": {str(period): count for period, count in analysis.periods_ms.items()},
+        "by_span": {name: _tally_data(tally) for name, tally in analysis.by_span.items()},
+        "outside_spans": _tally_data(analysis.outside),
+        "threads": {
+            name: {"samples": seen.samples, "running": seen.running, "in_spans": seen.in_spans}
+            for name, seen in analysis.threads.items()
+        },
+        "record": analysis.record and {"span": analysis.record[0], "as_received": analysis.record[1]},
+    }
+
+
+def _tally_data(tally: Tally) -> dict[str, Any]:
+    return {
+        "samples": tally.samples,
+        "running": tally.running,
+        "thread_seconds": tally.thread_ns / 1e9,
+        "functions": [
+            {"function": name, "at": tally.place(name), "own": tally.own[name], "total": total}
+            for name, total in tally.total.most_common()
+        ],
+    }
+
+
+def _heading(console: Console, title: str) -> None:
+    console.print()
+    console.rule(Text(title, style="bold"), align="left", style="dim")
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _summary(analysis: Analysis, path: Path) -> Table:
+    seconds = (analysis.last_ns - analysis.first_ns) / 1e9
+    start = datetime.fromtimestamp(analysis.first_ns / 1e9, timezone.utc)
+    periods = ", ".join(f"{period} ms" for period, _ in analysis.periods_ms.most_common())
+    table = _grid()
+    table.add_row("samples received", f"{analysis.samples:,} in {seconds:.1f} s, from {start:%Y-%m-%d %H:%M:%S} UTC")
+    table.add_row("inside spans", f"{_percent(analysis.in_spans, analysis.samples)} ({analysis.in_spans:,} samples)")
+    table.add_row("sampling period", periods)
+    table.add_row("services", ", ".join(f"{name} ({count:,})" for name, count in analysis.services.most_common()))
+    table.add_row("spans received", f"{analysis.spans:,}")
+    if analysis.unknown_span.samples:
+        table.add_row(
+            "span unknown",
+            f"{analysis.unknown_span.samples:,} samples of spans that were not received: unsampled or still open",
+        )
+    if analysis.unread:
+        table.add_row("not read", f"{analysis.unread:,} records whose body is not in the text format")
+    if analysis.broken_lines:
+        table.add_row("not read", f"{analysis.broken_lines:,} lines that are not OTLP/JSON")
+    table.add_row("read from", str(path.resolve()))
+    return table
+
+
+def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
+    table = _table("span", "samples", "share", "", "running", "thread time")
+    rows = ranked + [
+        (title, tally)
+        for title, tally in (("span not received", analysis.unknown_span), ("outside of spans", analysis.outside))
+        if tally.samples
+    ]
+    for name, tally in rows:
+        style = "" if name in analysis.by_span else "dim"
+        table.add_row(
+            Text(name),
+            f"{tally.samples:,}",
+            _percent(tally.samples, analysis.samples),
+            Text("█" * max(1, round(tally.samples / analysis.samples * _BAR_CELLS)), style="cyan"),
+            _percent(tally.running, tally.samples),
+            f"{tally.thread_ns / 1e9:.1f} s",
+            style=style,
+        )
+    return table
+
+
+def _function_table(tally: Tally, shared: set[str], top: int) -> Table:
+    table = _table("function", "own", "", "total", "at")
+    names = [name for name, _ in tally.own.most_common(top)]
+    through = [name for name, _ in tally.total.most_common() if name not in shared and name not in names]
+    for name in names + through[:top]:
+        own, total = tally.own[name], tally.total[name]
+        bar = Text("█" * round(own / tally.samples * _BAR_CELLS), style="cyan")
+        table.add_row(
+            Text(name, style="" if own else "dim"),
+            _percent(own, tally.samples) if own else "",
+            bar,
+            _percent(total, tally.samples),
+            Text(tally.place(name), style="dim"),
+        )
+    return table
+
+
+def _thread_table(threads: dict[str, ThreadTally]) -> Table:
+    table = _table("thread", "samples", "running", "in spans", "most often")
+    ranked = sorted(threads.items(), key=lambda item: (-item[1].in_spans, -item[1].samples))
+    for name, seen in ranked[:_THREADS_SHOWN]:
+        table.add_row(
+            Text(repr(name)[1:-1]),
+            f"{seen.samples:,}",
+            _percent(seen.running, seen.samples),
+            _percent(seen.in_spans, seen.samples),
+            Text(seen.statuses.most_common(1)[0][0], style="dim"),
+        )
+    if len(ranked) > _THREADS_SHOWN:
+        table.add_row(Text(f"and {len(ranked) - _THREADS_SHOWN} more", style="dim"))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
+    table.add_column(first, overflow="fold", max_width=58)
+    for title in others:
+        words = title in ("", "at", "most often")
+        table.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    return table
+
+
+def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
+    _heading(console, f"One record as received (a sample inside {span})")
+    body = record["body"]["stringValue"]
+    shown = {**record, "body": {"stringValue": "(below, as text)"}}
+    console.print(Text(json.dumps(shown, indent=2, ensure_ascii=False)), soft_wrap=True)
+    console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
+
+
+def _percent(part: int, whole: int) -> str:
+    if not whole:
+        return "0 %"
+    share = 100 * part / whole
+    return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
