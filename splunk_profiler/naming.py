@@ -24,7 +24,7 @@ class FrameNamer:
     """Makes `Frame`s. One for each walker: its cache lives and dies with it."""
 
     def __init__(self) -> None:
-        self._qualified: dict[str, dict[CodeType, str]] = {}
+        self._qualified: dict[str, tuple[int, dict[CodeType, str]]] = {}
 
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
         """The frame that runs `code` at byte offset `lasti` with these globals; -1 is "not begun"."""
@@ -40,13 +40,14 @@ class FrameNamer:
     def _qualified_name(self, code: CodeType, module: str, module_globals: dict[str, Any]) -> str:
         if sys.version_info >= (3, 11):
             return code.co_qualname or code.co_name
-        index = self._qualified.get(module)
-        if index is None or code not in index:
+        defined = dict.__len__(module_globals)
+        names_then, index = self._qualified.get(module, (-1, {}))
+        if code not in index and names_then != defined:  # look again only if the module has grown
             if len(self._qualified) >= _INDEXED_MODULES:
                 self._qualified.clear()
-            index = self._qualified[module] = dict(_index_module(module_globals))
-            index.setdefault(code, code.co_name)
-        return index[code]
+            index = dict(_index_module(module_globals, module))
+            self._qualified[module] = (defined, index)
+        return index.setdefault(code, code.co_name)
 
 
 def _line(code: CodeType, lasti: int) -> int | None:
@@ -63,11 +64,10 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _index_module(module_globals: dict[str, Any]) -> Iterator[tuple[CodeType, str]]:
+def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple[CodeType, str]]:
     """(code, qualified name) of what a module defines. CPython 3.10 keeps the name on the function only."""
     seen: set[int] = set()
-    pending: list[Any] = list(module_globals.values())
-    module = module_globals.get("__name__")
+    pending: list[Any] = list(dict.values(module_globals))  # copied at once: other threads may define more
     while pending:
         item = pending.pop()
         if id(item) in seen:
@@ -84,7 +84,7 @@ def _index_module(module_globals: dict[str, Any]) -> Iterator[tuple[CodeType, st
         elif isinstance(item, type):
             attributes = type.__dict__["__dict__"].__get__(item)
             if attributes.get("__module__") == module:
-                pending += attributes.values()
+                pending += list(attributes.values())
 
 
 def _cells(function: FunctionType) -> list[Any]:

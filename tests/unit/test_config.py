@@ -106,9 +106,7 @@ def test_the_profilers_own_endpoint_goes_before_the_general_one() -> None:
 
 
 def test_a_wrong_endpoint_of_ours_falls_back_to_the_general_one_and_says_which() -> None:
-    resolved = from_env(
-        {"SPLUNK_PROFILER_LOGS_ENDPOINT": "htp:/x", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:2"}
-    )
+    resolved = from_env({"SPLUNK_PROFILER_LOGS_ENDPOINT": "htp:/x", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:2"})
     assert resolved.endpoint.target == "general:2"
     assert resolved.warnings[0].endswith("OTEL_EXPORTER_OTLP_ENDPOINT=http://general:2 is used instead")
 
@@ -137,7 +135,7 @@ def test_a_bare_endpoint_is_plaintext_where_insecure_is_asked_for() -> None:
 def test_a_config_made_in_code_is_checked_and_raises() -> None:
     with pytest.raises(ConfigError, match=r"Config\(call_stack_interval_ms=0\).*outside 1 to 3600000"):
         Config(call_stack_interval_ms=0)
-    with pytest.raises(ConfigError, match="enabled='yes'.*not of type bool"):
+    with pytest.raises(ConfigError, match=r"enabled='yes'.*not of type bool"):
         Config(enabled="yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="logs_endpoint='htp:/x'"):
         Config(logs_endpoint="htp:/x")

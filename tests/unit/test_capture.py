@@ -1,0 +1,328 @@
+"""The contract of both walkers and what the snapshot adds to it: one set of tests, run on each."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from splunk_profiler import spans
+from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, thread_clocks
+from splunk_profiler.model import Sample, Snapshot
+from splunk_profiler.runtime.otel import ContextShadow
+
+PERIOD_NS = 1_000_000_000
+
+
+class Watcher:
+    """A walker and a capture of one kind."""
+
+    def __init__(self, choice: Choice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
+        self.shadow = ContextShadow(spans.runtime_context(), lambda: None)
+        self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
+        clocks = thread_clocks(choice)
+        self.capture = Capture(spans.span_ref, clocks, PERIOD_NS, include_internal=include_internal)
+
+    def look(self) -> Snapshot:
+        self.ticker.capture()
+        (raw,) = self.ticker.drain(0)
+        return self.capture.snapshot(raw)
+
+    def see(self, name: str) -> Sample:
+        (sample,) = [sample for sample in self.look().samples if sample.thread.thread.name == name]
+        return sample
+
+
+@pytest.fixture(params=["native", "portable"])
+def choice(request: pytest.FixtureRequest) -> Choice:
+    chosen = choose_walker(request.param)
+    if chosen.name != request.param:
+        pytest.skip(f"no native walker: {chosen.reason}")
+    return chosen
+
+
+@pytest.fixture
+def watcher(choice: Choice) -> Iterator[Watcher]:
+    watcher = Watcher(choice)
+    watcher.shadow.install()
+    yield watcher
+    watcher.shadow.remove()
+
+
+@contextmanager
+def thread(body: Callable[[Callable[[], None]], None], name: str = "subject") -> Iterator[threading.Thread]:
+    """Runs `body(wait)` in a thread; `wait()` says that it is there and blocks until the test is over."""
+    here, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        here.set()
+        over.wait()
+
+    subject = threading.Thread(target=body, args=(wait,), name=name)
+    subject.start()
+    try:
+        here.wait()
+        # the waiting thread has released the GIL inside `over.wait`: its stack holds still once it is there
+        while not _is_waiting(subject):
+            os.sched_yield()
+        yield subject
+    finally:
+        over.set()
+        subject.join()
+
+
+def _is_waiting(subject: threading.Thread) -> bool:
+    frame = sys._current_frames()[subject.ident or 0]
+    return frame.f_code.co_name == "wait" and (frame.f_back or frame).f_code.co_name == "wait"
+
+
+def _places(frame: FrameType | None) -> list[tuple[str, str, int | None]]:
+    places = []
+    while frame is not None:
+        places.append((frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return places
+
+
+def deep(levels: int, then: Callable[[], None]) -> None:
+    if levels:
+        deep(levels - 1, then)
+    else:
+        then()
+
+
+def test_a_still_stack_is_the_interpreters_own_leaf_first(watcher: Watcher) -> None:
+    def body(wait: Callable[[], None]) -> None:
+        class Local:
+            def method(self) -> None:
+                [wait() for _ in range(1)]
+
+        def generator() -> Iterator[None]:
+            yield Local().method()
+
+        max([1], key=lambda _: list(generator()) and 0)
+
+    with thread(body) as subject:
+        sample = watcher.see("subject")
+        expected = _places(sys._current_frames()[subject.ident or 0])
+    assert [(f.function, f.file, f.line) for f in sample.thread.stack.frames] == expected
+    assert not sample.thread.stack.truncated
+
+
+def test_a_thread_that_has_not_moved_gives_the_same_stack_object(watcher: Watcher) -> None:
+    with thread(lambda wait: wait()):
+        first = watcher.see("subject")
+        second = watcher.see("subject")
+    assert first.thread.stack is second.thread.stack
+
+
+def test_a_stack_deeper_than_the_limit_loses_its_root_and_says_so(choice: Choice) -> None:
+    watcher = Watcher(choice, max_depth=10)
+    with thread(lambda wait: deep(50, wait)):
+        sample = watcher.see("subject")
+    assert len(sample.thread.stack.frames) == 10
+    assert sample.thread.stack.truncated
+    assert sample.thread.stack.frames[-1].function == "deep"
+
+
+def test_a_stack_exactly_as_deep_as_the_limit_is_whole(choice: Choice) -> None:
+    with thread(lambda wait: deep(5, wait)):
+        whole = Watcher(choice).see("subject").thread.stack
+        exact = Watcher(choice, max_depth=len(whole.frames)).see("subject").thread.stack
+    assert len(exact.frames) == len(whole.frames)
+    assert not exact.truncated
+
+
+def test_recursion_of_100000_levels_is_cut_at_the_limit(watcher: Watcher) -> None:
+    limit = sys.getrecursionlimit()
+    stack_size = threading.stack_size(512 * 1024 * 1024)
+    sys.setrecursionlimit(200_000)
+    try:
+        with thread(lambda wait: deep(100_000, wait)):
+            sample = watcher.see("subject")
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(stack_size)
+    assert len(sample.thread.stack.frames) == 1024
+    assert sample.thread.stack.truncated
+
+
+def test_threads_come_oldest_first_and_keep_their_index(watcher: Watcher) -> None:
+    with thread(lambda wait: wait(), "first"), thread(lambda wait: wait(), "second"):
+        for _ in range(2):
+            found = [sample.thread.thread for sample in watcher.look().samples]
+            names = [seen.name for seen in found]
+            assert names.index("MainThread") < names.index("first") < names.index("second")
+            assert [seen.index for seen in found] == sorted(seen.index for seen in found)
+    with thread(lambda wait: wait(), "third"):
+        assert watcher.see("third").thread.thread.index > max(seen.index for seen in found)
+
+
+def test_a_thread_is_described_by_its_ids_its_age_and_its_cpu_time(watcher: Watcher) -> None:
+    with thread(lambda wait: wait()) as subject:
+        seen = watcher.see("subject").thread
+    assert seen.thread.ident == subject.ident
+    assert seen.thread.native_id == subject.native_id
+    assert seen.cpu_ns > 0
+    assert seen.elapsed_ns > 0
+    main = watcher.see("MainThread").thread
+    assert main.thread.native_id == os.getpid()
+    assert main.elapsed_ns >= seen.elapsed_ns
+    assert main.os_priority == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: Watcher) -> None:
+    with thread(lambda wait: wait()):
+        watcher.look()
+        sum(range(200_000))
+        samples = {sample.thread.thread.name: sample.thread for sample in watcher.look().samples}
+    assert samples["MainThread"].running
+    assert not samples["subject"].running
+    assert samples["subject"].waiting_on == "condition"
+
+
+def test_a_renamed_thread_is_seen_under_its_new_name(watcher: Watcher) -> None:
+    with thread(lambda wait: wait()) as subject:
+        before = watcher.see("subject").thread.thread
+        subject.name = "renamed"
+        after = watcher.see("renamed").thread.thread
+    assert before.index == after.index
+
+
+def test_a_thread_that_threading_does_not_know_has_the_systems_name(watcher: Watcher) -> None:
+    ready: queue.SimpleQueue[int] = queue.SimpleQueue()
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def body() -> None:
+        ctypes.CDLL(None).prctl(15, b"made-elsewhere", 0, 0, 0)
+        ready.put(_thread.get_ident())
+        over.acquire()
+        ready.put(0)
+
+    _thread.start_new_thread(body, ())
+    ident = ready.get()
+    (sample,) = [sample for sample in watcher.look().samples if sample.thread.thread.ident == ident]
+    over.release()
+    ready.get()
+    known = sample.thread.thread.native_id != 0  # CPython 3.10 and the portable walker cannot know it
+    assert sample.thread.thread.name == ("made-elsewhere" if known else f"Thread-{ident:#x}")
+    assert known == (type(watcher.ticker).__name__ == "Ticker" and sys.version_info >= (3, 11))
+
+
+def test_a_subclass_whose_name_raises_does_no_harm(watcher: Watcher) -> None:
+    class Hostile(threading.Thread):
+        @property
+        def name(self) -> str:
+            raise RuntimeError("mine")
+
+        @name.setter
+        def name(self, value: str) -> None: ...
+
+    here, over = threading.Event(), threading.Event()
+
+    def body() -> None:
+        here.set()
+        over.wait()
+
+    subject = Hostile(target=body)
+    vars(subject)["_name"] = "inner"
+    subject.start()
+    here.wait()
+    try:
+        assert watcher.see("inner").thread.thread.ident == subject.ident
+    finally:
+        over.set()
+        subject.join()
+
+
+def test_spans_are_joined_to_the_threads_that_hold_them(watcher: Watcher) -> None:
+    tracer = TracerProvider().get_tracer("test")
+    expected = {}
+
+    def in_span(wait: Callable[[], None]) -> None:
+        with tracer.start_as_current_span("held") as span:
+            context = span.get_span_context()
+            expected["held"] = (context.trace_id, context.span_id, int(context.trace_flags))
+            wait()
+
+    with thread(in_span, "held"), thread(lambda wait: wait(), "without"):
+        samples = {sample.thread.thread.name: sample.span for sample in watcher.look().samples}
+    held = samples["held"]
+    assert held is not None
+    assert (held.trace_id, held.span_id, held.trace_flags) == expected["held"]
+    assert samples["without"] is None
+    assert samples["MainThread"] is None
+
+
+def test_a_new_thread_with_an_old_ident_does_not_inherit_the_dead_threads_span(watcher: Watcher) -> None:
+    tracer = TracerProvider().get_tracer("test")
+
+    def never_detached(wait: Callable[[], None]) -> None:
+        spans.runtime_context().attach(trace.set_span_in_context(tracer.start_span("lost")))
+        wait()
+
+    idents = []
+    for _ in range(50):
+        with thread(never_detached, "old") as old:
+            assert watcher.see("old").span is not None
+            idents.append(old.ident)
+        with thread(lambda wait: wait(), "new") as new:
+            assert watcher.see("new").span is None
+            if new.ident in idents:
+                return
+    pytest.fail("no ident was given again in 50 rounds")
+
+
+def test_an_unsampled_span_is_carried_with_its_flags(watcher: Watcher) -> None:
+    context = trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(0))
+
+    def body(wait: Callable[[], None]) -> None:
+        with trace.use_span(trace.NonRecordingSpan(context)):
+            wait()
+
+    with thread(body):
+        span = watcher.see("subject").span
+    assert span is not None
+    assert (span.trace_id, span.span_id, span.trace_flags) == (1, 2, 0)
+
+
+def test_a_tick_that_nobody_drains_is_counted_and_the_oldest_goes(watcher: Watcher) -> None:
+    for _ in range(70):
+        watcher.ticker.capture()
+    drained = watcher.ticker.drain(0)
+    assert len(drained) == 64
+    assert watcher.ticker.counters().overwritten == 6
+    assert watcher.ticker.counters().captured == 70
+    assert [raw.time_ns for raw in drained] == sorted(raw.time_ns for raw in drained)
+
+
+def test_the_ticker_runs_until_it_is_stopped(watcher: Watcher) -> None:
+    runner = threading.Thread(target=watcher.ticker.run, args=(1_000_000,))
+    runner.start()
+    drained = 0
+    while drained < 20:
+        drained += len(watcher.ticker.drain(PERIOD_NS))
+    watcher.ticker.stop()
+    runner.join()
+    counters = watcher.ticker.counters()
+    assert counters.captured >= 20
+    assert counters.due >= counters.captured
+    assert counters.due == counters.captured + counters.missed
+    while watcher.ticker.drain(PERIOD_NS):
+        pass  # a stopped ticker does not wait
+
+
+def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_is_said() -> None:
+    chosen = choose_walker("portable")
+    assert chosen == Choice("portable", "it was asked for")

@@ -1,0 +1,157 @@
+"""From code objects to namespace, function, file and line, on code that really runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from splunk_profiler.model import Frame
+from splunk_profiler.naming import FrameNamer
+
+
+def _name(frame: FrameType) -> Frame:
+    return FrameNamer().frame(frame.f_code, frame.f_lasti, frame.f_globals)
+
+
+def here() -> Frame:
+    """The caller's frame, named while it runs."""
+    return _name(sys._getframe(1))
+
+
+class Outer:
+    """Carries the methods that the tests call."""
+
+    class Inner:
+        """A class in a class."""
+
+        def method(self) -> Frame:
+            return here()
+
+        @staticmethod
+        def static() -> Frame:
+            return here()
+
+        @classmethod
+        def of_class(cls) -> Frame:
+            return here()
+
+        @property
+        def attribute(self) -> Frame:
+            return here()
+
+    def local(self) -> Callable[[], Frame]:
+        def inner() -> Frame:
+            return here()
+
+        return inner
+
+
+def _logged(function: Callable[[], Frame]) -> Callable[[], Frame]:
+    @functools.wraps(function)
+    def wrapper() -> Frame:
+        return function()
+
+    return wrapper
+
+
+@_logged
+def decorated() -> Frame:
+    return here()
+
+
+def generator() -> Iterator[Frame]:
+    yield here()
+
+
+async def coroutine() -> Frame:
+    return here()
+
+
+def _await(awaitable: Any) -> Frame:
+    with pytest.raises(StopIteration) as stopped:
+        awaitable.send(None)
+    result: Frame = stopped.value.value
+    return result
+
+
+@pytest.mark.parametrize(
+    ("frame", "namespace", "function"),
+    [
+        (Outer.Inner().method(), "Outer.Inner", "method"),
+        (Outer.Inner.static(), "Outer.Inner", "static"),
+        (Outer.Inner.of_class(), "Outer.Inner", "of_class"),
+        (Outer.Inner().attribute, "Outer.Inner", "attribute"),
+        (Outer().local()(), "Outer.local.<locals>", "inner"),
+        (decorated(), "", "decorated"),
+        (next(generator()), "", "generator"),
+        (_await(coroutine()), "", "coroutine"),
+        (here(), "", "<module>"),
+    ],
+)
+def test_the_namespace_is_the_module_and_the_class_path(frame: Frame, namespace: str, function: str) -> None:
+    assert frame.namespace == f"{__name__}.{namespace}".rstrip(".")
+    assert frame.function == function
+    assert frame.file == __file__
+
+
+def test_a_lambda_and_a_comprehension_are_named_as_python_names_them() -> None:
+    found: list[Frame] = []
+    assert max("x", key=lambda _: found.append(here()) or 0) == "x"  # type: ignore[func-returns-value]
+    found += (here() for _ in "x")
+    assert [frame.function for frame in found] == ["<lambda>", "<genexpr>"]
+
+
+def test_code_without_a_module_is_unknown() -> None:
+    found: dict[str, Any] = {"here": here}
+    exec("frame = here()", found)  # noqa: S102  # code without __name__ is what this is about
+    assert found["frame"].namespace == "unknown"
+    assert (found["frame"].file, found["frame"].line) == ("<string>", 1)
+
+
+def test_a_module_name_that_is_no_string_is_unknown() -> None:
+    found: dict[str, Any] = {"here": here, "__name__": 7}
+    exec("frame = here()", found)  # noqa: S102
+    assert found["frame"].namespace == "unknown"
+
+
+def test_globals_that_run_code_when_they_are_read_are_not_run() -> None:
+    class Trap(dict[str, Any]):
+        def get(self, *_: Any) -> Any:
+            raise AssertionError("the application's code was run")
+
+    frame = FrameNamer().frame(here.__code__, 0, Trap(__name__="trapped"))
+    assert frame.namespace == "trapped"
+
+
+def test_a_file_name_that_would_break_the_line_is_escaped() -> None:
+    found: dict[str, Any] = {"here": here, "__name__": "generated"}
+    exec(compile("frame = here()", "a\nb)\tc", "exec"), found)  # noqa: S102
+    assert found["frame"].file == "a\\nb)\\tc"
+
+
+def _code_with_a_line_of_none() -> tuple[CodeType, int]:
+    def function(flag: bool) -> None:
+        with open("/dev/null") as file:  # noqa: PTH123
+            if flag:
+                file.read()
+
+    code = function.__code__
+    for start, _, line in code.co_lines():
+        if line is None:
+            return code, start
+    return code.replace(co_linetable=b""), 0
+
+
+def test_a_place_without_a_line_has_none() -> None:
+    code, lasti = _code_with_a_line_of_none()
+    assert FrameNamer().frame(code, lasti, {"__name__": "m"}).line is None
+
+
+def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
+    frame = FrameNamer().frame(here.__code__, -1, {"__name__": "m"})
+    assert frame.line == here.__code__.co_firstlineno

@@ -1,0 +1,63 @@
+"""The text body, field by field and against golden files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from splunk_profiler.formats.text import body
+from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+STACK = Stack(
+    (
+        Frame("shop.cart.Cart.Line", "total", "/srv/shop/cart.py", 41),
+        Frame("shop.cart.Cart.checkout.<locals>", "<lambda>", "/srv/shop/cart.py", 40),
+        Frame("unknown", "<module>", "<string>", 1),
+        Frame("shop.generated", "step", "unknown", None),
+    ),
+    truncated=False,
+)
+SAMPLE = ThreadSample(
+    Thread(49, "pool-1-thread-30", 0x7FDE4D00C000, 0xBA03),
+    STACK,
+    cpu_ns=120_000,
+    elapsed_ns=8_500_000_000,
+    os_priority=0,
+    running=True,
+    waiting_on="",
+)
+
+
+def _body(**changes: object) -> str:
+    sample = dataclasses.replace(SAMPLE, **changes)  # type: ignore[arg-type]
+    return body(Sample(1, 1_000_000_000, sample, SpanRef(1, 2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("golden", "changes"),
+    [
+        ("running.txt", {}),
+        ("waiting_on_condition.txt", {"running": False, "waiting_on": "condition"}),
+        ("waiting.txt", {"running": False, "os_priority": 10}),
+        ("nothing_known.txt", {"cpu_ns": 0, "elapsed_ns": 0, "thread": Thread(1, "worker", 0x7F00, 0)}),
+        ("hostile_name.txt", {"thread": Thread(7, 'a "b"\n\tat x.y(z:1)\r\\ \u2028\udc80 🐍', 1, 2)}),
+    ],
+)
+def test_a_body_is_what_the_golden_file_says(golden: str, changes: dict[str, object]) -> None:
+    assert _body(**changes) == (GOLDEN / golden).read_text("utf-8")
+
+
+def test_a_thread_without_frames_has_its_two_lines() -> None:
+    assert len(_body(stack=Stack((), truncated=False)).splitlines()) == 2
+
+
+def test_a_name_of_any_characters_stays_on_one_line_of_utf_8() -> None:
+    every = "".join(map(chr, [*range(0x300), 0x2028, 0x2029, 0xD800, 0xDFFF, 0xFEFF, 0x1F600]))
+    text = _body(thread=Thread(1, every, 1, 1))
+    text.encode("utf-8")
+    assert len(text.splitlines()) == 2 + len(STACK.frames)
+    assert '" #1 prio=0 ' in text.splitlines()[0]
