@@ -3,7 +3,7 @@
 Owns `Config` and the table `SETTINGS` from which the documentation's and the doctor's lists are checked.
 A wrong value never raises: it becomes one warning that names the setting, the value and what is used
 instead. A `Config` made in code is checked when it is made and does raise. Runs on the caller's thread;
-imports nothing of ours.
+imports `transport`, its part for connections, and nothing else of ours.
 
 Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest".
 """
@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
+
+from splunk_profiler.transport import Transport
+from splunk_profiler.transport import parse as parse_transport
 
 
 class ProfilerError(Exception):
@@ -251,6 +254,7 @@ class Resolved:
         sdk_disabled: True if ``OTEL_SDK_DISABLED`` switches all of OpenTelemetry off.
         origins: `Config` field → where its value came from (``default`` or the variable's name).
         warnings: one sentence for each value that could not be used.
+        transport: headers, timeout, compression and certificates of the exports.
     """
 
     config: Config
@@ -258,6 +262,7 @@ class Resolved:
     sdk_disabled: bool
     origins: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    transport: Transport = field(default_factory=Transport)
 
 
 _NOT_BUILT = {
@@ -335,7 +340,8 @@ def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], wa
             break
         except ConfigError as error:
             warnings.append(f"{name}={url!r} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
-    return Resolved(config, endpoint, sdk_disabled, origins, tuple(warnings))
+    transport, more = parse_transport(env)
+    return Resolved(config, endpoint, sdk_disabled, origins, (*warnings, *(more if config.enabled else ())), transport)
 
 
 def _boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool:

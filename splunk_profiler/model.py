@@ -154,11 +154,12 @@ class Batch:
 
 
 class Delivery(Enum):
-    """What became of a batch: taken, refused for good, or worth another try."""
+    """What became of a batch: taken, refused for good, worth another try, or worth one in smaller parts."""
 
     DELIVERED = "delivered"
     REJECTED = "rejected"
     RETRY = "retry"
+    TOO_LARGE = "too large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +180,13 @@ class Outcome:
 
 
 class Sink(Protocol):
-    """Where batches go. Called by one thread at a time, except `shutdown`."""
+    """Where batches go. Called by one thread at a time, except `interrupt` and `shutdown`."""
 
     def export(self, batch: Batch) -> Outcome:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
+
+    def interrupt(self) -> None:
+        """End an export in flight at once, which answers RETRY; later ones go on. Safe from any thread."""
 
     def shutdown(self) -> None:
         """End an export in flight at once and refuse later ones; safe from any thread, and twice."""

@@ -66,7 +66,7 @@ class ProcessProfiler:
         return self._resolved
 
     def _begin(self, resolved: settings.Resolved) -> None:
-        profiler = Profiler(resolved, self._after_fork_in_child)
+        profiler = Profiler(resolved, self._after_fork_in_child, forked=bool(self._abandoned))
         profiler.start()
         self._profiler = profiler
         self._pid = os.getpid()
@@ -132,9 +132,10 @@ class Profiler:
     Args:
         resolved: the settings.
         in_child: called in a forked child when no fork hook of Python's has run there.
+        forked: True if the process has what a parent opened, which it must not use.
     """
 
-    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None]) -> None:
+    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None], *, forked: bool) -> None:
         from splunk_profiler import capture, spans  # noqa: PLC0415  # loaded by a start that is switched on
         from splunk_profiler.recorder import Recorder  # noqa: PLC0415
         from splunk_profiler.runtime.otel import ContextShadow  # noqa: PLC0415
@@ -145,6 +146,7 @@ class Profiler:
         config = resolved.config
         self.resolved = resolved
         self._in_child = in_child
+        self._forked = forked
         self._choice = capture.choose_walker(config.walker)
         self._shadow = ContextShadow(spans.runtime_context(), in_child)
         variable = spans.context_variable()
@@ -235,9 +237,15 @@ class Profiler:
 
     def _open_sink(self) -> Any:
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+        from splunk_profiler.sinks.resource import current_resource, tracer_provider  # noqa: PLC0415
 
-        return OtlpSink(self.resolved.endpoint, current_resource)
+        return OtlpSink(
+            self.resolved.endpoint,
+            current_resource,
+            self.resolved.transport,
+            tracer_provider,
+            share_connection=not self._forked,
+        )
 
 
 _PROCESS = ProcessProfiler()

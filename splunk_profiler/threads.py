@@ -82,6 +82,12 @@ class Worker:
             self._ended.put(None)
 
 
+def real_lock() -> _thread.LockType:
+    """A lock that makes the calling thread wait, never the greenlets of an event loop in its stead."""
+    lock: _thread.LockType = _original("_thread", "allocate_lock")()
+    return lock
+
+
 def _original(module: str, name: str) -> Any:
     """`module.name` as it was before gevent or eventlet replaced it."""
     if "gevent.monkey" in sys.modules:

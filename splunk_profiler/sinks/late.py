@@ -55,6 +55,11 @@ class LateSink:
         self._hurried = True
         self._hurry.set()
 
+    def interrupt(self) -> None:
+        """See `Sink.interrupt`."""
+        if self._sink is not None:
+            self._sink.interrupt()
+
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
         self.hurry()

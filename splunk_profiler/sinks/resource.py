@@ -18,10 +18,14 @@ def current_resource() -> Resource:
 
     ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
     """
-    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
-    provider = getattr(trace, "_TRACER_PROVIDER", None)
-    resource = getattr(provider, "resource", None)
+    resource = getattr(tracer_provider(), "resource", None)
     return _with_pid(resource if isinstance(resource, Resource) else _of_environment(), os.getpid())
+
+
+def tracer_provider() -> object | None:
+    """The provider that the application has set, or None."""
+    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
+    return getattr(trace, "_TRACER_PROVIDER", None)
 
 
 @lru_cache(maxsize=1)

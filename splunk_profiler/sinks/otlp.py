@@ -1,0 +1,146 @@
+"""Exports batches as OTLP log records over gRPC.
+
+`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Loads gRPC and OpenTelemetry when it
+is imported, so it is imported when the first batch is there. Sends ready bytes through gRPC's public
+interface: the exporter of the SDK keeps the status to itself, sleeps between attempts of its own and cannot
+be interrupted. Specification: Splunk profiling conventions, "Call Stack Ingest".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry import context as otel_context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
+
+from splunk_profiler.config import Endpoint
+from splunk_profiler.formats.text import body
+from splunk_profiler.model import Batch, Delivery, Outcome
+from splunk_profiler.sinks import diagnosis
+from splunk_profiler.sinks.connection import Connection, Connections
+from splunk_profiler.sinks.encoding import Encoder, Resource
+from splunk_profiler.threads import real_lock
+from splunk_profiler.transport import Transport
+
+
+class OtlpSink:
+    """A collector that takes OTLP logs over gRPC.
+
+    Args:
+        endpoint: where it is.
+        resource: the resource of this process, asked for with each batch.
+        transport: headers, timeout, compression and certificates.
+        tracer_provider: the application's provider, whose exporter's connection is shared where it fits.
+        share_connection: False in a forked child, where that connection is the parent's.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        resource: Callable[[], Resource],
+        transport: Transport,
+        tracer_provider: Callable[[], object | None] = lambda: None,
+        *,
+        share_connection: bool = True,
+    ) -> None:
+        self._endpoint = endpoint
+        self._transport = transport
+        self._encoder = Encoder(resource, body)
+        self._connections = Connections(endpoint, transport, tracer_provider, share=share_connection)
+        self._speaks = diagnosis.Speaks.UNKNOWN
+        self._probed = ""
+        self._lock = real_lock()  # guards what follows
+        self._busy = False
+        self._interrupted = False
+        self._closed = False
+        self._call: Any = None
+
+    def export(self, batch: Batch) -> Outcome:
+        """See `Sink.export`."""
+        with self._lock:
+            self._busy = True
+        try:
+            return self._send(self._encoder.encode(batch.samples))
+        except Exception as error:
+            return Outcome(Delivery.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self._busy = self._interrupted = False
+                self._call = None
+
+    def interrupt(self) -> None:
+        """See `Sink.interrupt`."""
+        with self._lock:
+            self._interrupted = self._busy
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def shutdown(self) -> None:
+        """See `Sink.shutdown`."""
+        with self._lock:
+            self._closed = True
+            call = self._call
+        if call is not None:
+            call.cancel()
+        self._connections.close()
+
+    def _send(self, message: bytes) -> Outcome:
+        while True:
+            if self._closed:
+                return Outcome(Delivery.RETRY, "the exporter is closed")
+            connection = self._connections.pick()
+            try:
+                response = self._exchange(connection, message)
+            except grpc.FutureCancelledError:
+                return Outcome(Delivery.RETRY, "the export was interrupted")
+            except ValueError as error:  # gRPC's word for a channel that somebody has closed
+                self._connections.failed(connection, timed_out=False)
+                if connection.shared:
+                    continue
+                return Outcome(Delivery.RETRY, f"gRPC does not send: {error}")
+            except grpc.RpcError as error:
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                if timed_out or lost:
+                    self._connections.failed(connection, timed_out=timed_out)
+                if lost and connection.shared:
+                    continue  # the trace exporter's connection is not the only way to the collector
+                return diagnosis.outcome(error, self._endpoint, self._transport, self._what_it_speaks(error))
+            self._connections.worked()
+            self._probed = ""
+            partial = response.partial_success
+            return Outcome(Delivery.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0))
+
+    def _exchange(self, connection: Connection, message: bytes) -> Any:
+        with _uninstrumented():
+            call = connection.call.future(message, timeout=self._transport.timeout_s, metadata=self._transport.headers)
+            with self._lock:
+                self._call = call
+                unwanted = self._interrupted or self._closed
+            if unwanted:
+                call.cancel()
+            return call.result()
+
+    def _what_it_speaks(self, error: grpc.RpcError) -> diagnosis.Speaks:
+        """What the server answers without TLS; asked once for each way in which it does not work."""
+        details = error.details() or ""
+        if not diagnosis.worth_probing(error.code(), details):
+            return diagnosis.Speaks.UNKNOWN
+        if details != self._probed:
+            self._probed = details
+            self._speaks = diagnosis.probe(self._endpoint.target)
+        return self._speaks
+
+
+@contextmanager
+def _uninstrumented() -> Iterator[None]:
+    """Keep gRPC instrumentation from tracing our own exports."""
+    token = otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
