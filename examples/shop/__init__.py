@@ -1,0 +1,1 @@
+"""A small web shop: FastAPI on SQLite, traced with OpenTelemetry. It knows nothing of any profiler."""

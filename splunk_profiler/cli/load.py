@@ -1,0 +1,92 @@
+"""A bounded load on the demonstration's web shop.
+
+Each worker is a thread with one connection that sends its share of requests, one after the other, until
+told to stop. Knows the shop's routes and nothing of profiling; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+_WORDS = ("lantern", "kettle", "bicycle", "drill", "compass", "brass bench", "silent radio", "borealis")
+_PRODUCTS = 20_000
+_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the mix, without its host."""
+
+    method: str
+    path: str
+    body: str | None = None
+
+
+def draw(rng: random.Random) -> Request:
+    """A request as the shop's customers send them."""
+    kind = rng.random()
+    if kind < 0.35:
+        return Request("GET", f"/products/{rng.randrange(1, _PRODUCTS)}")
+    if kind < 0.60:
+        return Request("GET", "/search?q=" + rng.choice(_WORDS).replace(" ", "+"))
+    if kind < 0.80:
+        items = [{"product": rng.randrange(1, _PRODUCTS), "quantity": rng.randrange(1, 60)} for _ in range(24)]
+        return Request("POST", "/orders", json.dumps({"customer": f"c{rng.randrange(99)}", "items": items}))
+    if kind < 0.95:
+        return Request("GET", f"/receipts/{rng.randrange(1, 500)}")
+    return Request("GET", "/reports/stock")
+
+
+class Load:
+    """Workers that send requests to ``host:port`` until `stop`."""
+
+    def __init__(self, host: str, port: int, workers: int) -> None:
+        self._host = host
+        self._port = port
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._answers: Counter[str] = Counter()
+        self._threads = [
+            threading.Thread(target=self._work, args=(seed,), name=f"load-{seed}", daemon=True)
+            for seed in range(workers)
+        ]
+
+    def start(self) -> None:
+        """Begin to send."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Send no more, and wait for the answers under way."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(_TIMEOUT_SECONDS)
+
+    def answers(self) -> dict[str, int]:
+        """How many answers of each kind: ``2xx``, ``5xx``, or the name of the error that came instead."""
+        with self._lock:
+            return dict(self._answers)
+
+    def _work(self, seed: int) -> None:
+        rng = random.Random(seed)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
+        while not self._stopping.is_set():
+            request = draw(rng)
+            try:
+                connection.request(request.method, request.path, request.body, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                response.read()
+                answer = f"{response.status // 100}xx"
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                answer = type(error).__name__
+                # A service that is gone would otherwise be asked as fast as it can refuse.
+                self._stopping.wait(0.2)
+            with self._lock:
+                self._answers[answer] += 1
+        connection.close()
