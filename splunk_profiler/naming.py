@@ -73,15 +73,16 @@ def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, (staticmethod, classmethod)):
+        kind = type(item)  # not isinstance: a proxy answers that with code of its own
+        if kind is staticmethod or kind is classmethod:
             pending.append(item.__func__)
-        elif isinstance(item, property):
+        elif kind is property:
             pending += [item.fget, item.fset, item.fdel]
-        elif type(item) is FunctionType:
+        elif kind is FunctionType:
             yield from _index_code(item.__code__, item.__qualname__)
             pending.append(item.__dict__.get("__wrapped__"))
             pending += _cells(item)
-        elif isinstance(item, type):
+        elif issubclass(kind, type):
             attributes = type.__dict__["__dict__"].__get__(item)
             if attributes.get("__module__") == module:
                 pending += list(attributes.values())

@@ -155,3 +155,14 @@ def test_a_place_without_a_line_has_none() -> None:
 def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
     frame = FrameNamer().frame(here.__code__, -1, {"__name__": "m"})
     assert frame.line == here.__code__.co_firstlineno
+
+
+def test_a_module_that_holds_proxies_and_aliases_is_read_without_running_them() -> None:
+    class Proxy:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            raise AssertionError("the application's code was run")
+
+    found: dict[str, Any] = {"here": here, "__name__": "proxied", "alias": list[int], "proxy": Proxy()}
+    exec("class A:\n    def f(self):\n        return here()\nframe = A().f()", found)  # noqa: S102
+    assert found["frame"].namespace == "proxied.A"
