@@ -1,0 +1,390 @@
+"""The dependency table of docs/architecture.md, held as data and checked against the sources.
+
+Reads every file of the repository with `ast` and imports none of them, apart from one test that asks a fresh
+interpreter what a launch loads. A module that is new has to be given its layer here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = "splunk_profiler"
+MOST_LINES = 450
+
+# Imports point down: a module may import what is in a lower layer.
+LAYERS: dict[str, int] = {
+    "_walker": 0,
+    "model": 0,
+    "transport": 0,
+    "config": 0,
+    "threads": 0,
+    "guard": 0,
+    "naming": 1,
+    "filtering": 1,
+    "portable": 1,
+    "capture": 1,
+    "spans": 1,
+    "labels": 1,
+    "formats": 1,
+    "correlation.publisher": 1,
+    "correlation.messages": 1,
+    "delivery": 2,
+    "sampler": 2,
+    "recorder": 2,
+    "runtime": 2,
+    "sinks": 2,
+    "correlation.processor": 2,
+    "profiler": 3,
+    "__init__": 4,
+    "__main__": 4,
+    "cli": 4,
+}
+
+# Within a layer these may be imported, by these; everything inside one package of the table may import its neighbours.
+BESIDE: dict[str, set[str]] = {
+    "config": {"transport"},
+    "capture": {"naming", "filtering", "portable"},
+    "recorder": {"delivery"},
+    "__main__": {"cli", "__init__"},
+    "cli": {"__init__", "__main__"},
+}
+
+# Never, whatever the layers say. A name is a module of ours (``sinks``) or a package of others (``opentelemetry``).
+NEVER: dict[str, set[str]] = {
+    "model": {"opentelemetry", "grpc", "google"},
+    "config": {"model", "threads", "guard", "opentelemetry", "grpc", "google"},
+    "transport": {"model", "config", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
+    "threads": {"model", "config", "guard", "opentelemetry"},
+    "guard": {"model", "config", "threads", "opentelemetry"},
+    "naming": {"config", "opentelemetry", "grpc"},
+    "filtering": {"config", "opentelemetry", "grpc"},
+    "portable": {"config", "spans", "opentelemetry", "grpc"},
+    "capture": {"spans", "config", "opentelemetry", "grpc"},
+    "spans": {"config", "capture"},
+    "formats": {"opentelemetry", "grpc", "logging", "os", "time", "io", "pathlib", "socket", "threading", "datetime"},
+    "sampler": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
+    "recorder": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
+    "delivery": {"sinks", "formats", "opentelemetry", "grpc", "config"},
+    "correlation": {"sampler", "recorder"},
+    "inspector": {OURS},
+    "cli.run": {"profiler", "opentelemetry", "grpc", "rich"},
+    "cli.autostart": {"profiler", "opentelemetry", "grpc", "click"},
+}
+
+FORMATS_IMPORT_OF_OURS = {"model"}
+PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
+READS_THE_ENVIRONMENT = {"config"}
+HOOKS_FORK_AND_EXIT = {"profiler"}
+SAYS_NOTHING = re.compile(r"(^|_)(utils?|common|manager|helpers?|misc|v2)(_|\.|$)")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`name` is imported in line `line`; a module of ours is named without the package's name."""
+
+    name: str
+    ours: bool
+    line: int
+    lazy: bool
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """``splunk_profiler/sinks/otlp.py`` → ``sinks.otlp``, a package's ``__init__`` → the package."""
+    parts = path.relative_to(ROOT / OURS).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_of(path): path for path in python_files(OURS)}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def lookup(table: dict[str, int], module: str) -> str | None:
+    """The row of `table` for `module`: its own, or that of the package that holds it."""
+    while module not in table:
+        if "." not in module:
+            return None
+        module = module.rpartition(".")[0]
+    return module
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def imports(path: Path) -> Iterator[Import]:
+    lazy = {
+        inner
+        for outer in ast.walk(tree_of(path))
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for inner in ast.walk(outer)
+    }
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            names = [_target(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+            names = [_text_of(node.args[0])]
+        else:
+            continue
+        for name in names:
+            ours = within(name, OURS)
+            yield Import((name[len(OURS) + 1 :] or "__init__") if ours else name, ours, node.lineno, node in lazy)
+
+
+def _target(module: str, name: str) -> str:
+    """What ``from module import name`` loads: the submodule, where `name` is one."""
+    if not within(module, OURS):
+        return module
+    full = f"{module}.{name}"
+    known = full[len(OURS) + 1 :]
+    return full if known in modules() or known in LAYERS else module
+
+
+def _text_of(node: ast.expr) -> str:
+    """The constant text at the start of a string expression; a name that is computed begins with what is known."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+        return str(node.values[0].value).rstrip(".")
+    return ""
+
+
+def at(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = [name for name in modules() if lookup(LAYERS, name) is None and not within(name, "inspector")]
+    assert not homeless
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for module, path in modules().items():
+        row = lookup(LAYERS, module)
+        for found in imports(path) if row else ():
+            target = lookup(LAYERS, found.name) if found.ours else None
+            if row is None or target is None or target == row:
+                continue
+            allowed = (
+                target in BESIDE.get(row, set()) if LAYERS[target] == LAYERS[row] else LAYERS[target] < LAYERS[row]
+            )
+            if not allowed:
+                wrong.append(f"{at(path, found.line)}: {module} (layer {LAYERS[row]}) imports {found.name}")
+    assert not wrong
+
+
+def test_nothing_imports_what_it_must_never_know() -> None:
+    wrong = []
+    for module, path in modules().items():
+        rules = [banned for package, banned in NEVER.items() if within(module, package)]
+        for found in imports(path):
+            full = f"{OURS}.{found.name}" if found.ours else found.name
+            if any(
+                within(full, OURS if name == OURS else f"{OURS}.{name}") or within(full, name)
+                for banned in rules
+                for name in banned
+            ):
+                wrong.append(f"{at(path, found.line)}: {module} imports {full}")
+    assert not wrong
+
+
+def test_formats_know_the_model_and_nothing_else_of_ours() -> None:
+    wrong = [
+        f"{at(path, found.line)}: {found.name}"
+        for module, path in modules().items()
+        if within(module, "formats")
+        for found in imports(path)
+        if found.ours and found.name not in FORMATS_IMPORT_OF_OURS
+    ]
+    assert not wrong
+
+
+def test_only_the_command_line_reaches_the_inspector_and_lazily() -> None:
+    wrong = [
+        f"{at(path, found.line)}: {module}"
+        for module, path in modules().items()
+        if not within(module, "inspector")
+        for found in imports(path)
+        if found.ours and within(found.name, "inspector") and not (within(module, "cli") and found.lazy)
+    ]
+    assert not wrong
+
+
+def _uses(path: Path, module: str, names: set[str]) -> list[int]:
+    """Lines in which ``module.name`` or ``from module import name`` stands."""
+    lines = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == module and node.attr in names:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module == module:
+            lines += [node.lineno for alias in node.names if alias.name in names]
+    return lines
+
+
+def test_only_config_reads_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    wrong = [
+        at(path, line)
+        for module, path in modules().items()
+        if module not in READS_THE_ENVIRONMENT
+        for line in _uses(path, "os", names)
+    ]
+    assert not wrong
+
+
+def test_only_the_profiler_hooks_fork_and_exit() -> None:
+    wrong = [
+        at(path, line)
+        for module, path in modules().items()
+        if module not in HOOKS_FORK_AND_EXIT
+        for line in _uses(path, "os", {"register_at_fork"})
+        + [found.line for found in imports(path) if found.name == "atexit"]
+    ]
+    assert not wrong
+
+
+def test_only_one_place_starts_threads() -> None:
+    starters = ("threading.Thread", "threading.Timer", "_thread.start_new_thread")
+    wrong = [
+        at(path, node.lineno)
+        for module, path in modules().items()
+        if module != "threads" and not within(module, "cli")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in starters
+    ]
+    assert not wrong, "threads.Worker starts threads: elsewhere gevent would turn them into greenlets"
+
+
+def test_no_module_keeps_state_in_globals() -> None:
+    wrong = [
+        at(path, node.lineno)
+        for path in python_files(OURS)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Global)
+    ]
+    assert not wrong
+
+
+def test_a_launch_and_an_import_load_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "import splunk_profiler\n"
+        "plain = {name for name in sys.modules if name.startswith('splunk_profiler.')}\n"
+        "import splunk_profiler.__main__, splunk_profiler.cli.run\n"
+        "print(*sorted(plain))\n"
+        "print(*sorted(name for name in sys.modules if name.partition('.')[0] in "
+        "('splunk_profiler', 'opentelemetry', 'grpc', 'google', 'rich')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    plain, launched = (set(line.split()) for line in done.stdout.splitlines())
+    assert plain == {f"{OURS}.config", f"{OURS}.transport"}, (
+        "`import splunk_profiler` loads its settings and nothing else"
+    )
+    assert not {name for name in launched if not within(name, OURS)}
+    assert f"{OURS}.profiler" not in launched
+
+
+def _defined_underscored(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if re.match(r"_[^_]", name)}
+
+
+def _reached_from_outside(path: Path, private: set[str]) -> Iterator[tuple[int, str]]:
+    """Underscored names of ours that a file outside the package uses: imported, dotted or in a string."""
+    own = _defined_underscored(path)
+    foreign = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                if not within(module or alias.name, OURS):
+                    foreign.add((alias.asname or alias.name).partition(".")[0])
+                elif re.match(r"_[^_]", alias.name) and alias.name != "_walker":
+                    yield node.lineno, f"{module}.{alias.name}"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and node.attr in private - own:
+            base = node.value
+            while isinstance(base, (ast.Attribute, ast.Call)):
+                base = base.value if isinstance(base, ast.Attribute) else base.func
+            if not (isinstance(base, ast.Name) and base.id in foreign):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            dotted = re.search(r"\bsplunk_profiler(\.\w+)*?\.(_(?!walker\b|_)\w+)", node.value)
+            if dotted:
+                yield node.lineno, dotted.group()
+
+
+def test_tests_and_benchmarks_use_no_underscored_name_of_ours() -> None:
+    private = set().union(*(_defined_underscored(path) for path in modules().values()))
+    outside = [path for path in python_files("tests", "benchmarks", "examples") if path != Path(__file__).resolve()]
+    wrong = [f"{at(path, line)}: {name}" for path in outside for line, name in _reached_from_outside(path, private)]
+    assert not wrong
+
+
+def test_the_published_abis_know_nothing_of_python() -> None:
+    sources = [path for name in PLAIN_C for path in (ROOT / "native").glob(name)]
+    assert not [path for path in sources if "Python.h" in path.read_text("utf-8")]
+
+
+SOURCES = [*python_files(OURS, "tests", "benchmarks", "examples"), *sorted((ROOT / "native").rglob("*.[ch]"))]
+
+
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert not {name: length for name, length in lengths.items() if length > MOST_LINES}
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    silent = []
+    for path in SOURCES:
+        text = path.read_text("utf-8")
+        if not text.strip():
+            continue  # the __init__.py that only makes a folder a package
+        says = ast.get_docstring(tree_of(path)) if path.suffix == ".py" else text.startswith(("/*", "//"))
+        if not says:
+            silent.append(str(path.relative_to(ROOT)))
+    assert not silent
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in SOURCES if SAYS_NOTHING.search(path.name)]
+
+
+def test_the_documented_table_names_every_module_that_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    there = {str(lookup(LAYERS, name)) for name in modules()} | {"_walker"}
+    missing = [
+        name for name in sorted(there) if not re.search(rf"^\| {LAYERS[name]} \|.*`{re.escape(name)}`", text, re.M)
+    ]
+    assert not missing
