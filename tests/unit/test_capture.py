@@ -104,11 +104,14 @@ def deep(levels: int, then: Callable[[], None]) -> None:
 def test_a_still_stack_is_the_interpreters_own_leaf_first(watcher: Watcher) -> None:
     def body(wait: Callable[[], None]) -> None:
         class Local:
-            def method(self) -> None:
-                [wait() for _ in range(1)]
+            def method(self) -> list[object]:
+                return list(map(call, range(1)))
 
-        def generator() -> Iterator[None]:
-            yield Local().method()
+        def call(_: int) -> None:
+            wait()
+
+        def generator() -> Iterator[list[object]]:
+            yield from [made for made in [Local().method()]]  # noqa: C416
 
         max([1], key=lambda _: list(generator()) and 0)
 

@@ -1,0 +1,72 @@
+"""Which threads are nobody's business, and what a waiting thread waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from splunk_profiler.filtering import is_internal, waiting_on
+from splunk_profiler.model import Frame, Stack
+
+
+def _stack(*calls: str, truncated: bool = False) -> Stack:
+    """Leaf first; each call is ``namespace:function``."""
+    named = [call.split(":") for call in calls]
+    return Stack(tuple(Frame(namespace, function, "f.py", 1) for namespace, function in named), truncated)
+
+
+BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threading.Thread:_bootstrap")
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ("threading.Condition:wait", "opentelemetry.sdk._shared_internal.BatchProcessor:worker", *BOOTSTRAP),
+        ("threading.Event:wait", "opentelemetry.sdk.metrics._internal.export.PeriodicReader:_ticker", *BOOTSTRAP),
+        ("splunk_profiler.recorder.Recorder:run", "splunk_profiler.threads.Worker:_run", *BOOTSTRAP),
+        ("splunk_profiler.recorder.Recorder:run", "splunk_profiler.threads.Worker:_run"),
+        ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
+        ("grpc._server:_serve", *BOOTSTRAP),
+        BOOTSTRAP,
+        (),
+    ],
+)
+def test_threads_of_the_profiler_the_sdk_and_grpc_are_internal(calls: tuple[str, ...]) -> None:
+    assert is_internal(_stack(*calls))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ("shop:work", *BOOTSTRAP),
+        ("opentelemetry.sdk.trace.Span:end", "shop:work", *BOOTSTRAP),
+        ("splunk_profiler_demo:main", *BOOTSTRAP),
+        ("opentelemetry.instrumentation.x:run", "__main__:<module>"),
+        ("grpc.aio._server:handler", "shop:serve", *BOOTSTRAP),
+        ("concurrent.futures.thread:_worker", *BOOTSTRAP),
+    ],
+)
+def test_threads_of_the_application_are_kept_whatever_they_call(calls: tuple[str, ...]) -> None:
+    assert not is_internal(_stack(*calls))
+
+
+def test_a_stack_without_its_root_is_the_applications() -> None:
+    assert not is_internal(_stack("opentelemetry.sdk.trace:worker", truncated=True))
+
+
+@pytest.mark.parametrize(
+    ("top", "waits"),
+    [
+        ("threading.Condition:wait", "condition"),
+        ("threading:wait", "condition"),
+        ("selectors.EpollSelector:select", "select"),
+        ("concurrent.futures.thread:_worker", "work"),
+        ("shop.threading:wait", ""),
+        ("shop:compute", ""),
+    ],
+)
+def test_a_known_wait_is_told_from_the_top_frame(top: str, waits: str) -> None:
+    assert waiting_on(_stack(top, "shop:main")) == waits
+
+
+def test_a_thread_without_frames_waits_for_nothing_known() -> None:
+    assert waiting_on(_stack()) == ""

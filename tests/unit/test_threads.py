@@ -1,0 +1,71 @@
+"""Real threads, also where gevent has replaced them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from splunk_profiler.threads import Signal, Worker
+
+
+def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
+    over = Signal()
+    seen: list[tuple[str, bool]] = []
+
+    def body() -> None:
+        seen.append((threading.current_thread().name, threading.current_thread().daemon))
+        over.wait(60)
+
+    worker = Worker("subject", body)
+    worker.start()
+    assert worker.ident in {thread.ident for thread in threading.enumerate()}
+    assert not worker.join(0)
+    over.set()
+    assert worker.join(60)
+    assert worker.join(0), "joining twice is joining once"
+    assert seen == [("splunk-profiler-subject", True)]
+
+
+def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
+    signal = Signal()
+    signal.set()
+    signal.set()
+    assert signal.wait(60)
+    assert not signal.wait(0)
+
+
+GEVENT = """
+from gevent import monkey
+if BEFORE: monkey.patch_all()
+import _thread, threading, gevent
+from splunk_profiler.threads import Signal, Worker
+if not BEFORE: monkey.patch_all()
+real_ident = monkey.get_original("_thread", "get_ident")
+over, idents = Signal(), []
+def body():
+    idents.append(real_ident())
+    over.wait(60)
+worker = Worker("subject", body)
+worker.start()
+turns = []
+gevent.joinall([gevent.spawn(lambda: (turns.append(1), gevent.sleep(0))) for _ in range(3)])
+over.set()
+assert worker.join(60) and len(turns) == 3
+assert idents[0] != real_ident(), "the worker ran as a greenlet of the main thread"
+print("ok")
+"""
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_worker_is_a_real_thread_where_gevent_has_patched_threading_before() -> None:
+    assert _run(f"BEFORE = True\n{GEVENT}") == "ok\n"
+
+
+def test_a_worker_is_a_real_thread_where_gevent_patches_threading_afterwards() -> None:
+    assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"
