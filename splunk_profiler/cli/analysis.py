@@ -7,6 +7,7 @@ reader of stacks and errors.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from splunk_profiler.cli.errors import CommandError
 PROFILE_SCOPE = "otel.profiling"
 OUTSIDE = "(outside of spans)"
 UNKNOWN_SPAN = "(span not received)"
+
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
 
 SpanKey = tuple[str, str]
 
@@ -54,10 +57,9 @@ class Tally:
             self.total[name] += 1
             self.lines[name][call.file, call.line] += 1
 
-    def place(self, name: str) -> str:
-        """``file:line`` where that function was found most often."""
-        (file, line), _ = self.lines[name].most_common(1)[0]
-        return file if line is None else f"{file}:{line}"
+    def place(self, name: str) -> tuple[str, int | None]:
+        """File and line where that function was found most often."""
+        return self.lines[name].most_common(1)[0][0]
 
 
 @dataclass(slots=True)
@@ -107,10 +109,16 @@ class Analysis:
     threads: dict[str, ThreadTally] = field(default_factory=dict)
     record: tuple[str, dict[str, Any]] | None = None
 
-    def common_functions(self) -> set[str]:
-        """Functions on stacks of every span name: servers and frameworks, which tell spans apart by nothing."""
-        totals = [set(tally.total) for tally in self.by_span.values()]
-        return set.intersection(*totals) if len(totals) > 1 else set()
+
+def is_library(file: str) -> bool:
+    """True for code that came with Python or was installed, as far as a path can tell."""
+    return file.startswith("<frozen") or _LIBRARY.search(file) is not None
+
+
+def short_path(file: str) -> str:
+    """`file` from its package on, or its last two parts."""
+    match = _LIBRARY.search(file)
+    return file[match.end() :] if match else "/".join(file.split("/")[-2:])
 
 
 def analyse(path: Path) -> Analysis:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse
+from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse, is_library, short_path
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 
 _WIDTH = 100
@@ -38,6 +38,8 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     \b
     own    share of the span's samples with that function at the top of the stack: it was executing
     total  share of the span's samples with that function anywhere on the stack
+
+    Below the functions that were executing stand the application's own functions that called them.
     """
     analysis = analyse(path)
     if as_json:
@@ -57,7 +59,6 @@ def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, span
     """Write the report."""
     _heading(console, "Profile")
     console.print(_summary(analysis, path))
-    shared = analysis.common_functions()
     ranked = sorted(analysis.by_span.items(), key=lambda item: -item[1].samples)
     if ranked or analysis.unknown_span.samples:
         _heading(console, "Spans")
@@ -66,12 +67,10 @@ def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, span
             console.print(Text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
     for name, tally in ranked[:spans]:
         _heading(console, f"Hottest functions in {name}")
-        console.print(_function_table(tally, shared, top))
+        console.print(_function_table(tally, top))
     if analysis.outside.samples:
         _heading(console, "Hottest functions outside of spans")
-        console.print(_function_table(analysis.outside, shared, top))
-    if shared:
-        console.print(Text("total leaves out functions found under every span name (servers, frameworks)", style="dim"))
+        console.print(_function_table(analysis.outside, top))
     _heading(console, "Threads")
     console.print(_thread_table(analysis.threads))
     if analysis.record:
@@ -114,7 +113,13 @@ def _tally_data(tally: Tally) -> dict[str, Any]:
         "running": tally.running,
         "thread_seconds": tally.thread_ns / 1e9,
         "functions": [
-            {"function": name, "at": tally.place(name), "own": tally.own[name], "total": total}
+            {
+                "function": name,
+                "file": tally.place(name)[0],
+                "line": tally.place(name)[1],
+                "own": tally.own[name],
+                "total": total,
+            }
             for name, total in tally.total.most_common()
         ],
     }
@@ -176,21 +181,27 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
     return table
 
 
-def _function_table(tally: Tally, shared: set[str], top: int) -> Table:
+def _function_table(tally: Tally, top: int) -> Table:
+    """The functions that were executing most, then those of the application that led there."""
     table = _table("function", "own", "", "total", "at")
     names = [name for name, _ in tally.own.most_common(top)]
-    through = [name for name, _ in tally.total.most_common() if name not in shared and name not in names]
-    for name in names + through[:top]:
+    callers = (name for name, _ in tally.total.most_common() if name not in names)
+    names += [name for name in callers if not is_library(tally.place(name)[0])][:top]
+    for name in names:
         own, total = tally.own[name], tally.total[name]
-        bar = Text("█" * round(own / tally.samples * _BAR_CELLS), style="cyan")
         table.add_row(
-            Text(name, style="" if own else "dim"),
+            Text(name, style="bold" if own and not is_library(tally.place(name)[0]) else ""),
             _percent(own, tally.samples) if own else "",
-            bar,
+            Text("█" * round(own / tally.samples * _BAR_CELLS), style="cyan"),
             _percent(total, tally.samples),
-            Text(tally.place(name), style="dim"),
+            Text(_place(tally, name), style="dim"),
         )
     return table
+
+
+def _place(tally: Tally, name: str) -> str:
+    file, line = tally.place(name)
+    return short_path(file) if line is None else f"{short_path(file)}:{line}"
 
 
 def _thread_table(threads: dict[str, ThreadTally]) -> Table:
