@@ -18,7 +18,8 @@ from typing import Any
 from splunk_profiler import config as settings
 from splunk_profiler.guard import Guard, logger
 
-_EXIT_S = 1.7
+_EXIT_S = 1.5  # what stopping takes at most on top of it (joins, a cancelled export) stays below half a second
+_JOIN_S = 0.1
 _FORK_WAIT_S = 0.5
 
 
@@ -164,7 +165,7 @@ class Profiler:
         self._sink = LateSink(self._open_sink)
         self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
         self._ticker = ticker
-        self._sampler = Sampler(ticker, config.period_ns, self._handle, self._idle)
+        self._sampler = Sampler(ticker, config.period_ns, self._handle)
         self._export_thread = Worker("exporter", self._recorder.run)
         self._primed = False
 
@@ -200,10 +201,10 @@ class Profiler:
 
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
-        self._sampler.stop(min(0.2, timeout_s / 4))
+        self._sampler.stop(_JOIN_S)
         self._sink.hurry()
         self._recorder.stop(timeout_s * 0.8)
-        self._export_thread.join(0.1)
+        self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
             self._shadow.remove()
         else:
@@ -226,9 +227,6 @@ class Profiler:
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in samples if sample.span is not None)
         self._recorder.record(samples)
-
-    def _idle(self) -> None:
-        pass
 
     def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
         from splunk_profiler import _walker  # noqa: PLC0415  # there whenever it was chosen

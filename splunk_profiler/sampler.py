@@ -23,20 +23,12 @@ class Sampler:
         ticker: captures; stopped and never used again after `stop`.
         period_ns: distance between two deadlines.
         handle: called on the worker's thread with each raw snapshot, in order.
-        idle: called on the worker's thread about once a second, and at most that often without snapshots.
     """
 
-    def __init__(
-        self,
-        ticker: Ticker,
-        period_ns: int,
-        handle: Callable[[RawSnapshot], None],
-        idle: Callable[[], None],
-    ) -> None:
+    def __init__(self, ticker: Ticker, period_ns: int, handle: Callable[[RawSnapshot], None]) -> None:
         self._ticker = ticker
         self._period_ns = period_ns
         self._handle = handle
-        self._idle = idle
         self._stopping = False
         self._guard = Guard("the sampling thread")
         self._pause = Signal()
@@ -77,6 +69,5 @@ class Sampler:
                 for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
                     with self._guard.watching():
                         self._handle(raw)
-                self._idle()
             if stopping:
                 return

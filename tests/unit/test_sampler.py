@@ -1,0 +1,81 @@
+"""The sampling threads: nothing ends them but `stop`, and what was captured is handled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import pytest
+
+from splunk_profiler.capture import RawSnapshot
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.naming import FrameNamer
+from splunk_profiler.portable import PortableTicker
+from splunk_profiler.sampler import Sampler
+
+PERIOD_NS = 2_000_000
+
+
+def _ticker(make_stack: Callable[[tuple[Frame, ...], bool], Stack] = Stack) -> PortableTicker:
+    return PortableTicker(
+        context_of=lambda _: None,
+        max_depth=64,
+        make_frame=FrameNamer().frame,
+        make_stack=make_stack,
+        ring_size=64,
+    )
+
+
+def test_snapshots_are_handed_on_in_order_until_the_stop() -> None:
+    handled: SimpleQueue[RawSnapshot] = SimpleQueue()
+    sampler = Sampler(_ticker(), PERIOD_NS, handled.put)
+    sampler.start()
+    times = [handled.get(timeout=60).time_ns for _ in range(20)]
+    assert sampler.stop(60)
+    assert times == sorted(times)
+    assert sampler.counters().captured >= 20
+
+
+def test_what_was_captured_before_the_stop_is_handled() -> None:
+    handled: list[RawSnapshot] = []
+    ticker = _ticker()
+    for _ in range(5):
+        ticker.capture()
+    sampler = Sampler(ticker, 3_600_000_000_000, handled.append)
+    sampler.start()
+    assert sampler.stop(60)
+    assert len(handled) == 5
+
+
+def test_a_handler_that_fails_is_logged_once_and_sampling_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def failing(_: RawSnapshot) -> None:
+        calls.put(1)
+        raise ValueError("mine")
+
+    sampler = Sampler(_ticker(), PERIOD_NS, failing)
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        sampler.start()
+        for _ in range(10):
+            calls.get(timeout=60)
+        assert sampler.stop(60)
+    assert len([record for record in caplog.records if "the sampling thread" in record.getMessage()]) == 1
+
+
+def test_a_walker_that_fails_at_one_tick_is_there_at_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    handled: SimpleQueue[RawSnapshot] = SimpleQueue()
+    failures = iter([True, True, False])
+
+    def failing_at_first(frames: tuple[Frame, ...], truncated: bool) -> Stack:
+        if next(failures, False):
+            raise MemoryError
+        return Stack(frames, truncated)
+
+    sampler = Sampler(_ticker(failing_at_first), PERIOD_NS, handled.put)
+    sampler.start()
+    for _ in range(5):
+        handled.get(timeout=60)
+    assert sampler.stop(60)
+    assert "MemoryError" in caplog.text
