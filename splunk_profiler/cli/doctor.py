@@ -1,0 +1,127 @@
+"""``splunk-profiler doctor``: would samples flow in this environment, or in that of a running process?
+
+Runs on the main thread: asks `checks` and `running`, and draws what they found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from splunk_profiler.cli import checks
+from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.cli.report import report_console
+from splunk_profiler.cli.running import environment_of, process
+from splunk_profiler.config import Resolved, environment, from_env
+
+_MARKS = {
+    Verdict.GOOD: Text("✓", style="green"),
+    Verdict.NOTE: Text("·", style="dim"),
+    Verdict.WARNING: Text("!", style="bold yellow"),
+    Verdict.FAILURE: Text("✗", style="bold red"),
+}
+
+
+@click.command()
+@click.option("--pid", type=click.IntRange(1), metavar="N", help="Look at this running process and its environment.")
+@click.option("--no-export", is_flag=True, help="Send no test records.")
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
+def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
+    """Say whether samples would flow, and if not, why.
+
+    Looks at the settings in effect and where each came from, at this Python and its packages, at the way to
+    the collector, and sends one real sample of itself. Ask it in the environment of the service:
+
+    \b
+    splunk-profiler run [OPTIONS] -- splunk-profiler doctor
+    splunk-profiler doctor --pid $(pgrep -of gunicorn)
+
+    Exit code 0 if samples would flow, 1 if not.
+    """
+    logging.basicConfig(level=logging.CRITICAL)  # what would be logged is said here, as findings
+    env = environment() if pid is None else environment_of(pid)
+    resolved = from_env(env)
+    sections = {
+        "Switch": [*checks.switches(resolved), *checks.activation(env)],
+        "Interpreter": checks.interpreter(resolved),
+        "Samples": checks.filters(resolved),
+        "Way to the collector": checks.endpoint(resolved, env),
+    }
+    if pid is not None:
+        sections = {"Process": process(pid, resolved.endpoint.target), **sections}
+    if not no_export:
+        sections["Test"] = checks.export(resolved)
+    failed = any(found.verdict is Verdict.FAILURE for section in sections.values() for found in section)
+    if as_json:
+        click.echo(json.dumps(_as_data(resolved, sections, failed), indent=2))
+    else:
+        _draw(report_console(), resolved, sections, failed)
+    return int(failed)
+
+
+def _as_data(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
+    return {
+        "samples_would_flow": not failed,
+        "settings": [
+            {"name": name, "value": value, "origin": origin} for name, value, origin in checks.settings(resolved)
+        ],
+        "endpoint": {
+            "url": resolved.endpoint.url,
+            "target": resolved.endpoint.target,
+            "secure": resolved.endpoint.secure,
+            "setting": resolved.endpoint.setting,
+        },
+        "findings": [
+            {
+                "section": title,
+                "verdict": found.verdict.value,
+                "subject": found.subject,
+                "fact": found.fact,
+                "remedy": found.remedy,
+            }
+            for title, section in sections.items()
+            for found in section
+        ],
+    }
+
+
+def _draw(console: Console, resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
+    table = Table.grid(padding=(0, 2))
+    for name, value, origin in checks.settings(resolved):
+        usual = origin == "default"
+        table.add_row(
+            Text(f"  {name}", style="dim" if usual else "cyan"),
+            Text(value or "(not set)", style="dim" if usual else "bold"),
+            Text(origin, style="dim"),
+        )
+    _title(console, "Settings in effect")
+    console.print(table)
+    for title, section in sections.items():
+        _title(console, title)
+        rows = Table.grid(padding=(0, 1))
+        rows.add_column()
+        rows.add_column(no_wrap=True)
+        rows.add_column(overflow="fold")
+        for found in section:
+            rows.add_row(_MARKS[found.verdict], Text(found.subject, style="dim"), Text(found.fact))
+            if found.remedy:
+                rows.add_row("", "", Text(f"→ {found.remedy}", style="bold"))
+        console.print(rows)
+    console.print()
+    causes = [found for section in sections.values() for found in section if found.verdict is Verdict.FAILURE]
+    if failed:
+        console.print(Text("Samples would not flow:", style="bold red"))
+        for found in causes:
+            console.print(Text(f"  {found.subject}: {found.fact}"))
+    else:
+        console.print(Text("Samples would flow.", style="bold green"))
+
+
+def _title(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))

@@ -1,0 +1,102 @@
+"""A running process, looked at from outside: its environment, whether the profiler is in it, whom it talks to.
+
+Linux only: reads ``/proc``. Runs on the main thread of `doctor`; touches nothing in the other process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.cli.errors import CommandError
+
+_ESTABLISHED = "01"
+_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with.
+
+    Raises:
+        CommandError: there is no such process, or it belongs to somebody else.
+    """
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
+    except FileNotFoundError:
+        raise CommandError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise CommandError(f"process {pid} belongs to another user; run this as that user or as root") from None
+    except OSError as error:
+        raise CommandError(f"process {pid} cannot be examined: {error.strerror}") from None
+    pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def process(pid: int, target: str) -> list[Finding]:
+    """What of the profiler can be seen in process `pid`; `target` is the ``host:port`` it should send to."""
+    root = Path("/proc") / str(pid)
+    executable = _link(root / "exe")
+    command = _read(root / "cmdline").replace("\0", " ").strip()
+    found = [Finding(Verdict.NOTE, "process", f"{pid}: {command[:200]}")]
+    if executable and Path(executable) != Path(sys.executable).resolve():
+        fact = f"it runs {executable}, this is {Path(sys.executable).resolve()}: what is said of Python and packages is"
+        found.append(
+            Finding(Verdict.NOTE, "process", f"{fact} about the latter", "run the doctor with its interpreter")
+        )
+    maps = _read(root / "maps")
+    if "python" not in maps and "python" not in executable:
+        remedy = "name the Python process itself, perhaps a child of this one"
+        return [*found, Finding(Verdict.FAILURE, "process", "no Python in it", remedy)]
+    names = {_read(task / "comm").strip() for task in _entries(root / "task")}
+    seen = sorted(name for name in names if name.startswith("splunk-profiler"[:_COMM_LENGTH]))
+    if seen:
+        found.append(Finding(Verdict.GOOD, "profiler", f"its threads run ({', '.join(seen)})"))
+    elif "/splunk_profiler/_walker" in maps:
+        found.append(Finding(Verdict.GOOD, "profiler", "its native walker is loaded, so it was started"))
+    else:
+        fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
+        found.append(Finding(Verdict.WARNING, "profiler", fact, "see whether the process logged why it did not start"))
+    if "/cygrpc" not in maps:
+        found.append(Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet"))
+    port = int(target.rpartition(":")[2])
+    count = _connections(root, port)
+    if count:
+        found.append(Finding(Verdict.GOOD, "connection", f"{count} open to port {port}"))
+    else:
+        found.append(Finding(Verdict.WARNING, "connection", f"none open to port {port} ({target}) at this moment"))
+    return found
+
+
+def _connections(root: Path, port: int) -> int:
+    """Established TCP connections of that process to `port` of any host."""
+    links = (_link(descriptor) for descriptor in _entries(root / "fd"))
+    own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    count = 0
+    for table in ("tcp", "tcp6"):
+        for line in _read(root / "net" / table).splitlines()[1:]:
+            columns = line.split()
+            remote, state, inode = columns[2], columns[3], columns[9]
+            count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in own
+    return count
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
