@@ -71,7 +71,11 @@ def collect(  # noqa: PLR0917
         store = Store(output, sync=sync)
         try:
             receiver = Receiver(
-                store, host, port, max_request_mib * _MEBIBYTE, lambda text: errors.print(f"splunk-profiler: {text}")
+                store,
+                host,
+                port,
+                max_request_mib * _MEBIBYTE,
+                lambda text: errors.print(f"splunk-profiler: {text}", soft_wrap=True),
             )
             click.echo(f"listening on {receiver.address}")
             show = _show_live if console.is_terminal else _show_lines

@@ -232,9 +232,20 @@ def _table(first: str, *others: str) -> Table:
 def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
     _heading(console, f"One record as received (a sample inside {span})")
     body = record["body"]["stringValue"]
-    shown = {**record, "body": {"stringValue": "(below, as text)"}}
-    console.print(Text(json.dumps(shown, indent=2, ensure_ascii=False)), soft_wrap=True)
+    console.print(Text(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
     console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
+
+
+def _one_line_each(record: dict[str, Any]) -> str:
+    """JSON with one line for each field, and one for each attribute."""
+    lines = []
+    for name, value in record.items():
+        if isinstance(value, list):
+            items = ",\n".join(f"    {json.dumps(item, ensure_ascii=False)}" for item in value)
+            lines.append(f"  {json.dumps(name)}: [\n{items}\n  ]")
+        else:
+            lines.append(f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -1,0 +1,89 @@
+"""Runs this package's commands as a user does, in processes of their own; shared by the tests of the command line.
+
+Every wait has a deadline. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = ROOT / "tests" / "targets"
+COMMAND = [sys.executable, "-m", "splunk_profiler"]
+DEADLINE_S = 90
+NOWHERE = "http://127.0.0.1:9"
+
+
+def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without settings of the profiler or of OpenTelemetry, and with `changes`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_"))}
+    return {**kept, **(changes or {})}
+
+
+def splunk_profiler(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=clean_environment(env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+class Collector:
+    """A running ``splunk-profiler collect``.
+
+    Attributes:
+        address: ``host:port``.
+        directory: where it saves.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], address: str, directory: Path) -> None:
+        self.process = process
+        self.address = address
+        self.directory = directory
+
+    def end(self) -> tuple[str, str]:
+        """Ask it to end; what it wrote to its standard output and error after its first line."""
+        self.process.terminate()
+        output, errors = self.process.communicate(timeout=DEADLINE_S)
+        assert self.process.returncode == 0, errors
+        return output, errors
+
+    def lines(self, name: str) -> list[Any]:
+        """The file's lines, each of which must be JSON."""
+        return [json.loads(line) for line in (self.directory / name).read_text("utf-8").splitlines()]
+
+
+@contextmanager
+def collecting(directory: Path, *options: str) -> Iterator[Collector]:
+    """A collector on a free port; it has ended when the block has."""
+    process = subprocess.Popen(
+        [*COMMAND, "collect", "--port", "0", "--output", str(directory), *options],
+        env=clean_environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("listening on "), process.communicate(timeout=DEADLINE_S)
+        yield Collector(process, first.removeprefix("listening on ").strip(), directory)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=DEADLINE_S)
