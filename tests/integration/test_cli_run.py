@@ -1,0 +1,227 @@
+"""The launcher: real programs, started by ``splunk-profiler run`` without a change to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, DEADLINE_S, NOWHERE, ROOT, clean_environment, splunk_profiler
+
+REPORTER = """
+import json, os, sys, threading
+names = [thread.name for thread in threading.enumerate()]
+print(json.dumps({
+    "profiled": any(name.startswith("splunk-profiler-") for name in names),
+    "arguments": sys.argv[1:],
+    "interval": os.environ.get("SPLUNK_PROFILER_CALL_STACK_INTERVAL"),
+    "enabled": os.environ.get("SPLUNK_PROFILER_ENABLED"),
+    "path": sys.path,
+    "own_ran": hasattr(sys, "own_ran"),
+    "sitecustomize": getattr(sys.modules.get("sitecustomize"), "__file__", None),
+}), flush=True)
+"""
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> Path:
+    """A program that says how it was started and whether the profiler runs in it."""
+    path = tmp_path / "reporter.py"
+    path.write_text(REPORTER, "utf-8")
+    return path
+
+
+def launched(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return splunk_profiler("run", *arguments, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": NOWHERE, **(env or {})})
+
+
+def test_a_python_program_runs_with_the_profiler_and_its_arguments_as_they_were(reporter: Path) -> None:
+    arguments = ["two words", "--interval-ms", "*", "", "--", 'quo"te']
+    ended = launched("--interval-ms", "250", "--", sys.executable, reporter, *arguments)
+    said = json.loads(ended.stdout)
+    assert ended.returncode == 0
+    assert said["profiled"]
+    assert said["arguments"] == arguments
+    assert said["interval"] == "250"
+    assert not [entry for entry in said["path"] if entry.endswith("autostart")]
+
+
+def test_the_two_dashes_can_be_left_out_and_options_of_the_command_are_its_own(reporter: Path) -> None:
+    ended = launched(sys.executable, "-B", reporter, "--walker", "x", "-h")
+    assert json.loads(ended.stdout)["arguments"] == ["--walker", "x", "-h"]
+
+
+def test_a_program_of_a_shell_script_is_profiled(reporter: Path, tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{reporter}" "$@"\n', "utf-8")
+    script.chmod(0o755)
+    said = json.loads(launched("--", script, "a b").stdout)
+    assert said["profiled"]
+    assert said["arguments"] == ["a b"]
+
+
+def test_a_script_that_names_no_interpreter_runs_as_a_shell_would_run_it(tmp_path: Path) -> None:
+    script = tmp_path / "plain"
+    script.write_text('echo "plain $1"\n', "utf-8")
+    script.chmod(0o755)
+    assert launched(script, "text").stdout == "plain text\n"
+
+
+def test_python_processes_that_the_program_starts_are_profiled_too(reporter: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "parent.py"
+    parent.write_text(f"import subprocess, sys; subprocess.run([sys.executable, {str(reporter)!r}])", "utf-8")
+    assert json.loads(launched("--", sys.executable, parent).stdout)["profiled"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_processes_of_multiprocessing_are_profiled_too(tmp_path: Path, method: str) -> None:
+    program = tmp_path / "pool.py"
+    program.write_text(
+        "import multiprocessing, threading\n"
+        "def names():\n"
+        "    return [thread.name for thread in threading.enumerate()]\n"
+        "if __name__ == '__main__':\n"
+        f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "        print('\\n'.join(pool.apply(names)))\n",
+        "utf-8",
+    )
+    ended = launched("--", sys.executable, program)
+    assert "splunk-profiler-" in ended.stdout, ended.stderr
+
+
+def test_a_module_run_with_dash_m_is_profiled(reporter: Path) -> None:
+    path = os.pathsep.join([str(reporter.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ended = launched("--", sys.executable, "-m", "reporter", "x", env={"PYTHONPATH": path})
+    assert json.loads(ended.stdout)["profiled"], ended.stderr
+
+
+def test_the_applications_own_sitecustomize_still_runs(reporter: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own_ran = True", "utf-8")
+    path = os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    said = json.loads(launched("--", sys.executable, reporter, env={"PYTHONPATH": path}).stdout)
+    assert said["own_ran"]
+    assert said["sitecustomize"] == str(own / "sitecustomize.py")
+    assert said["profiled"]
+
+
+def test_an_error_in_the_applications_own_sitecustomize_is_shown_as_without_us(reporter: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_missing", "utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ended = launched("--", sys.executable, reporter, env={"PYTHONPATH": path})
+    assert "a_module_that_is_missing" in ended.stderr
+    assert json.loads(ended.stdout)["profiled"]
+
+
+def test_the_switch_in_the_environment_holds(reporter: Path) -> None:
+    said = json.loads(launched("--", sys.executable, reporter, env={"SPLUNK_PROFILER_ENABLED": "false"}).stdout)
+    assert not said["profiled"]
+    assert said["enabled"] == "false"
+
+
+def test_an_option_overrides_the_environment(reporter: Path) -> None:
+    env = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "777"}
+    assert json.loads(launched("--", sys.executable, reporter, env=env).stdout)["interval"] == "777"
+    said = json.loads(launched("--interval-ms", "20", "--", sys.executable, reporter, env=env).stdout)
+    assert said["interval"] == "20"
+
+
+def test_an_interpreter_without_the_package_runs_the_program_and_says_so_in_one_line(
+    reporter: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    bare = tmp_path / "bare" / "bin" / "python"
+    # Where the tests run from the sources, PYTHONPATH would give the package to every interpreter.
+    env = clean_environment()
+    env.pop("PYTHONPATH", None)
+    ended = subprocess.run(
+        [*COMMAND, "run", "--", bare, reporter], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not json.loads(ended.stdout)["profiled"]
+    (line,) = ended.stderr.splitlines()
+    assert "not started" in line
+    assert f"{bare} -m pip install splunk-profiler" in line
+
+
+def test_an_isolated_python_runs_and_the_user_is_told_that_it_is_not_profiled(reporter: Path) -> None:
+    ended = launched("--", sys.executable, "-I", reporter)
+    assert not json.loads(ended.stdout)["profiled"]
+    assert "option -I keeps the profiler from being started" in ended.stderr
+
+
+def test_the_exit_code_is_the_programs() -> None:
+    assert launched("--", sys.executable, "-c", "raise SystemExit(37)").returncode == 37
+
+
+def test_signals_reach_the_program_which_has_the_launchers_process_id(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(41))\n"
+        "print('ready', os.getpid(), flush=True)\n"
+        "signal.pause()\n",
+        "utf-8",
+    )
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--endpoint", NOWHERE, "--", sys.executable, str(program)],
+        env=clean_environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"ready {process.pid}\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 41
+
+
+def test_a_closed_pipe_ends_the_program_as_it_does_without_the_launcher() -> None:
+    # Python ignores SIGPIPE in itself; a program that is executed must not inherit that.
+    ended = launched("--", "sh", "-c", "trap - PIPE; yes | head -n 1; echo done")
+    assert ended.stdout == "y\ndone\n"
+    assert "Broken pipe" not in ended.stderr
+
+
+def test_no_command_is_wrong_usage() -> None:
+    ended = launched("--interval-ms", "10")
+    assert ended.returncode == 2
+    assert "name the command to run" in ended.stderr
+
+
+def test_a_value_that_a_setting_does_not_take_is_wrong_usage() -> None:
+    ended = launched("--interval-ms", "0", "--", "true")
+    assert ended.returncode == 2
+    assert "'0' is outside 1 to 3600000" in ended.stderr
+
+
+def test_a_command_that_does_not_exist_ends_with_127_as_in_a_shell() -> None:
+    ended = launched("--", "no-such-program")
+    assert (ended.returncode, ended.stdout) == (127, "")
+    assert ended.stderr == "splunk-profiler: error: no-such-program: is not a program in PATH\n"
+
+
+def test_a_file_that_may_not_be_executed_ends_with_126_as_in_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    assert launched("--", tmp_path / "data").returncode == 126
+    assert launched("--", tmp_path).returncode == 126
+
+
+def test_a_script_whose_interpreter_is_missing_ends_with_127(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n", "utf-8")
+    script.chmod(0o755)
+    ended = launched("--", script)
+    assert ended.returncode == 127
+    assert "names an interpreter that does not exist" in ended.stderr
+
+
+def test_launched_twice_over_there_is_one_profiler(reporter: Path) -> None:
+    ended = launched("--", *COMMAND, "run", "--", sys.executable, reporter)
+    assert json.loads(ended.stdout)["profiled"]
