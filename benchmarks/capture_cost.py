@@ -1,0 +1,99 @@
+"""How long a snapshot holds the GIL: the native walker beside a walk in pure Python, interleaved in one run.
+
+33 threads, 43 frames each; once with stacks that hold still, once with stacks that all moved since the last snapshot.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+
+from population import FRAMES, THREADS, Stepping, Still
+from result import Result, main, median, middle_half
+
+from splunk_profiler.capture import Choice, Ticker, make_ticker
+from splunk_profiler.spans import context_variable
+
+
+def walk_in_python() -> list[list[tuple[CodeType, int]]]:
+    """What a profiler without an extension does while others wait: every frame of every thread, with its line."""
+    stacks = []
+    for top in sys._current_frames().values():
+        stack: list[tuple[CodeType, int]] = []
+        frame: FrameType | None = top
+        while frame is not None:
+            stack.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        stacks.append(stack)
+    return stacks
+
+
+def native_ticker() -> Ticker:
+    """The native walker as the profiler makes it."""
+    return make_ticker(Choice("native", "measured"), context_variable(), lambda _: None, 1024)
+
+
+def held_ns(ticker: Ticker) -> int:
+    """Nanoseconds of one capture, by the walker's own clock around it."""
+    before = ticker.counters().held_ns_sum
+    ticker.capture()
+    return ticker.counters().held_ns_sum - before
+
+
+def python_ns() -> int:
+    """Nanoseconds of one walk in Python."""
+    started = time.perf_counter_ns()
+    walk_in_python()
+    return time.perf_counter_ns() - started
+
+
+def interleaved(rounds: int, between: Callable[[], None]) -> tuple[list[int], list[int]]:
+    """(native, Python) times; the order changes with each round."""
+    ticker = native_ticker()
+    native: list[int] = []
+    python: list[int] = []
+    for number in range(rounds):
+        between()
+        if number % 2:
+            python.append(python_ns())
+            native.append(held_ns(ticker))
+        else:
+            native.append(held_ns(ticker))
+            python.append(python_ns())
+        ticker.drain(0)
+    return native[2:], python[2:]  # the first captures grow buffers
+
+
+def results(what: str, native: list[int], python: list[int], frames: int) -> Iterator[Result]:
+    """Per snapshot, per frame, and beside Python."""
+    snapshot_ns, python_snapshot_ns = median(native), median(python)
+    details = {"frames": frames, "rounds": len(native), "middle_half": middle_half(native)}
+    yield Result(f"GIL held for a snapshot, {what}", snapshot_ns / 1000, "us", details=details)
+    yield Result(f"GIL held per frame, {what}", snapshot_ns / frames, "ns", 10)
+    yield Result(
+        f"pure-Python walk / native walk, {what}",
+        python_snapshot_ns / snapshot_ns,
+        "times",
+        15,
+        at_least=True,
+        details={"python_us": python_snapshot_ns / 1000, "python_middle_half": middle_half(python)},
+    )
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Both populations."""
+    rounds = 30 if quick else 2000
+    with Still(THREADS - 1, FRAMES):
+        frames = sum(map(len, walk_in_python()))
+        native, python = interleaved(rounds, lambda: None)
+    yield from results("stacks that hold still", native, python, frames)
+    with Stepping(THREADS - 1, FRAMES) as population:
+        frames = sum(map(len, walk_in_python()))
+        native, python = interleaved(max(rounds // 10, 10), population.step)
+    yield from results("stacks that all moved", native, python, frames)
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

@@ -1,0 +1,82 @@
+"""What 200 threads that do nothing cost: allocations, time per snapshot, and the work derived from their stacks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+from capture_cost import held_ns, native_ticker
+from population import FRAMES, Still
+from result import Result, main, median, middle_half
+
+from splunk_profiler.capture import Capture, Choice, thread_clocks
+from splunk_profiler.formats.text import stack_text
+from splunk_profiler.model import Stack
+
+IDLE = 200
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Captures, then the worker's part."""
+    rounds = 50 if quick else 1000
+    with Still(IDLE, FRAMES):
+        ticker = native_ticker()
+        for _ in range(100):  # fills the ring once, so that its slots have their memory
+            ticker.capture()
+        before = sys.getallocatedblocks()
+        held = [held_ns(ticker) for _ in range(rounds)]
+        blocks = sys.getallocatedblocks() - before - len(held)  # the list holds an int for each round
+        ticker.drain(0)
+        yield Result(
+            "blocks allocated per snapshot of 200 idle threads",
+            max(blocks, 0) / rounds,
+            "blocks",
+            0.1,
+            details={"rounds": rounds},
+        )
+        yield Result(
+            "GIL held per idle thread and snapshot",
+            median(held) / (IDLE + 1),
+            "ns",
+            details={"snapshot_us": median(held) / 1000, "middle_half": middle_half(held), "frames_each": FRAMES},
+        )
+        yield from worker(rounds)
+
+
+def worker(rounds: int) -> Iterator[Result]:
+    """The time from a raw snapshot to samples, and how often a stack is formatted."""
+    ticker = native_ticker()
+    clocks = thread_clocks(Choice("native", "measured"))
+    capture = Capture(lambda _: None, clocks, 1_000_000_000)
+    formatted: list[Stack] = []
+
+    def text(stack: Stack) -> str:
+        formatted.append(stack)
+        return stack_text(stack)
+
+    took = []
+    for _ in range(rounds):
+        ticker.capture()
+        started = time.perf_counter_ns()
+        for raw in ticker.drain(0):
+            for sample in capture.snapshot(raw).samples:
+                sample.thread.stack.derive(text)
+        took.append(time.perf_counter_ns() - started)
+    yield Result(
+        "stacks formatted per idle thread, over all snapshots",
+        (len(formatted) - rounds) / IDLE,  # the main thread's moves with each
+        "stacks",
+        1.0,
+        details={"snapshots": rounds},
+    )
+    yield Result(
+        "worker's time per idle thread and snapshot",
+        median(took) / (IDLE + 1) / 1000,
+        "us",
+        details={"middle_half_us_per_snapshot": [value / 1000 for value in middle_half(took)]},
+    )
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

@@ -1,0 +1,100 @@
+"""Threads with deep stacks to be profiled: ones that hold still, ones that all move on when told, busy ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+THREADS = 33  # with the main thread
+FRAMES = 43
+
+
+def descend(frames: int, leaf: Callable[[], None]) -> None:
+    """Call `leaf` below `frames` frames of this function."""
+    if frames > 1:
+        descend(frames - 1, leaf)
+    else:
+        leaf()
+
+
+class Still:
+    """Threads that wait, each with a stack of the same depth."""
+
+    def __init__(self, threads: int, frames: int) -> None:
+        self._end = threading.Event()
+        self._there = threading.Barrier(threads + 1)
+        self._threads = [threading.Thread(target=self._body, args=(frames,), daemon=True) for _ in range(threads)]
+
+    def _body(self, frames: int) -> None:
+        # threading's bootstrap (2), run, this one, the leaf and the wait inside it (2) are frames as well
+        descend(frames - 7, self._leaf)
+
+    def _leaf(self) -> None:
+        self._there.wait()
+        self._end.wait()
+
+    def __enter__(self) -> Still:
+        for thread in self._threads:
+            thread.start()
+        self._there.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Stepping:
+    """Threads that hold still until `step`, after which each of them stands at another line."""
+
+    def __init__(self, threads: int, frames: int) -> None:
+        self._gates = [threading.Semaphore(0) for _ in range(threads)]
+        self._arrived = threading.Barrier(threads + 1)
+        self._threads = [threading.Thread(target=self._body, args=(gate, frames), daemon=True) for gate in self._gates]
+
+    def _body(self, gate: threading.Semaphore, frames: int) -> None:
+        descend(frames - 7, lambda: self._leaf(gate))
+
+    def _leaf(self, gate: threading.Semaphore) -> None:
+        with suppress(threading.BrokenBarrierError):  # the end
+            while True:
+                self._arrived.wait()
+                gate.acquire()
+                self._arrived.wait()
+                gate.acquire()  # another line than the one above: the stack differs from before
+
+    def step(self) -> None:
+        """Let every thread move on by one place and wait until all have."""
+        for gate in self._gates:
+            gate.release()
+        self._arrived.wait()
+
+    def __enter__(self) -> Stepping:
+        for thread in self._threads:
+            thread.start()
+        self._arrived.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrived.abort()
+        for gate in self._gates:
+            gate.release()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def busy(threads: int, work: Callable[[int, Callable[[], bool]], None]) -> Iterator[None]:
+    """`threads` threads that run ``work(number, is_over)`` until the block is left."""
+    over = threading.Event()
+    running = [threading.Thread(target=work, args=(number, over.is_set), daemon=True) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in running:
+            thread.join()

@@ -1,0 +1,73 @@
+"""One line of JSON for each thing measured, with its target beside it, and the command line of every measure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Something measured.
+
+    Attributes:
+        name: what.
+        value: how much.
+        unit: of what.
+        limit: the target; None where there is none.
+        at_least: True if the value has to reach the limit, False if it has to stay below.
+        details: how it came about: medians, spreads, counts.
+    """
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    at_least: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def line(self) -> str:
+        """The result as JSON."""
+        target = None if self.limit is None else f"{'>=' if self.at_least else '<='} {self.limit:g} {self.unit}"
+        shown = {"measure": self.name, "value": significant(self.value), "unit": self.unit, "target": target}
+        return json.dumps({**shown, "met": self.met, **self.details})
+
+
+def significant(value: float, digits: int = 3) -> float:
+    """`value` with as many digits as a measurement on a shared machine has."""
+    return float(f"{value:.{digits}g}")
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one, rounded as `significant` does."""
+    return significant(statistics.median(values))
+
+
+def middle_half(values: Sequence[float]) -> list[float]:
+    """The first and third quartile: between them lies half of what was seen."""
+    if len(values) < 2:
+        return [significant(value) for value in values]
+    low, _, high = statistics.quantiles(values, n=4)
+    return [significant(low), significant(high)]
+
+
+def main(measure: Callable[[bool], Iterable[Result]], description: str | None) -> None:
+    """Run one measure from the command line; ``--quick`` only shows that it works."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, and figures that mean nothing")
+    quick = parser.parse_args().quick
+    for result in measure(quick):
+        print(result.line(), flush=True)
+    sys.stdout.flush()

@@ -1,0 +1,149 @@
+"""What a CPU-bound service loses to the profiler: the same process with and without it, in turns (ABBA).
+
+8 threads serve made-up requests inside spans, 24 wait; every record is exported to a collector in another process.
+Two figures for each case: requests per second of wall time, and CPU time of the whole process per request, which
+counts the profiler's own threads too and is disturbed less by other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from counting_sink import CountingSink, Totals
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from population import FRAMES, Still, busy, descend
+from result import Result, main, median, middle_half
+
+import splunk_profiler
+
+BUSY = 8
+IDLE = 24
+ORDER = [{"number": number, "name": f"item {number}", "price": number * 1.19} for number in range(40)]
+
+
+class Service:
+    """Counts the requests that its threads have served."""
+
+    def __init__(self) -> None:
+        self._served = [0] * BUSY
+        self._tracer = trace.get_tracer("benchmark")
+
+    def work(self, number: int, is_over: Callable[[], bool]) -> None:
+        """Serve until it is over."""
+        while not is_over():
+            with self._tracer.start_as_current_span("request"):
+                descend(20, self._handle)
+            self._served[number] += 1
+
+    def served(self) -> int:
+        """Requests so far."""
+        return sum(self._served)
+
+    def _handle(self) -> None:
+        order: list[dict[str, Any]] = json.loads(json.dumps(ORDER))
+        order.sort(key=lambda item: item["name"])
+        total = 0.0
+        for _ in range(20):
+            total += sum(item["price"] * 0.81 for item in order)
+        if total <= 0:
+            raise ValueError("an order without a price")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Requests per second and CPU seconds per request of one stretch of time."""
+
+    rate: float
+    cpu_s: float
+
+
+def segment(service: Service, seconds: float) -> Segment:
+    """Look at the service for `seconds`."""
+    served, wall, cpu = service.served(), time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    count = service.served() - served
+    return Segment(count / (time.perf_counter() - wall), (time.process_time() - cpu) / count)
+
+
+def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
+    """Start, and wait until the first records have arrived: gRPC is loaded, connections are made."""
+    before = sink.totals().records
+    if not splunk_profiler.start(config):
+        raise RuntimeError("the profiler did not start")
+    deadline = time.monotonic() + 30
+    while sink.totals().records == before:
+        if time.monotonic() > deadline:
+            raise RuntimeError("no record arrived")
+        time.sleep(0.05)
+
+
+def compare(config: splunk_profiler.Config, sink: CountingSink, seconds: float, rounds: int) -> dict[str, list[float]]:
+    """Ratios with / without of each ABBA round: ``rate`` and ``cpu``, and ``noise``: without / without."""
+    service = Service()
+    ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": []}
+    with Still(IDLE, FRAMES), busy(BUSY, service.work):
+        segment(service, seconds)
+        for _ in range(rounds):
+            first = segment(service, seconds)
+            start(config, sink)
+            within = [segment(service, seconds), segment(service, seconds)]
+            splunk_profiler.stop()
+            last = segment(service, seconds)
+            ratios["rate"].append(sum(part.rate for part in within) / (first.rate + last.rate))
+            ratios["cpu"].append(sum(part.cpu_s for part in within) / (first.cpu_s + last.cpu_s))
+            ratios["noise"].append(last.rate / first.rate)
+    return ratios
+
+
+def results(name: str, ratios: dict[str, list[float]], limit: float | None, arrived: Totals) -> Iterator[Result]:
+    """The loss as a share, from the median over the rounds."""
+    spread = [100 * (1 - ratio) for ratio in reversed(middle_half(ratios["rate"]))]
+    yield Result(
+        f"throughput lost, {name}",
+        100 * (1 - median(ratios["rate"])),
+        "%",
+        limit,
+        details={
+            "middle_half": [round(value, 2) for value in spread],
+            "without_profiler_middle_half": [round(100 * (1 - r), 2) for r in reversed(middle_half(ratios["noise"]))],
+            "rounds": len(ratios["rate"]),
+            "records": arrived.records,
+            "snapshots": arrived.snapshots,
+            "in_spans": arrived.in_spans,
+        },
+    )
+    yield Result(
+        f"CPU per request added, {name}",
+        100 * (median(ratios["cpu"]) - 1),
+        "%",
+        limit,
+        details={"middle_half": [round(100 * (ratio - 1), 2) for ratio in middle_half(ratios["cpu"])]},
+    )
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """At 1 s and at 10 ms with the native walker, and at 10 ms with the portable one."""
+    trace.set_tracer_provider(TracerProvider())
+    cases: list[tuple[str, str, int, float | None]]
+    cases = [("native, 1 s", "native", 1000, 0.2), ("native, 10 ms", "native", 10, 5.0)]
+    cases += [] if quick else [("portable, 10 ms", "portable", 10, None)]
+    for name, walker, interval_ms, limit in cases:
+        with CountingSink() as sink:
+            config = splunk_profiler.Config(
+                enabled=True,
+                call_stack_interval_ms=min(interval_ms, 100) if quick else interval_ms,
+                export_interval_ms=100 if quick else 1000,
+                logs_endpoint=sink.url,
+                walker=walker,
+            )
+            ratios = compare(config, sink, *((0.3, 1) if quick else (4.0, 8 if interval_ms == 1000 else 5)))
+            yield from results(name, ratios, limit, sink.totals())
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

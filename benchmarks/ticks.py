@@ -1,0 +1,88 @@
+"""How many ticks of a 10 ms interval are delivered beside 8 busy threads, and how late they come.
+
+The native ticker and the portable one take turns in the same process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from capture_cost import native_ticker
+from population import FRAMES, Still, busy
+from result import Result, main, significant
+
+from splunk_profiler.capture import Choice, Ticker, make_ticker
+
+PERIOD_NS = 10_000_000
+BUSY = 8
+IDLE = 24
+latency = attrgetter("latency_ns")
+
+
+def spin(_number: int, is_over: Callable[[], bool]) -> None:
+    """Plain Python work that gives the GIL up only when it is asked for."""
+    value = 0
+    while not is_over():
+        for step in range(2000):
+            value = (value * 31 + step) % 1_000_003
+
+
+def deliver(ticker: Ticker, ticks: int) -> list[int]:
+    """Let `ticker` run until `ticks` deadlines have passed; the latencies of those that were delivered."""
+    thread = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
+    thread.start()
+    late: list[int] = []
+    while ticker.counters().due < ticks:
+        late += [latency(raw) for raw in ticker.drain(1_000_000_000)]
+    ticker.stop()
+    thread.join()
+    late += [latency(raw) for raw in ticker.drain(0)]
+    return late
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Both tickers, in turns."""
+    rounds, ticks = (1, 100) if quick else (5, 400)
+    posted = sys.version_info >= (3, 12)  # before, only the main thread runs pending calls
+    seen: dict[str, tuple[list[int], dict[str, int]]] = {}
+    with Still(IDLE, FRAMES), busy(BUSY, spin):
+        for _ in range(rounds):
+            for name in ("native", "portable"):
+                ticker = (
+                    native_ticker()
+                    if name == "native"
+                    else make_ticker(Choice("portable", "measured"), None, lambda _: None, 1024)
+                )
+                late, sums = seen.setdefault(name, ([], {"due": 0, "captured": 0, "by_pending_call": 0}))
+                late += deliver(ticker, ticks)
+                for counter in sums:
+                    sums[counter] += getattr(ticker.counters(), counter)
+    for name, (late, sums) in seen.items():
+        late.sort()
+        wanted = posted and name == "native"
+        yield Result(
+            f"ticks delivered of 100 at 10 ms beside {BUSY} busy threads, {name}",
+            100 * sums["captured"] / sums["due"],
+            "ticks",
+            99 if wanted else None,
+            at_least=True,
+            details=dict(sums),
+        )
+        yield Result(
+            f"latency of a tick, 99th percentile, {name}",
+            late[int(len(late) * 0.99)] / 1e6,
+            "ms",
+            1 if wanted else None,
+            details={
+                "median_us": significant(late[len(late) // 2] / 1000),
+                "mean_us": significant(sum(late) / len(late) / 1000),
+                "worst_ms": significant(late[-1] / 1e6),
+            },
+        )
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)
