@@ -1,0 +1,164 @@
+"""The report: what is counted, and what a person sees of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from splunk_profiler.cli.analysis import Analysis, analyse, is_library, short_path
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.report import as_data, draw
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
+IDLE = ("threading.Condition.wait(/usr/lib/python3.11/threading.py:327)",)
+RECURSIVE = ("m.walk(/srv/m.py:3)", "m.walk(/srv/m.py:4)", "m.walk(/srv/m.py:4)")
+
+
+def record(calls: tuple[str, ...], span: str = "", *, running: bool = True, thread: str = "worker") -> dict[str, Any]:
+    status = "running\n   python.Thread.State: RUNNABLE" if running else "waiting\n   python.Thread.State: WAITING"
+    lines = "".join(f"\tat {call}\n" for call in calls)
+    body = f'"{thread}" #3 prio=0 os_prio=0 cpu=1.00ms elapsed=2.00s tid=0x1 nid=0x2 {status}\n{lines}'
+    ids = {"traceId": TRACE, "spanId": span} if span else {}
+    period = {"key": "source.event.period", "value": {"intValue": "100"}}
+    return {"timeUnixNano": "1700000000000000000", "body": {"stringValue": body}, "attributes": [period], **ids}
+
+
+def logs(*records: dict[str, Any], scope: str = "otel.profiling") -> str:
+    service = {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]}
+    return json.dumps(
+        {"resourceLogs": [{"resource": service, "scopeLogs": [{"scope": {"name": scope}, "logRecords": records}]}]}
+    )
+
+
+def spans(**names: str) -> str:
+    entries = [{"traceId": TRACE.upper(), "spanId": span, "name": name} for span, name in names.items()]
+    return json.dumps({"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": entries}]}]})
+
+
+def saved(directory: Path, *lines: str) -> Analysis:
+    (directory / "logs.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return analyse(directory)
+
+
+def drawn(analysis: Analysis, width: int = 100) -> str:
+    output = io.StringIO()
+    draw(analysis, Path("profiles"), console=Console(file=output, width=width, markup=False, emoji=False))
+    return output.getvalue()
+
+
+def test_samples_are_joined_to_the_names_of_their_spans(tmp_path: Path) -> None:
+    analysis = saved(
+        tmp_path,
+        logs(record(BUSY, "00000000000000aa"), record(BUSY, "00000000000000bb"), record(IDLE, running=False)),
+        spans(**{"00000000000000AA": "GET /search", "00000000000000BB": "GET /search"}),
+    )
+    assert (analysis.samples, analysis.in_spans) == (3, 2)
+    assert set(analysis.by_span) == {"GET /search"}
+    tally = analysis.by_span["GET /search"]
+    assert tally.own == {"shop.pricing.rank": 2}
+    assert tally.total == {"shop.pricing.rank": 2, "shop.app.search": 2}
+    assert tally.thread_ns == 200_000_000
+    assert analysis.outside.own == {"threading.Condition.wait": 1}
+
+
+def test_samples_whose_span_was_not_received_are_counted_apart(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, logs(record(BUSY, "00000000000000aa")), spans())
+    assert (analysis.in_spans, analysis.unknown_span.samples, analysis.by_span) == (1, 1, {})
+    assert "span unknown" in drawn(analysis)
+
+
+def test_a_function_that_calls_itself_counts_once_for_each_sample(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, logs(record(RECURSIVE)))
+    assert analysis.outside.total == {"m.walk": 1}
+    assert analysis.outside.place("m.walk") == ("/srv/m.py", 3)
+
+
+def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_path: Path) -> None:
+    packed = {**record(BUSY), "body": {"stringValue": "H4sIAAAAAAAA/w=="}}
+    analysis = saved(
+        tmp_path,
+        logs(record(BUSY), packed),
+        logs({"body": {"stringValue": "hello"}}, scope="app"),
+        '{"resourceLogs":[{"half a',
+        "not JSON at all",
+    )
+    assert (analysis.samples, analysis.unread, analysis.other_logs, analysis.broken_lines) == (1, 1, 1, 2)
+    text = drawn(analysis)
+    assert "1 records whose body is not in the text format" in text
+    assert "2 lines that are not OTLP/JSON" in text
+
+
+def test_a_file_can_be_named_in_place_of_a_directory(tmp_path: Path) -> None:
+    path = tmp_path / "export.json"
+    path.write_text(logs(record(BUSY)) + "\n", "utf-8")
+    assert analyse(path).samples == 1
+
+
+def test_nothing_to_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="does not exist"):
+        analyse(tmp_path / "missing")
+    with pytest.raises(CommandError, match="splunk-profiler collect --output"):
+        analyse(tmp_path)
+    with pytest.raises(CommandError, match=r"no samples in .* splunk-profiler doctor"):
+        saved(tmp_path, spans())
+
+
+def test_a_person_sees_shares_functions_threads_and_a_whole_record(tmp_path: Path) -> None:
+    busy = [record(BUSY, "00000000000000aa") for _ in range(3)]
+    idle = [record(IDLE, running=False, thread="pool-0")]
+    text = drawn(saved(tmp_path, logs(*busy, *idle), spans(**{"00000000000000aa": "GET /search"})))
+    assert "75 % (3 samples)" in text
+    assert "Hottest functions in GET /search" in text
+    assert "shop/pricing.py:9" in text
+    assert "pool-0" in text
+    assert '"spanId": "00000000000000aa"' in text
+    assert "at shop.app.search(/srv/shop/app.py:4)" in text
+    assert str(tmp_path / "logs.jsonl") in text
+
+
+def test_tables_fit_into_100_columns_however_long_names_are(tmp_path: Path) -> None:
+    long = tuple(f"package.{'module' * 30}.Class.method{n}(/srv/{'directory' * 20}/file.py:1)" for n in range(3))
+    names = {"00000000000000aa": "GET /" + "segment/" * 40}
+    analysis = saved(tmp_path, logs(record(long, "00000000000000aa", thread="thread " * 40)), spans(**names))
+    for line in drawn(analysis).split("One record as received")[0].splitlines():
+        assert len(line) <= 100
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    text = drawn(saved(tmp_path, logs(record(("m.f([red]x.py:1)",), thread="[bold]t[/bold] :smile:"))))
+    assert "[bold]t[/bold] :smile:" in text
+
+
+def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, logs(record(BUSY, "00000000000000aa")), spans(**{"00000000000000aa": "GET /search"}))
+    data = json.loads(json.dumps(as_data(analysis, tmp_path)))
+    assert data["share_in_spans"] == 1.0
+    assert data["by_span"]["GET /search"]["functions"][0] == {
+        "function": "shop.pricing.rank",
+        "file": "/srv/shop/pricing.py",
+        "line": 9,
+        "own": 1,
+        "total": 1,
+    }
+    assert data["record"]["as_received"]["spanId"] == "00000000000000aa"
+
+
+@pytest.mark.parametrize(
+    ("file", "library", "shown"),
+    [
+        ("/srv/shop/app.py", False, "shop/app.py"),
+        ("/usr/lib/python3.11/threading.py", True, "threading.py"),
+        ("/opt/venv/lib/python3.12/site-packages/anyio/_core.py", True, "anyio/_core.py"),
+        ("/usr/lib/python3/dist-packages/click/core.py", True, "click/core.py"),
+        ("<frozen runpy>", True, "<frozen runpy>"),
+        ("<string>", False, "<string>"),
+    ],
+)
+def test_library_code_is_told_from_the_applications_by_its_path(file: str, library: bool, shown: str) -> None:
+    assert (is_library(file), short_path(file)) == (library, shown)
