@@ -1,0 +1,282 @@
+/* Takes a snapshot: who calls holds the GIL, and holds it from the first line to the last.
+ *
+ * Two phases. Under the runtime's head lock the thread states are walked into scratch memory: nothing is allocated,
+ * nothing gets or loses a reference, nothing is called that could take a lock or run Python. Then, still holding the
+ * GIL (so that no frame, code object or context can go away), what changed is copied into stacks that own their code.
+ * No reference is given up here: that can run finalisers and belongs to drain.
+ */
+#include "py_compat.h"
+
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum { WALKED, LOCK_BUSY, NO_ROOM_THREADS, NO_ROOM_FRAMES } walk_result;
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec at;
+    clock_gettime(clock, &at);
+    return at.tv_sec * 1000000000LL + at.tv_nsec;
+}
+
+int64_t monotonic_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+/* Writes the frames to core.frames from `first` on and compares them with the thread's last stack on the way. False if
+ * the room did not suffice. */
+static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thread *thread)
+{
+    raw_frame *out = c->frames + thread->first;
+    size_t room = c->frames_room - thread->first;
+    size_t depth = 0;
+    size_t comparable = last == NULL ? 0 : last->depth;
+    bool same = last != NULL;
+
+    for (; frame != NULL && depth < c->max_depth; frame = compat_calling_frame(frame)) {
+        if (depth == room) {
+            return false;
+        }
+        raw_frame seen = {(PyObject *)compat_code(frame), compat_globals(frame), compat_offset(frame)};
+        same = same && depth < comparable && last->frames[depth].code == seen.code
+               && last->frames[depth].offset == seen.offset && last->frames[depth].globals == seen.globals;
+        out[depth++] = seen;
+    }
+    thread->depth = depth;
+    thread->truncated = frame != NULL;
+    thread->same = same && depth == comparable && last->truncated == thread->truncated ? last : NULL;
+    return true;
+}
+
+/* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own. */
+static walk_result walk_threads(core *c, size_t *count)
+{
+    size_t threads = 0, frames = 0, last = 0;
+    for (PyThreadState *state = compat_first_thread(c->interp); state != NULL; state = state->next) {
+        compat_frame *frame = compat_top_frame(state);
+        if (frame == NULL) {
+            continue;
+        }
+        if (threads == c->threads_room) {
+            return NO_ROOM_THREADS;
+        }
+        while (last < c->last_count && c->last[last].key > state->id) {
+            last++;
+        }
+        bool known = last < c->last_count && c->last[last].key == state->id;
+        walked_thread *thread = &c->walked[threads];
+        thread->key = state->id;
+        thread->ident = state->thread_id;
+        thread->native_id = compat_native_id(state);
+        thread->context = state->context;
+        thread->first = frames;
+        if (!walk_stack(c, frame, known ? c->last[last].stack : NULL, thread)) {
+            return NO_ROOM_FRAMES;
+        }
+        if (thread->same == NULL) {
+            frames += thread->depth;
+        }
+        threads++;
+    }
+    *count = threads;
+    return WALKED;
+}
+
+static bool grow(void **memory, size_t *room, size_t item_size, size_t at_least)
+{
+    size_t wanted = *room * 2 > at_least ? *room * 2 : at_least;
+    if (wanted > SIZE_MAX / item_size) {
+        return false;
+    }
+    void *grown = realloc(*memory, wanted * item_size);
+    if (grown == NULL) {
+        return false;
+    }
+    *memory = grown;
+    *room = wanted;
+    return true;
+}
+
+static bool grow_threads(core *c)
+{
+    size_t room = c->threads_room;
+    if (!grow((void **)&c->walked, &room, sizeof(walked_thread), 64)) {
+        return false;
+    }
+    room = c->threads_room;
+    if (!grow((void **)&c->last, &room, sizeof(last_stack), 64)) {
+        return false; /* walked is larger than it must be, which harms nobody */
+    }
+    c->threads_room = room;
+    return true;
+}
+
+static bool walk(core *c, size_t *count)
+{
+    for (;;) {
+        if (!compat_lock_head()) {
+            return false;
+        }
+        walk_result result = walk_threads(c, count);
+        compat_unlock_head();
+        if (result == WALKED) {
+            return true;
+        }
+        bool grown = result == NO_ROOM_THREADS ? grow_threads(c)
+                                               : grow((void **)&c->frames, &c->frames_room, sizeof(raw_frame), 4096);
+        if (!grown) {
+            return false;
+        }
+    }
+}
+
+static raw_stack *stack_new(core *c, const walked_thread *thread)
+{
+    raw_stack *stack = malloc(sizeof(raw_stack) + thread->depth * sizeof(raw_frame));
+    if (stack == NULL) {
+        return NULL;
+    }
+    memcpy(stack->frames, c->frames + thread->first, thread->depth * sizeof(raw_frame));
+    for (size_t i = 0; i < thread->depth; i++) {
+        Py_INCREF(stack->frames[i].code);
+        Py_INCREF(stack->frames[i].globals);
+    }
+    stack->depth = thread->depth;
+    stack->truncated = thread->truncated;
+    stack->stack = NULL;
+    stack->holders = 0;
+    stack->next_dead = NULL;
+    stack->previous = NULL;
+    stack->next = c->stacks;
+    if (c->stacks != NULL) {
+        c->stacks->previous = stack;
+    }
+    c->stacks = stack;
+    return stack;
+}
+
+void stack_release(core *c, raw_stack *stack)
+{
+    if (--stack->holders == 0) {
+        stack->next_dead = c->dead_stacks;
+        c->dead_stacks = stack;
+    }
+}
+
+/* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
+ * Python code runs and nothing is allocated. The comparison of two different variables goes through the general rich
+ * comparison, whose recursion check would raise in a thread at its limit: the headroom CPython keeps for its own error
+ * handling prevents that. The context is borrowed: to take it from a thread state needs the GIL, which we hold. */
+static PyObject *context_value(PyThreadState *self, PyObject *context, PyObject *variable)
+{
+    if (context == NULL || variable == NULL) {
+        return NULL;
+    }
+    PyObject *value = NULL;
+    self->recursion_headroom++;
+    int found = PySequence_Contains(context, variable);
+    if (found == 1) {
+        value = PyObject_GetItem(context, variable);
+    }
+    if (found < 0 || (found == 1 && value == NULL)) {
+        PyErr_Clear();
+    }
+    self->recursion_headroom--;
+    return value;
+}
+
+/* Keeps what this capture saw for the next one to compare with. */
+static void remember(core *c, const raw_snapshot *snapshot)
+{
+    for (size_t i = 0; i < snapshot->count; i++) {
+        snapshot->threads[i].stack->holders++;
+    }
+    for (size_t i = 0; i < c->last_count; i++) {
+        stack_release(c, c->last[i].stack);
+    }
+    c->last_count = snapshot->count;
+    for (size_t i = 0; i < snapshot->count; i++) {
+        const raw_thread *thread = &snapshot->threads[snapshot->count - 1 - i];
+        c->last[i] = (last_stack){thread->key, thread->stack};
+    }
+}
+
+static raw_snapshot *own_walked(core *c, size_t count)
+{
+    raw_snapshot *snapshot = malloc(sizeof(raw_snapshot) + count * sizeof(raw_thread));
+    if (snapshot == NULL) {
+        return NULL;
+    }
+    PyThreadState *self = PyThreadState_Get();
+    snapshot->next = NULL;
+    snapshot->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        const walked_thread *walked = &c->walked[count - 1 - i];
+        raw_stack *stack = walked->same != NULL ? walked->same : stack_new(c, walked);
+        if (stack == NULL) {
+            /* The references are given up by drain, like those of a snapshot that nobody took. */
+            snapshot->next = c->overwritten;
+            c->overwritten = snapshot;
+            c->overwritten_count++;
+            return NULL;
+        }
+        stack->holders++;
+        raw_thread *thread = &snapshot->threads[snapshot->count++];
+        thread->key = walked->key;
+        thread->ident = walked->ident;
+        thread->native_id = walked->native_id;
+        (void)forks_child_thread(walked->ident, &thread->native_id);
+        thread->stack = stack;
+        thread->context = context_value(self, walked->context, c->context_var);
+    }
+    return snapshot;
+}
+
+static void ring_put(core *c, raw_snapshot *snapshot)
+{
+    size_t ready = atomic_load(&c->ready);
+    if (ready == c->ring_size) {
+        raw_snapshot *oldest = c->ring[c->ring_first];
+        c->ring[c->ring_first] = snapshot;
+        c->ring_first = (c->ring_first + 1) % c->ring_size;
+        oldest->next = c->overwritten;
+        c->overwritten = oldest;
+        c->overwritten_count++;
+        atomic_fetch_add(&c->overwrites, 1);
+        return;
+    }
+    c->ring[(c->ring_first + ready) % c->ring_size] = snapshot;
+    atomic_store(&c->ready, ready + 1);
+}
+
+bool capture_snapshot(core *c, int64_t deadline_ns)
+{
+    size_t count;
+    int64_t begin = monotonic_ns();
+    int64_t time_ns = clock_ns(CLOCK_REALTIME);
+    /* A worker that never drains leaves at most two rings of snapshots behind: then there are no more. */
+    if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, &count)) {
+        return false;
+    }
+    raw_snapshot *snapshot = own_walked(c, count);
+    if (snapshot == NULL) {
+        return false;
+    }
+    snapshot->time_ns = time_ns;
+    snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
+    remember(c, snapshot);
+    ring_put(c, snapshot);
+    atomic_fetch_add(&c->captured, 1);
+    if (deadline_ns != 0) {
+        atomic_fetch_add(&c->late_sum, snapshot->latency_ns);
+        if (snapshot->latency_ns > atomic_load(&c->late_max)) {
+            atomic_store(&c->late_max, snapshot->latency_ns);
+        }
+    }
+    atomic_fetch_add(&c->held_sum, monotonic_ns() - begin);
+    return true;
+}

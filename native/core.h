@@ -1,0 +1,166 @@
+/* What a ticker is made of, shared by the C files of the walker.
+ *
+ * Three kinds of state, each field says which: *GIL* is read and written only with the GIL held, *mutex* only with
+ * core.mutex held, *atomic* by anyone. Lock order: GIL, then the fork registry's mutex, then core.mutex, then CPython's
+ * own locks. Nobody waits for the GIL while holding any of the others.
+ */
+#ifndef SPLUNK_PROFILER_CORE_H
+#define SPLUNK_PROFILER_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+/* One frame as captured. Whether code and globals are owned is said where it is stored. */
+typedef struct {
+    PyObject *code;
+    PyObject *globals;
+    int offset; /* bytes, as frame.f_lasti */
+} raw_frame;
+
+/* The frames of a thread, leaf first, shared by all snapshots in which the thread did not move. GIL. */
+typedef struct raw_stack {
+    struct raw_stack *previous, *next; /* all stacks of the core, so that the collector can visit each once */
+    struct raw_stack *next_dead;       /* those to be freed by the next drain */
+    size_t holders;                    /* snapshots and the table of last stacks */
+    PyObject *stack;                   /* owned, made by make_stack when first drained */
+    size_t depth;
+    bool truncated;
+    raw_frame frames[]; /* owned */
+} raw_stack;
+
+typedef struct {
+    uint64_t key;
+    unsigned long ident;
+    unsigned long native_id;
+    raw_stack *stack;  /* one of its holders */
+    PyObject *context; /* owned, or NULL */
+} raw_thread;
+
+/* All threads at one instant, oldest first. GIL. */
+typedef struct raw_snapshot {
+    struct raw_snapshot *next;
+    int64_t time_ns;
+    int64_t latency_ns;
+    size_t count;
+    raw_thread threads[];
+} raw_snapshot;
+
+/* A thread while it is being walked; nothing here is owned. */
+typedef struct {
+    uint64_t key;
+    unsigned long ident;
+    unsigned long native_id;
+    PyObject *context;
+    raw_stack *same;   /* the stack it had before, if it has not moved */
+    size_t first;      /* else: its frames in core.frames */
+    size_t depth;
+    bool truncated;
+} walked_thread;
+
+typedef struct {
+    uint64_t key;
+    raw_stack *stack; /* one of its holders */
+} last_stack;
+
+typedef struct {
+    PyObject *code;    /* owned, so that its address is not used again while it is a key */
+    PyObject *globals; /* owned */
+    int offset;
+    PyObject *frame; /* owned; NULL: the slot is free */
+} known_frame;
+
+typedef struct core {
+    atomic_int references; /* the Ticker object and a pending call under way */
+    PyInterpreterState *interp;
+
+    /* What Python gave. Owned, GIL; NULL once cleared. */
+    PyObject *context_var;
+    PyObject *make_frame;
+    PyObject *make_stack;
+    size_t max_depth;
+
+    /* Snapshots. GIL; `ready` is atomic so that drain can look without the GIL. */
+    raw_snapshot **ring;
+    size_t ring_size;
+    size_t ring_first;
+    atomic_size_t ready;
+    raw_snapshot *overwritten; /* given up, their references released by the next drain */
+    size_t overwritten_count;
+    raw_stack *stacks;
+    raw_stack *dead_stacks;
+
+    /* The previous capture, newest thread first, and room for the next. GIL. */
+    last_stack *last;
+    size_t last_count;
+    walked_thread *walked;
+    size_t threads_room;
+    raw_frame *frames;
+    size_t frames_room;
+
+    known_frame *known; /* open addressing; GIL */
+    size_t known_size;
+    size_t known_count;
+
+    /* Schedule. */
+    pthread_mutex_t mutex;
+    pthread_cond_t tick;    /* mutex: stop wanted */
+    pthread_cond_t filled;  /* mutex: a snapshot is ready, or the end */
+    bool running;           /* mutex */
+    atomic_bool stopped;    /* set under mutex */
+    atomic_bool closed;     /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
+    atomic_bool posted;     /* a pending call is under way */
+    atomic_llong wanted_ns; /* deadline of the capture that is due; 0: none. Whoever takes it out captures */
+
+    /* Counters. */
+    atomic_ullong due, missed;
+    atomic_ullong captured, by_pending_call, overwrites;
+    atomic_llong late_max, late_sum, held_sum;
+
+    struct core *next_core; /* fork registry */
+    struct core **link;
+} core;
+
+/* capture.c: takes snapshots. GIL held. */
+HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns); /* deadline 0: now; false: none taken */
+HIDDEN void stack_release(core *c, raw_stack *stack);       /* one holder less; runs no Python code */
+HIDDEN int64_t monotonic_ns(void);
+
+/* snapshots.c: gives references up, may run Python code. GIL held. */
+HIDDEN void snapshot_free(core *c, raw_snapshot *snapshot);
+HIDDEN void core_release_dead(core *c);
+HIDDEN void core_release_all(core *c);
+HIDDEN int core_traverse(core *c, visitproc visit, void *arg);
+
+/* convert.c: makes Python values of snapshots on the worker thread. GIL held. */
+typedef struct {
+    PyTypeObject *raw_thread;   /* borrowed from the module */
+    PyTypeObject *raw_snapshot; /* borrowed from the module */
+} value_types;
+HIDDEN PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *snapshot);
+HIDDEN void known_frames_clear(core *c);
+
+/* ticker.c: life, schedule and forks. */
+HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */
+HIDDEN void core_drop(core *c);
+HIDDEN int core_run(core *c, int64_t period_ns);                /* GIL held, released while it waits; -1 and an exception */
+HIDDEN void core_stop(core *c);
+HIDDEN void core_capture(core *c);                              /* GIL held */
+HIDDEN void core_wait_filled(core *c, int64_t timeout_ns);      /* GIL not held */
+
+/* forks.c: the process-wide part. */
+HIDDEN int forks_prepare_process(void); /* registers the handlers once; -1 if the system refuses */
+HIDDEN void forks_add(core *c);
+HIDDEN void forks_remove(core *c);
+HIDDEN void forks_close_all(void); /* the interpreter ends: no core may touch it any more */
+HIDDEN void forks_watch(PyInterpreterState *interp, PyObject *in_child); /* GIL held; in_child may be NULL */
+HIDDEN bool forks_child_thread(unsigned long ident, unsigned long *native_id);
+HIDDEN void core_init_locks(core *c);
+
+#endif

@@ -1,0 +1,169 @@
+/* What belongs to the process and not to a module: the one registration for forks, and the list of cores it needs.
+ *
+ * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does), by a thread without the GIL,
+ * by a foreign thread. Before the fork the cores' mutexes are taken, so that no ticker is between CPython's locks at that
+ * instant. In the child nothing of CPython is called, since any of its locks may be held by a thread that is not there
+ * any more: the call that is to notice the child is posted before the fork, and is inherited. In the parent it does
+ * nothing.
+ */
+#define _GNU_SOURCE
+#include "py_compat.h"
+
+#include "core.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static struct {
+    pthread_mutex_t mutex;
+    core *cores;                          /* mutex */
+    bool handlers;                        /* mutex */
+    PyObject *in_child;                   /* owned; GIL */
+    PyInterpreterState *_Atomic interp;   /* whose in_child it is; NULL: nobody watches */
+    atomic_bool unnoticed;                /* this is a forked child, and in_child has not been told */
+    unsigned long child_ident;            /* the thread that called fork, and its new id; written only in the child */
+    unsigned long child_native_id;
+} process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+void core_init_locks(core *c)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->tick, &attributes);
+    pthread_cond_init(&c->filled, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static int notice_child(void *unused)
+{
+    (void)unused;
+    if (PyInterpreterState_Get() != atomic_load(&process.interp) || !atomic_exchange(&process.unnoticed, false)) {
+        return 0;
+    }
+    PyObject *in_child = Py_XNewRef(process.in_child);
+    if (in_child != NULL) {
+        PyObject *result = PyObject_CallNoArgs(in_child);
+        if (result == NULL) {
+            PyErr_WriteUnraisable(in_child);
+        }
+        Py_XDECREF(result);
+        Py_DECREF(in_child);
+    }
+    return 0;
+}
+
+static void post_notice(void)
+{
+    PyInterpreterState *interp = atomic_load(&process.interp);
+    if (interp != NULL && !compat_is_finalizing()) {
+        (void)compat_post(interp, notice_child, NULL); /* a full queue: the Python hooks remain */
+    }
+}
+
+static void before_fork(void)
+{
+    /* With the GIL the interpreter cannot end under us, and the post might give the GIL up: not under our mutex. */
+    bool holds_gil = compat_locks_detach();
+    if (holds_gil) {
+        post_notice();
+    }
+    pthread_mutex_lock(&process.mutex);
+    if (!holds_gil) {
+        post_notice();
+    }
+    for (core *c = process.cores; c != NULL; c = c->next_core) {
+        pthread_mutex_lock(&c->mutex);
+    }
+}
+
+static void after_fork_in_parent(void)
+{
+    for (core *c = process.cores; c != NULL; c = c->next_core) {
+        pthread_mutex_unlock(&c->mutex);
+    }
+    pthread_mutex_unlock(&process.mutex);
+}
+
+/* Only this thread exists. Mutexes are made anew: condition variables count waiters that are gone. */
+static void after_fork_in_child(void)
+{
+    for (core *c = process.cores; c != NULL; c = c->next_core) {
+        core_init_locks(c);
+        atomic_store(&c->stopped, true);
+        atomic_store(&c->closed, true);
+    }
+    pthread_mutex_init(&process.mutex, NULL);
+    process.child_ident = (unsigned long)pthread_self();
+    process.child_native_id = (unsigned long)syscall(SYS_gettid);
+    atomic_store(&process.unnoticed, true);
+}
+
+int forks_prepare_process(void)
+{
+    pthread_mutex_lock(&process.mutex);
+    if (!process.handlers) {
+        process.handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+    }
+    bool done = process.handlers;
+    pthread_mutex_unlock(&process.mutex);
+    return done ? 0 : -1;
+}
+
+void forks_add(core *c)
+{
+    pthread_mutex_lock(&process.mutex);
+    c->next_core = process.cores;
+    c->link = &process.cores;
+    if (process.cores != NULL) {
+        process.cores->link = &c->next_core;
+    }
+    process.cores = c;
+    pthread_mutex_unlock(&process.mutex);
+}
+
+void forks_remove(core *c)
+{
+    pthread_mutex_lock(&process.mutex);
+    *c->link = c->next_core;
+    if (c->next_core != NULL) {
+        c->next_core->link = c->link;
+    }
+    pthread_mutex_unlock(&process.mutex);
+}
+
+void forks_close_all(void)
+{
+    pthread_mutex_lock(&process.mutex);
+    atomic_store(&process.interp, NULL);
+    for (core *c = process.cores; c != NULL; c = c->next_core) {
+        pthread_mutex_lock(&c->mutex);
+        atomic_store(&c->closed, true);
+        pthread_cond_broadcast(&c->tick);
+        pthread_cond_broadcast(&c->filled);
+        pthread_mutex_unlock(&c->mutex);
+    }
+    pthread_mutex_unlock(&process.mutex);
+    Py_CLEAR(process.in_child);
+}
+
+void forks_watch(PyInterpreterState *interp, PyObject *in_child)
+{
+    PyObject *before = process.in_child;
+    process.in_child = Py_XNewRef(in_child);
+    pthread_mutex_lock(&process.mutex);
+    atomic_store(&process.interp, in_child == NULL ? NULL : interp);
+    pthread_mutex_unlock(&process.mutex);
+    Py_XDECREF(before);
+}
+
+/* Thread states keep the parent's id of the thread that forked where no Python hook renews it. */
+bool forks_child_thread(unsigned long ident, unsigned long *native_id)
+{
+    if (process.child_ident == 0 || process.child_ident != ident) {
+        return false;
+    }
+    *native_id = process.child_native_id;
+    return true;
+}

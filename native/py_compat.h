@@ -1,0 +1,240 @@
+/* The only place that knows how CPython versions differ inside: thread list, frames, locks, pending calls.
+ *
+ * Include it before anything that includes Python.h. Every function here expects the GIL to be held unless it says
+ * otherwise. A new CPython version is supported by editing this header alone.
+ */
+#ifndef SPLUNK_PROFILER_PY_COMPAT_H
+#define SPLUNK_PROFILER_PY_COMPAT_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_BUILD_CORE
+#define Py_BUILD_CORE 1
+#endif
+#include <Python.h>
+
+#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x03100000
+#error "the native walker knows the frames of CPython 3.10 to 3.15; install without it (the build does so by itself)"
+#endif
+#ifdef Py_GIL_DISABLED
+#error "the native walker relies on the GIL; free-threaded builds use the portable walker"
+#endif
+
+#include <internal/pycore_ceval.h>
+#include <internal/pycore_interp.h>
+#include <internal/pycore_pystate.h>
+#include <internal/pycore_runtime.h>
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#include <internal/pycore_stackref.h>
+#elif PY_VERSION_HEX >= 0x030B0000
+#include <internal/pycore_frame.h>
+#endif
+
+#include <sched.h>
+#include <stdbool.h>
+#include <time.h>
+
+/* How long a capture waits for the runtime's head lock. Its holders only link a thread in or out. */
+#define COMPAT_HEAD_LOCK_WAIT_NS 1000000LL
+
+/* ---- thread states ---- */
+
+/* Newest first; ids descend because id and link are given in one hold of the head lock. Needs the head lock. */
+static inline PyThreadState *compat_first_thread(PyInterpreterState *interp)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    return interp->threads.head;
+#else
+    return interp->tstate_head;
+#endif
+}
+
+static inline unsigned long compat_native_id(const PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    return thread->native_thread_id;
+#else
+    (void)thread;
+    return 0;
+#endif
+}
+
+/* The head lock is held by whoever links thread states in or out, some of them foreign threads without the GIL. It is
+ * only tried for a bounded time: the thread that runs us may itself hold it (sys._current_frames allocates under it,
+ * and on 3.10 and 3.11 an allocation can run the collector and with it Python code). */
+static inline bool compat_lock_head(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    /* Not PyMutex_Lock: it detaches the thread state while it waits, so that others would run Python in the middle. */
+    PyMutex *mutex = &_PyRuntime.interpreters.mutex;
+    struct timespec begin, now;
+    for (unsigned spins = 0;; spins++) {
+        uint8_t bits = _Py_atomic_load_uint8(&mutex->_bits);
+        if (!(bits & _Py_LOCKED) && _Py_atomic_compare_exchange_uint8(&mutex->_bits, &bits, bits | _Py_LOCKED)) {
+            return true;
+        }
+        if (spins == 0) {
+            clock_gettime(CLOCK_MONOTONIC, &begin);
+        }
+        else if (spins % 16 == 0) {
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            if ((now.tv_sec - begin.tv_sec) * 1000000000LL + now.tv_nsec - begin.tv_nsec > COMPAT_HEAD_LOCK_WAIT_NS) {
+                return false;
+            }
+            sched_yield();
+        }
+    }
+#else
+    return PyThread_acquire_lock_timed(_PyRuntime.interpreters.mutex, COMPAT_HEAD_LOCK_WAIT_NS / 1000, 0)
+           == PY_LOCK_ACQUIRED;
+#endif
+}
+
+static inline void compat_unlock_head(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyMutex_Unlock(&_PyRuntime.interpreters.mutex);
+#else
+    PyThread_release_lock(_PyRuntime.interpreters.mutex);
+#endif
+}
+
+/* ---- frames: walk from compat_top_frame by compat_calling_frame, both skip what sys._current_frames does not show ---- */
+
+#if PY_VERSION_HEX >= 0x030B0000
+
+typedef _PyInterpreterFrame compat_frame;
+
+static inline PyCodeObject *compat_code(compat_frame *frame)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return _PyFrame_GetCode(frame);
+#else
+    return frame->f_code;
+#endif
+}
+
+/* Incomplete are frames before their first RESUME, and the interpreter's own entry and C-stack frames: those have no
+ * code or no globals, so they must be told apart before anything else of them is read. */
+static inline compat_frame *compat_first_complete(compat_frame *frame)
+{
+    while (frame != NULL) {
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+        if (frame->owner != FRAME_OWNED_BY_CSTACK && !_PyFrame_IsIncomplete(frame)) {
+            break;
+        }
+#else
+        if (!_PyFrame_IsIncomplete(frame)) {
+            break;
+        }
+#endif
+        frame = frame->previous;
+    }
+    return frame;
+}
+
+static inline compat_frame *compat_top_frame(const PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return compat_first_complete(thread->current_frame);
+#else
+    return thread->cframe == NULL ? NULL : compat_first_complete(thread->cframe->current_frame);
+#endif
+}
+
+static inline compat_frame *compat_calling_frame(compat_frame *frame)
+{
+    return compat_first_complete(frame->previous);
+}
+
+static inline PyObject *compat_globals(compat_frame *frame)
+{
+    return frame->f_globals;
+}
+
+/* Offset in bytes as frame.f_lasti has it, -1 before the first instruction. */
+static inline int compat_offset(compat_frame *frame)
+{
+    int index = _PyInterpreterFrame_LASTI(frame);
+    return index < 0 ? -1 : index * (int)sizeof(_Py_CODEUNIT);
+}
+
+#else /* 3.10: every frame is an object of its own */
+
+typedef PyFrameObject compat_frame;
+
+static inline PyCodeObject *compat_code(compat_frame *frame)
+{
+    return frame->f_code;
+}
+
+static inline compat_frame *compat_top_frame(const PyThreadState *thread)
+{
+    return thread->frame;
+}
+
+static inline compat_frame *compat_calling_frame(compat_frame *frame)
+{
+    return frame->f_back;
+}
+
+static inline PyObject *compat_globals(compat_frame *frame)
+{
+    return frame->f_globals;
+}
+
+static inline int compat_offset(compat_frame *frame)
+{
+    return frame->f_lasti < 0 ? -1 : frame->f_lasti * (int)sizeof(_Py_CODEUNIT);
+}
+
+#endif
+
+/* ---- pending calls: any thread, with or without the GIL ---- */
+
+/* Have call(argument) run at the next check of the interpreter's main loop; 0 or -1 if the queue is full. */
+static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), void *argument)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return _PyEval_AddPendingCall(interp, call, argument, 0);
+#else
+    int result = _PyEval_AddPendingCall(interp, call, argument);
+    /* Only the main thread runs pending calls here, and CPython clears the breaker when another thread posts (it
+     * computes the value as seen by the poster, signals included). Set it, or the main thread would not look. */
+    _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
+    return result;
+#endif
+}
+
+/* Whether waiting for one of CPython's locks in this thread may mean to give up the GIL and to wait for it again. */
+static inline bool compat_locks_detach(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked() != NULL;
+#else
+    return false;
+#endif
+}
+
+static inline bool compat_is_finalizing(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+/* An instance of a tuple subclass without items set; they are set by PyTuple_SET_ITEM before anyone else sees it. */
+static inline PyObject *compat_new_tuple(PyTypeObject *type, Py_ssize_t size)
+{
+    PyObject *made = type->tp_alloc(type, size);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (made != NULL) {
+        ((PyTupleObject *)made)->ob_hash = -1; /* not computed yet */
+    }
+#endif
+    return made;
+}
+
+#endif

@@ -1,0 +1,114 @@
+/* Gives up the references that captures took. Runs on the worker thread (in drain) or where a Ticker ends.
+ *
+ * A finaliser may run at every DECREF here, so each thing is taken out of the core's lists first and the lists are
+ * read again afterwards.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+
+static void stack_free(core *c, raw_stack *stack)
+{
+    if (stack->previous != NULL) {
+        stack->previous->next = stack->next;
+    }
+    else {
+        c->stacks = stack->next;
+    }
+    if (stack->next != NULL) {
+        stack->next->previous = stack->previous;
+    }
+    Py_XDECREF(stack->stack);
+    for (size_t i = 0; i < stack->depth; i++) {
+        Py_DECREF(stack->frames[i].code);
+        Py_DECREF(stack->frames[i].globals);
+    }
+    free(stack);
+}
+
+void snapshot_free(core *c, raw_snapshot *snapshot)
+{
+    for (size_t i = 0; i < snapshot->count; i++) {
+        stack_release(c, snapshot->threads[i].stack);
+        Py_XDECREF(snapshot->threads[i].context);
+    }
+    free(snapshot);
+}
+
+void core_release_dead(core *c)
+{
+    while (c->overwritten != NULL) {
+        raw_snapshot *snapshot = c->overwritten;
+        c->overwritten = snapshot->next;
+        c->overwritten_count--;
+        snapshot_free(c, snapshot);
+    }
+    while (c->dead_stacks != NULL) {
+        raw_stack *stack = c->dead_stacks;
+        c->dead_stacks = stack->next_dead;
+        stack_free(c, stack);
+    }
+}
+
+void core_release_all(core *c)
+{
+    while (atomic_load(&c->ready) > 0) {
+        raw_snapshot *snapshot = c->ring[c->ring_first];
+        c->ring_first = (c->ring_first + 1) % c->ring_size;
+        atomic_fetch_sub(&c->ready, 1);
+        snapshot_free(c, snapshot);
+    }
+    size_t count = c->last_count;
+    c->last_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        stack_release(c, c->last[i].stack);
+    }
+    core_release_dead(c);
+    known_frames_clear(c);
+    Py_CLEAR(c->context_var);
+    Py_CLEAR(c->make_frame);
+    Py_CLEAR(c->make_stack);
+}
+
+static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg)
+{
+    for (size_t i = 0; i < snapshot->count; i++) {
+        Py_VISIT(snapshot->threads[i].context);
+    }
+    return 0;
+}
+
+/* What a drain under way has taken out of the core is not visited: to the collector it is held from outside. */
+int core_traverse(core *c, visitproc visit, void *arg)
+{
+    Py_VISIT(c->context_var);
+    Py_VISIT(c->make_frame);
+    Py_VISIT(c->make_stack);
+    for (const raw_stack *stack = c->stacks; stack != NULL; stack = stack->next) {
+        Py_VISIT(stack->stack);
+        for (size_t i = 0; i < stack->depth; i++) {
+            Py_VISIT(stack->frames[i].code);
+            Py_VISIT(stack->frames[i].globals);
+        }
+    }
+    for (size_t i = 0, ready = atomic_load(&c->ready); i < ready; i++) {
+        int stop = snapshot_traverse(c->ring[(c->ring_first + i) % c->ring_size], visit, arg);
+        if (stop != 0) {
+            return stop;
+        }
+    }
+    for (const raw_snapshot *snapshot = c->overwritten; snapshot != NULL; snapshot = snapshot->next) {
+        int stop = snapshot_traverse(snapshot, visit, arg);
+        if (stop != 0) {
+            return stop;
+        }
+    }
+    for (size_t i = 0; i < c->known_size; i++) {
+        if (c->known[i].frame != NULL) {
+            Py_VISIT(c->known[i].code);
+            Py_VISIT(c->known[i].globals);
+            Py_VISIT(c->known[i].frame);
+        }
+    }
+    return 0;
+}

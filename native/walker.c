@@ -1,0 +1,474 @@
+/* The extension splunk_profiler._walker: arguments in, values out. What it does is in the other files.
+ *
+ * The contract is splunk_profiler/_walker.pyi.
+ */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#define RING_SIZE_MAX 65536
+#define MAX_DEPTH_MAX 1000000
+#define END_CAPSULE "splunk_profiler._walker"
+
+typedef struct {
+    PyTypeObject *ticker;       /* owned */
+    PyTypeObject *raw_thread;   /* owned */
+    PyTypeObject *raw_snapshot; /* owned */
+    PyTypeObject *counters;     /* owned */
+} module_state;
+
+typedef struct {
+    PyObject_HEAD
+    core *core; /* one reference of it; never NULL once made */
+} Ticker;
+
+/* ---- Ticker ---- */
+
+static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"context_var", "max_depth", "make_frame", "make_stack", "ring_size", NULL};
+    PyObject *context_var, *make_frame, *make_stack;
+    Py_ssize_t max_depth, ring_size;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OnOOn:Ticker", names, &context_var, &max_depth, &make_frame,
+                                     &make_stack, &ring_size)) {
+        return NULL;
+    }
+    if (context_var != Py_None && !PyContextVar_CheckExact(context_var)) {
+        PyErr_Format(PyExc_TypeError, "context_var must be a ContextVar or None, not %.100s",
+                     Py_TYPE(context_var)->tp_name);
+        return NULL;
+    }
+    if (!PyCallable_Check(make_frame) || !PyCallable_Check(make_stack)) {
+        PyErr_SetString(PyExc_TypeError, "make_frame and make_stack must be callable");
+        return NULL;
+    }
+    if (max_depth < 1 || max_depth > MAX_DEPTH_MAX) {
+        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_DEPTH_MAX, max_depth);
+        return NULL;
+    }
+    if (ring_size < 1 || ring_size > RING_SIZE_MAX) {
+        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", RING_SIZE_MAX, ring_size);
+        return NULL;
+    }
+    if (forks_prepare_process() != 0) {
+        return PyErr_NoMemory();
+    }
+    core *made = core_new(PyInterpreterState_Get(), (size_t)ring_size);
+    if (made == NULL) {
+        return PyErr_NoMemory();
+    }
+    Ticker *self = (Ticker *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        core_drop(made);
+        return NULL;
+    }
+    made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
+    made->make_frame = Py_NewRef(make_frame);
+    made->make_stack = Py_NewRef(make_stack);
+    made->max_depth = (size_t)max_depth;
+    self->core = made;
+    return (PyObject *)self;
+}
+
+static int ticker_traverse(Ticker *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    return self->core == NULL ? 0 : core_traverse(self->core, visit, arg);
+}
+
+/* A run() under way holds a reference to the Ticker, so the loop is over when this is called. */
+static int ticker_clear(Ticker *self)
+{
+    core_stop(self->core);
+    atomic_store(&self->core->closed, true);
+    core_release_all(self->core);
+    return 0;
+}
+
+static void ticker_dealloc(Ticker *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    if (self->core != NULL) {
+        ticker_clear(self);
+        core_drop(self->core);
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"period_ns", NULL};
+    long long period_ns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:run", names, &period_ns)) {
+        return NULL;
+    }
+    if (period_ns < 1 || period_ns > 86400LL * 1000000000LL) {
+        return PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", period_ns);
+    }
+    if (core_run(self->core, period_ns) != 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_stop(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    core_stop(self->core);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_capture(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    core_capture(self->core);
+    Py_RETURN_NONE;
+}
+
+/* All that is ready, oldest first, linked; out of the core. */
+static raw_snapshot *take_ready(core *c)
+{
+    raw_snapshot *first = NULL;
+    for (size_t i = atomic_load(&c->ready); i > 0; i--) {
+        raw_snapshot *snapshot = c->ring[(c->ring_first + i - 1) % c->ring_size];
+        snapshot->next = first;
+        first = snapshot;
+    }
+    atomic_store(&c->ready, 0);
+    return first;
+}
+
+static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"timeout_ns", NULL};
+    core *c = self->core;
+    raw_snapshot *taken = NULL;
+    long long timeout_ns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:drain", names, &timeout_ns)) {
+        return NULL;
+    }
+    if (timeout_ns < 0) {
+        return PyErr_Format(PyExc_ValueError, "timeout_ns must not be negative, it is %lld", timeout_ns);
+    }
+    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
+    if (state == NULL) {
+        return NULL;
+    }
+    value_types types = {state->raw_thread, state->raw_snapshot};
+    core_release_dead(c);
+    if (timeout_ns > 0 && atomic_load(&c->ready) == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        core_wait_filled(c, timeout_ns);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *drained = PyList_New(0);
+    if (drained == NULL) {
+        goto error;
+    }
+    taken = take_ready(c);
+    while (taken != NULL) {
+        PyObject *made = convert_snapshot(c, &types, taken);
+        if (made == NULL) {
+            goto error;
+        }
+        int failed = PyList_Append(drained, made);
+        Py_DECREF(made);
+        if (failed) {
+            goto error;
+        }
+        raw_snapshot *done = taken;
+        taken = taken->next;
+        snapshot_free(c, done);
+    }
+    core_release_dead(c);
+    return drained;
+error:
+    Py_XDECREF(drained);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback); /* finalisers run below */
+    while (taken != NULL) {
+        raw_snapshot *lost = taken;
+        taken = taken->next;
+        snapshot_free(c, lost);
+    }
+    core_release_dead(c);
+    PyErr_Restore(type, value, traceback);
+    return NULL;
+}
+
+static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    core *c = self->core;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
+    if (state == NULL) {
+        return NULL;
+    }
+    return PyObject_CallFunction((PyObject *)state->counters, "KKKKKLLL", (unsigned long long)atomic_load(&c->due),
+                                 (unsigned long long)atomic_load(&c->captured),
+                                 (unsigned long long)atomic_load(&c->by_pending_call),
+                                 (unsigned long long)atomic_load(&c->missed),
+                                 (unsigned long long)atomic_load(&c->overwrites), (long long)atomic_load(&c->late_max),
+                                 (long long)atomic_load(&c->late_sum), (long long)atomic_load(&c->held_sum));
+}
+
+static PyMethodDef ticker_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
+     "run($self, period_ns)\n--\n\nCapture at absolute deadlines until stop()."},
+    {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
+    {"capture", (PyCFunction)ticker_capture, METH_NOARGS, "capture($self, /)\n--\n\nTake one snapshot now."},
+    {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
+     "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
+    {"counters", (PyCFunction)ticker_counters, METH_NOARGS, "counters($self, /)\n--\n\nWhat was done since it was made."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ticker_slots[] = {
+    {Py_tp_doc, "Takes snapshots of all threads at a fixed rhythm; see the stub for the contract."},
+    {Py_tp_new, ticker_new},
+    {Py_tp_dealloc, ticker_dealloc},
+    {Py_tp_traverse, ticker_traverse},
+    {Py_tp_clear, ticker_clear},
+    {Py_tp_methods, ticker_methods},
+    {0, NULL},
+};
+
+static PyType_Spec ticker_spec = {
+    .name = "splunk_profiler._walker.Ticker",
+    .basicsize = sizeof(Ticker),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = ticker_slots,
+};
+
+/* ---- functions ---- */
+
+typedef struct {
+    pid_t native_id;
+    int64_t cpu_ns;
+    int nice;
+} thread_clock;
+
+/* The kernel numbers a thread's CPU clock by the thread's id; one of a thread that has ended is an error. */
+static void read_clock(thread_clock *clock)
+{
+    struct timespec used;
+    clock->cpu_ns = 0;
+    clock->nice = 0;
+    if (clock->native_id <= 0 || clock_gettime((clockid_t)((~(unsigned)clock->native_id << 3) | 6), &used) != 0) {
+        return;
+    }
+    errno = 0;
+    int nice = getpriority(PRIO_PROCESS, (id_t)clock->native_id);
+    if (errno == 0) { /* else it ended just now */
+        clock->cpu_ns = used.tv_sec * 1000000000LL + used.tv_nsec;
+        clock->nice = nice;
+    }
+}
+
+static PyObject *thread_clocks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"native_ids", NULL};
+    PyObject *argument, *made = NULL;
+    thread_clock *clocks = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:thread_clocks", names, &argument)) {
+        return NULL;
+    }
+    PyObject *native_ids = PySequence_Fast(argument, "native_ids must be a sequence of int");
+    if (native_ids == NULL) {
+        return NULL;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(native_ids);
+    clocks = PyMem_New(thread_clock, (size_t)count + 1);
+    if (clocks == NULL) {
+        PyErr_NoMemory();
+        goto error;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int overflow;
+        long id = PyLong_AsLongAndOverflow(PySequence_Fast_GET_ITEM(native_ids, i), &overflow);
+        if (id == -1 && PyErr_Occurred()) {
+            goto error;
+        }
+        clocks[i].native_id = overflow != 0 || id < 0 || id > INT32_MAX ? 0 : (pid_t)id;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++) {
+        read_clock(&clocks[i]);
+    }
+    Py_END_ALLOW_THREADS
+    made = PyList_New(count);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *pair = Py_BuildValue("(Li)", (long long)clocks[i].cpu_ns, clocks[i].nice);
+        if (pair == NULL) {
+            Py_CLEAR(made);
+            break;
+        }
+        PyList_SET_ITEM(made, i, pair);
+    }
+error:
+    PyMem_Free(clocks);
+    Py_DECREF(native_ids);
+    return made;
+}
+
+static PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"in_child", NULL};
+    PyObject *in_child;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:watch_forks", names, &in_child)) {
+        return NULL;
+    }
+    if (in_child != Py_None && !PyCallable_Check(in_child)) {
+        return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s", Py_TYPE(in_child)->tp_name);
+    }
+    if (forks_prepare_process() != 0) {
+        return PyErr_NoMemory();
+    }
+    forks_watch(PyInterpreterState_Get(), in_child == Py_None ? NULL : in_child);
+    Py_RETURN_NONE;
+}
+
+/* ---- module ---- */
+
+/* Called by CPython when it clears the interpreter: the last moment at which nothing may be posted to it any more. */
+static void interpreter_ends(PyObject *Py_UNUSED(capsule))
+{
+    forks_close_all();
+}
+
+static int note_end_of_interpreter(void)
+{
+    PyObject *capsule = NULL;
+    int result = -1;
+    PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
+    if (dict == NULL) {
+        PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
+        return -1;
+    }
+    if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
+        return 0; /* imported again */
+    }
+    capsule = PyCapsule_New(&ticker_spec, END_CAPSULE, interpreter_ends);
+    if (capsule != NULL) {
+        result = PyDict_SetItemString(dict, END_CAPSULE, capsule);
+    }
+    Py_XDECREF(capsule);
+    return result;
+}
+
+static PyTypeObject *add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields)
+{
+    PyObject *type = NULL;
+    PyObject *arguments = Py_BuildValue("(ss)", name, fields);
+    PyObject *options = Py_BuildValue("{ss}", "module", "splunk_profiler._walker");
+    if (arguments != NULL && options != NULL) {
+        type = PyObject_Call(namedtuple, arguments, options);
+    }
+    Py_XDECREF(arguments);
+    Py_XDECREF(options);
+    if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+static int module_exec(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    PyObject *collections = NULL, *namedtuple = NULL;
+    int result = -1;
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "the native walker serves the main interpreter only");
+        return -1;
+    }
+    collections = PyImport_ImportModule("collections");
+    namedtuple = collections == NULL ? NULL : PyObject_GetAttrString(collections, "namedtuple");
+    if (namedtuple == NULL || note_end_of_interpreter() != 0) {
+        goto error;
+    }
+    state->raw_thread = add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context");
+    if (state->raw_thread == NULL) {
+        goto error;
+    }
+    state->raw_snapshot = add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads");
+    if (state->raw_snapshot == NULL) {
+        goto error;
+    }
+    state->counters = add_named_tuple(
+        module, namedtuple, "Counters",
+        "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum");
+    if (state->counters == NULL) {
+        goto error;
+    }
+    state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
+    if (state->ticker == NULL || PyModule_AddType(module, state->ticker) != 0) {
+        goto error;
+    }
+    result = 0;
+error:
+    Py_XDECREF(namedtuple);
+    Py_XDECREF(collections);
+    return result;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_VISIT(state->ticker);
+    Py_VISIT(state->raw_thread);
+    Py_VISIT(state->raw_snapshot);
+    Py_VISIT(state->counters);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->ticker);
+    Py_CLEAR(state->raw_thread);
+    Py_CLEAR(state->raw_snapshot);
+    Py_CLEAR(state->counters);
+    return 0;
+}
+
+static void module_free(void *module)
+{
+    (void)module_clear(module);
+}
+
+static PyMethodDef module_methods[] = {
+    {"thread_clocks", (PyCFunction)(void (*)(void))thread_clocks, METH_VARARGS | METH_KEYWORDS,
+     "thread_clocks($module, native_ids)\n--\n\n(CPU time in ns, nice value) of each thread."},
+    {"watch_forks", (PyCFunction)(void (*)(void))watch_forks, METH_VARARGS | METH_KEYWORDS,
+     "watch_forks($module, in_child)\n--\n\nHave in_child() called in forked children."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "splunk_profiler._walker",
+    .m_doc = "Reads the interpreter's frames of all threads in one hold of the GIL.",
+    .m_size = sizeof(module_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__walker(void)
+{
+    return PyModuleDef_Init(&module_def);
+}
