@@ -17,6 +17,14 @@ PROGRAMS = {
     "within": "import splunk_profiler; splunk_profiler.start()",
     "imports it needs anyway": "import dataclasses, logging, urllib.parse",
 }
+AMONG_OTHERS = """
+import time
+import opentelemetry.trace
+started = time.perf_counter()
+import splunk_profiler
+splunk_profiler.start()
+print(1000 * (time.perf_counter() - started))
+"""
 
 
 def run(program: str) -> str:
@@ -28,9 +36,11 @@ def run(program: str) -> str:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Wall time of whole processes, in turns; then threads and modules."""
+    """Wall time of whole processes, in turns; time in a process that uses OpenTelemetry; then threads and modules."""
     took: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    among: list[float] = []
     for _ in range(3 if quick else 60):
+        among.append(float(run(AMONG_OTHERS)))
         for name, program in PROGRAMS.items():
             started = time.perf_counter()
             run(program)
@@ -46,6 +56,13 @@ def measure(quick: bool) -> Iterator[Result]:
             "middle_half": [value - without for value in middle_half(took["within"])],
             "of_it_for_dataclasses_logging_urllib": median(took["imports it needs anyway"]) - without,
         },
+    )
+    yield Result(
+        "import and start while disabled, where OpenTelemetry's API is loaded",
+        median(among),
+        "ms",
+        5,
+        details={"middle_half": middle_half(among)},
     )
     threads = int(run(f"{PROGRAMS['within']}; {COUNT_THREADS}")) - int(run(COUNT_THREADS))
     yield Result("threads made while disabled", threads, "threads", 0)
