@@ -69,6 +69,7 @@ class Recorder:
         size_of: estimated bytes of one record.
         monotonic_ns: the clock.
         jitter: a number from 0 to 1 that spreads the retries of many processes.
+        wake: what the exporting thread waits on.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Recorder:
         size_of: Callable[[Sample], int] = estimated_size,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
+        wake: Signal | None = None,
     ) -> None:
         self._sink = sink
         self._interval_ns = export_interval_ns
@@ -105,7 +107,7 @@ class Recorder:
 
         self._exporting = real_lock()  # held while the sink exports, and by a thread that forks
         self._forking: int | None = None
-        self._wake = Signal()
+        self._wake = wake or Signal()
         self._drained = Signal()
 
     def record(self, samples: Iterable[Sample]) -> None:

@@ -117,10 +117,9 @@ class Connections:
             own.channel.close()
 
     def _open(self) -> grpc.Channel:
-        compression = grpc.Compression.Gzip if self._transport.gzip else grpc.Compression.NoCompression
         if self._credentials is None:
-            return grpc.insecure_channel(self._endpoint.target, options=_OPTIONS, compression=compression)
-        return grpc.secure_channel(self._endpoint.target, self._credentials, options=_OPTIONS, compression=compression)
+            return grpc.insecure_channel(self._endpoint.target, options=_OPTIONS)
+        return grpc.secure_channel(self._endpoint.target, self._credentials, options=_OPTIONS)
 
     def _trace_channel(self) -> grpc.Channel | None:
         """The live channel of a trace exporter that sends to our endpoint with our credentials.

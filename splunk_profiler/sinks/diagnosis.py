@@ -1,12 +1,13 @@
 """Why an export failed, in words that say what to set; and what is to become of its batch.
 
-Runs on the exporting thread. `outcome` is pure; `probe` opens one connection, for a second at most.
+Runs on the exporting thread. `outcome` is pure; `probe` opens a connection or two, a few seconds at most.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import ssl
 from enum import Enum
 
 import grpc
@@ -37,7 +38,7 @@ _PROBE_S = 1.0
 
 
 class Speaks(Enum):
-    """What a server answers to an HTTP/2 preface without TLS."""
+    """What a server understands."""
 
     HTTP2 = "HTTP/2 without TLS"
     TLS = "TLS"
@@ -51,24 +52,42 @@ def worth_probing(code: grpc.StatusCode, details: str) -> bool:
     return code is _CODE.UNAVAILABLE and not any(word in details for word in unreached)
 
 
-def probe(target: str) -> Speaks:
-    """Ask the server at `target` (``host:port``) what it speaks. Never raises."""
-    host, _, port = target.rpartition(":")
+def probe(endpoint: Endpoint) -> Speaks:
+    """Ask the server at `endpoint` what it speaks, first without TLS. Never raises."""
+    host, _, port = endpoint.target.rpartition(":")
+    address = host.strip("[]"), int(port)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S) as connection:
-            connection.settimeout(_PROBE_S)
+        with socket.create_connection(address, timeout=_PROBE_S) as connection:
             connection.sendall(_PREFACE)
             head = b""
             while len(head) < 9 and (more := connection.recv(9 - len(head))):
                 head += more
-    except (OSError, ValueError):
-        return Speaks.UNKNOWN
+    except OSError:
+        head = b""
+    found = _recognised(head)
+    # Some TLS servers answer what they do not understand with silence: only a handshake shows them.
+    return Speaks.TLS if found is Speaks.UNKNOWN and not endpoint.secure and _shakes_hands(address) else found
+
+
+def _recognised(head: bytes) -> Speaks:
     if head.startswith(b"HTTP/1"):
         return Speaks.HTTP1
     if len(head) >= 3 and head[0] in (0x15, 0x16) and head[1] == 3:  # a TLS alert or handshake record
         return Speaks.TLS
     # The first frame of an HTTP/2 server is SETTINGS (type 4) on stream 0.
     return Speaks.HTTP2 if len(head) == 9 and head[3] == 4 and head[5:] == bytes(4) else Speaks.UNKNOWN
+
+
+def _shakes_hands(address: tuple[str, int]) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # nothing is sent: whose certificate it is does not matter here
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection(address, timeout=_PROBE_S) as connection, context.wrap_socket(connection):
+            return True
+    except OSError:  # SSLError among them
+        return False
 
 
 def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> Outcome:

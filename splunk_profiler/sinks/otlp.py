@@ -50,6 +50,7 @@ class OtlpSink:
         self._transport = transport
         self._encoder = Encoder(resource, body)
         self._connections = Connections(endpoint, transport, tracer_provider, share=share_connection)
+        self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
         self._speaks = diagnosis.Speaks.UNKNOWN
         self._probed = ""
         self._lock = real_lock()  # guards what follows
@@ -117,7 +118,12 @@ class OtlpSink:
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
         with _uninstrumented():
-            call = connection.call.future(message, timeout=self._transport.timeout_s, metadata=self._transport.headers)
+            call = connection.call.future(
+                message,
+                timeout=self._transport.timeout_s,
+                metadata=self._transport.headers,
+                compression=self._compression,  # of this call: a shared connection has its owner's
+            )
             with self._lock:
                 self._call = call
                 unwanted = self._interrupted or self._closed
@@ -132,7 +138,7 @@ class OtlpSink:
             return diagnosis.Speaks.UNKNOWN
         if details != self._probed:
             self._probed = details
-            self._speaks = diagnosis.probe(self._endpoint.target)
+            self._speaks = diagnosis.probe(self._endpoint)
         return self._speaks
 
 

@@ -119,7 +119,10 @@ class Collector:
         self.say(json.dumps({"mode": mode}))
 
     def answer(self, request: Any, call: grpc.ServicerContext, response: type[Any]) -> Any:
-        """The handler of both services; ``answer`` in the printed line is the mode the call met first."""
+        """The handler of both services; ``answer`` in the printed line is the mode the call met.
+
+        A call that hung and is answered after all has a second line, with the mode that answered it.
+        """
         with self._changed:
             mode = self._mode
         headers = {key: value for key, value in call.invocation_metadata() if isinstance(value, str)}
@@ -132,6 +135,7 @@ class Collector:
                 mode = self._mode
             if not call.is_active():
                 return response()
+            self.say(json.dumps({**line, "answer": " ".join(mode)}))
         if mode[0] == "refuse":
             if len(mode) > 2:
                 seconds, _, fraction = mode[2].partition(".")

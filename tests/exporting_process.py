@@ -1,0 +1,121 @@
+"""Starts `targets/exporting.py` and talks to it; see there for the commands.
+
+    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+        exporter.ask("record 5")
+        assert exporter.ask("flush 10")
+
+The environment holds no OTLP or profiler setting but those given. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TARGET = Path(__file__).parent / "targets" / "exporting.py"
+_ROOT = Path(__file__).resolve().parent.parent
+Log = dict[str, str]
+
+
+class Exporting:
+    """A process that exports. Ends with the ``with`` block, and must then leave within `exit_s` seconds.
+
+    Attributes:
+        logs: the log lines so far: ``log`` (the text), ``level`` and ``logger``.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, *, exit_s: float = 30, **settings: str) -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPLUNK_", "GRPC_"))}
+        env.update(environment or {}, **settings, PYTHONPATH=os.pathsep.join([str(_ROOT), *sys.path[1:]]))
+        self._exit_s = exit_s
+        self._arrived = threading.Condition()
+        self._answers: list[Any] = []
+        self._ended = False
+        self.logs: list[Log] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(_TARGET)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+        self._reader = threading.Thread(target=self._read, name="exporting-reader")
+        self._reader.start()
+        self.answer(60)
+
+    def ask(self, command: str, timeout_s: float = 60) -> Any:
+        """Its answer to `command`."""
+        self.tell(command)
+        return self.answer(timeout_s)
+
+    def tell(self, command: str) -> None:
+        """Give it `command` without waiting for the `answer`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def log(self, where: Callable[[str], Any], timeout_s: float = 30) -> str:
+        """The first line of our own log for which `where` holds; waits for it."""
+        deadline = time.monotonic() + timeout_s
+        with self._arrived:
+            while True:
+                for line in self.logs:
+                    if line["logger"] == "splunk_profiler" and where(line["log"]):
+                        return line["log"]
+                left = deadline - time.monotonic()
+                if left <= 0 or self._ended:
+                    raise AssertionError(f"no such log line; there are {self.logs}")
+                self._arrived.wait(left)
+
+    def own_lines(self) -> list[str]:
+        """The log lines of the profiler so far."""
+        with self._arrived:
+            return [line["log"] for line in self.logs if line["logger"] == "splunk_profiler"]
+
+    def leave(self) -> int:
+        """Let it end by itself; its exit status. Fails if that takes longer than `exit_s` seconds."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            return self._process.wait(timeout=self._exit_s)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found = json.loads(line)
+            with self._arrived:
+                if "log" in found:
+                    self.logs.append(found)
+                else:
+                    self._answers.append(found.get("answer"))
+                self._arrived.notify_all()
+        with self._arrived:
+            self._ended = True
+            self._arrived.notify_all()
+
+    def answer(self, timeout_s: float = 60) -> Any:
+        """The next answer that was not taken yet."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._answers or self._ended, timeout_s)
+            assert self._answers, f"no answer; its log: {self.logs}"
+            return self._answers.pop(0)
+
+    def __enter__(self) -> Exporting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        status = self.leave()
+        assert kind is not None or status == 0, f"exit status {status}; its log: {self.logs}"

@@ -1,0 +1,291 @@
+"""TLS, client certificates, headers, compression, wrong values, and whose connection records travel on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import trustme
+from exporting_process import Exporting
+from receiver_process import Receiver
+
+UNDELIVERED = "are not delivered"
+
+
+class Files:
+    """Certificates as PEM files: of a server on localhost, of a client, and of their authority."""
+
+    def __init__(self, folder: Path) -> None:
+        authority, stranger = trustme.CA(), trustme.CA()
+        server, client = authority.issue_cert("localhost"), authority.issue_cert("client@example.org")
+        elsewhere = authority.issue_cert("elsewhere.example.org")
+        self.authority, self.stranger = folder / "authority.pem", folder / "stranger.pem"
+        authority.cert_pem.write_to_path(self.authority)
+        stranger.cert_pem.write_to_path(self.stranger)
+        self.cert, self.key = self._write(folder, "server", server)
+        self.client_cert, self.client_key = self._write(folder, "client", client)
+        self.elsewhere_cert, self.elsewhere_key = self._write(folder, "elsewhere", elsewhere)
+
+    @staticmethod
+    def _write(folder: Path, name: str, issued: trustme.LeafCert) -> tuple[Path, Path]:
+        cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+        issued.cert_chain_pems[0].write_to_path(cert)
+        issued.private_key_pem.write_to_path(key)
+        return cert, key
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("certificates"))
+
+
+def test_records_travel_over_tls_with_a_private_authority(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+            assert exporter.own_lines() == []
+
+
+def test_a_client_certificate_is_sent_to_a_collector_that_wants_one(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key, client_ca=files.authority) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 1")
+            line = exporter.log(lambda text: UNDELIVERED in text)
+            assert "OTEL_EXPORTER_OTLP_CLIENT_KEY" in line
+            assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in line
+        settings["OTEL_EXPORTER_OTLP_CLIENT_KEY"] = str(files.client_key)
+        settings["OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"] = str(files.client_cert)
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+
+
+def test_the_certificate_for_logs_goes_before_the_general_one(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger),
+            "OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE": str(files.authority),
+        }
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+
+
+def test_a_certificate_of_another_authority_is_refused_and_the_setting_named(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger)}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 1")
+            line = exporter.log(lambda text: UNDELIVERED in text)
+            assert "is not trusted" in line
+            assert "set OTEL_EXPORTER_OTLP_CERTIFICATE" in line
+        assert receiver.exports() == []
+
+
+def test_a_certificate_for_another_host_is_refused(files: Files) -> None:
+    with Receiver(cert=files.elsewhere_cert, key=files.elsewhere_key) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 1")
+            assert "certificate" in exporter.log(lambda text: UNDELIVERED in text)
+        assert receiver.exports() == []
+
+
+@pytest.mark.parametrize("content", [None, "no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_certificate_file_that_cannot_be_used_is_named_and_hurts_nobody(
+    content: str | None, files: Files, tmp_path: Path
+) -> None:
+    path = tmp_path / "authority.pem"
+    if content is not None:
+        path.write_text(content)
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(path)}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 1")
+            exporter.log(lambda text: UNDELIVERED in text)
+            assert any("OTEL_EXPORTER_OTLP_CERTIFICATE" in line for line in exporter.own_lines())
+        assert receiver.exports() == []
+
+
+def test_a_plaintext_collector_behind_an_https_endpoint_is_recognised() -> None:
+    with Receiver() as receiver:
+        wrong = f"https://127.0.0.1:{receiver.port}"
+        with Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=wrong) as exporter:
+            exporter.ask("record 1")
+            line = exporter.log(lambda text: UNDELIVERED in text)
+            assert "speaks gRPC without TLS" in line
+            assert f"set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{receiver.port}" in line
+
+
+def test_a_tls_collector_behind_an_http_endpoint_is_recognised(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        wrong = f"http://localhost:{receiver.port}"
+        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=wrong) as exporter:
+            exporter.ask("record 1")
+            line = exporter.log(lambda text: UNDELIVERED in text)
+            assert "expects TLS" in line
+            assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=https://localhost:{receiver.port}" in line
+
+
+def test_headers_and_timeout_are_those_of_the_standard_settings() -> None:
+    with Receiver() as receiver:
+        settings = {
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_HEADERS": "X-SF-Token=se%20cret,tenant=a",
+            "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "7.5",
+        }
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            receiver.records(2)
+        headers = receiver.exports(1)[0]["headers"]
+        assert headers["x-sf-token"] == "se cret"
+        assert headers["tenant"] == "a"
+
+
+class Relay:
+    """Passes one connection on to `port` and counts the bytes that the client sends."""
+
+    def __init__(self, port: int) -> None:
+        self.sent = 0
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        client, _ = self._listener.accept()
+        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+            back = threading.Thread(target=self._pass, args=(server, client))
+            back.start()
+            self.sent = self._pass(client, server)
+            back.join()
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket) -> int:
+        total = 0
+        with contextlib.suppress(OSError):  # an end that was reset is an end
+            while chunk := source.recv(65536):
+                total += len(chunk)
+                target.sendall(chunk)
+            target.shutdown(socket.SHUT_WR)
+        return total
+
+    def bytes_sent(self) -> int:
+        """Of the whole connection, once both ends have closed it."""
+        self._thread.join()
+        self._listener.close()
+        return self.sent
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_requests_are_compressed_if_the_standard_setting_says_so(compression: str) -> None:
+    with Receiver() as receiver:
+        relay = Relay(receiver.port)
+        settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": relay.url, "OTEL_EXPORTER_OTLP_COMPRESSION": compression}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 200 40")
+            receiver.records(200)
+            exporter.ask("stop 10")
+    size = sum(export["size"] for export in receiver.exports())
+    assert (relay.bytes_sent() < size / 4) is (compression == "gzip")
+
+
+def test_wrong_values_are_each_told_in_one_line_and_records_are_sent_all_the_same() -> None:
+    with Receiver() as receiver:
+        settings = {
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "SPLUNK_PROFILER_ENABLED": "true",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "soon",
+            "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "later",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "zip",
+            "OTEL_EXPORTER_OTLP_HEADERS": "secret",
+        }
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+            lines = exporter.own_lines()
+        assert len(lines) == 3
+        assert any("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT='later'" in line for line in lines)
+        assert any("OTEL_EXPORTER_OTLP_COMPRESSION='zip'" in line for line in lines)
+        assert not any("secret" in line for line in lines)
+
+
+def peers(receiver: Receiver, signal: str) -> set[str]:
+    return {export["peer"] for export in receiver.exports(signal=signal)}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "tls"])
+def test_spans_and_profiles_travel_on_one_tcp_connection(tls: bool, files: Files) -> None:
+    with Receiver(cert=files.cert if tls else None, key=files.key if tls else None) as receiver:
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        if tls:
+            settings["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(files.authority)
+        with Exporting(settings) as exporter:
+            assert exporter.ask("trace checkout")
+            exporter.ask("record 2")
+            receiver.records(2)
+            assert exporter.ask("flush 10")
+            exporter.ask("trace again")
+            exporter.ask("record 2")
+            receiver.records(4)
+        assert len(peers(receiver, "logs") | peers(receiver, "traces")) == 1
+
+
+def test_the_trace_exporters_connection_is_left_alone_by_our_end() -> None:
+    with Receiver() as receiver, Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
+        exporter.ask("trace before")
+        exporter.ask("record 1")
+        receiver.records(1)
+        exporter.ask("stop 10")
+        assert exporter.ask("trace after")
+        receiver.spans(1, lambda span: span["name"] == "after")
+        assert len(peers(receiver, "traces")) == 1
+
+
+def test_records_go_on_when_the_trace_exporter_is_shut_down() -> None:
+    with Receiver() as receiver, Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
+        exporter.ask("trace checkout")
+        exporter.ask("record 1")
+        receiver.records(1)
+        exporter.ask("untrace")
+        exporter.ask("record 2")
+        assert len(receiver.records(3)) == 3
+        assert len(peers(receiver, "logs")) == 2
+
+
+def test_records_go_on_when_the_collector_of_a_shared_connection_dies_and_comes_back() -> None:
+    with (
+        Receiver() as first,
+        Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=first.url, OTEL_EXPORTER_OTLP_TIMEOUT="2") as exporter,
+    ):
+        exporter.ask("trace checkout")
+        exporter.ask("record 1")
+        first.records(1)
+        first.kill()
+        exporter.ask("record 2")
+        exporter.log(lambda text: UNDELIVERED in text)
+        with Receiver(port=first.port) as second:
+            assert len(second.records(2, timeout_s=15)) == 2
+
+
+def test_a_connection_with_other_certificates_is_not_shared(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE": str(files.authority),
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger),
+        }
+        with Exporting(settings) as exporter:
+            assert exporter.ask("trace checkout")
+            receiver.spans(1)
+            exporter.ask("record 1")
+            assert "is not trusted" in exporter.log(lambda text: UNDELIVERED in text)
+        assert receiver.exports() == []

@@ -1,0 +1,143 @@
+"""The exporting half of the profiler as a process of its own, without sampling; driven by lines on standard input.
+
+Configured by its environment alone, as a service is. Commands, each answered by one line of JSON:
+``record N [frames [width]]`` queues N records whose functions have names of ``width`` characters; ``flush SECONDS``
+→ whether nothing waits any longer; ``counters``; ``trace NAME`` ends a span of that name, exported by a trace
+exporter of the SDK to the same endpoint;
+``untrace`` shuts the trace exporter down; ``fork`` forks as the profiler does, lets the child send a record named
+``child``, and gives its exit status; ``stop SECONDS`` ends the exporter. Log lines come as ``{"log": …}`` in
+between. It begins with ``ready``. Tests drive it through `exporting_process.Exporting`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+from opentelemetry.sdk.resources import Resource
+
+from splunk_profiler.config import Resolved, from_env
+from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.recorder import Recorder
+from splunk_profiler.sinks.otlp import OtlpSink
+from splunk_profiler.threads import Worker
+
+
+def say(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+class Lines(logging.Handler):
+    """Log records of all loggers as lines of standard output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        say(log=record.getMessage(), level=record.levelname, logger=record.name)
+
+
+def sample(number: int, name: str, frames: int, width: int = 20) -> Sample:
+    function = "total".ljust(width, "_")
+    stack = Stack(tuple(Frame("shop.cart.Cart", function, "shop/cart.py", line + 1) for line in range(frames)), False)
+    thread = Thread(index=1, name=name, ident=1, native_id=1)
+    seen = ThreadSample(thread, stack, cpu_ns=0, elapsed_ns=0, os_priority=0, running=True, waiting_on="")
+    return Sample(number, 1_000_000_000, seen, SpanRef(number, number, 1))
+
+
+class Exporter:
+    """Recorder, sink and thread as `profiler` joins them."""
+
+    def __init__(self, resolved: Resolved, *, share: bool = True) -> None:
+        self.provider: Any = None
+        resource = Resource({"service.name": "exporting", "process.pid": os.getpid()})
+        self.sink = OtlpSink(
+            resolved.endpoint,
+            lambda: resource,
+            resolved.transport,
+            lambda: self.provider,
+            share_connection=share,
+        )
+        self.recorder = Recorder(self.sink, export_interval_ns=20_000_000)
+        self.thread = Worker("exporter", self.recorder.run)
+        self.thread.start()
+
+
+class Commands:
+    """What standard input can ask for; a method's result is printed."""
+
+    def __init__(self) -> None:
+        self._resolved = from_env()
+        for warning in self._resolved.warnings:
+            logging.getLogger("splunk_profiler").warning(warning)
+        self._exporter = Exporter(self._resolved)
+        self._numbers = count(1)
+
+    def record(self, how_many: str, frames: str = "3", width: str = "20") -> int:
+        """Queue records."""
+        numbers = [next(self._numbers) for _ in range(int(how_many))]
+        self._exporter.recorder.record([sample(number, "worker", int(frames), int(width)) for number in numbers])
+        return len(numbers)
+
+    def flush(self, seconds: str) -> bool:
+        """Send what is queued."""
+        return self._exporter.recorder.flush(float(seconds))
+
+    def counters(self) -> dict[str, int]:
+        """What became of the records."""
+        return asdict(self._exporter.recorder.counters())
+
+    def trace(self, name: str) -> bool:
+        """End a span."""
+        if self._exporter.provider is None:
+            self._exporter.provider = self._make_provider()
+        self._exporter.provider.get_tracer("app").start_span(name).end()
+        return bool(self._exporter.provider.force_flush())
+
+    def untrace(self) -> None:
+        """Shut the trace exporter down."""
+        self._exporter.provider.shutdown()
+
+    def fork(self) -> int:
+        """Fork, and let the child send."""
+        self._exporter.recorder.hold_for_fork(0.5)
+        child = os.fork()
+        if child == 0:
+            exporter = Exporter(self._resolved, share=False)
+            exporter.recorder.record([sample(1, "child", 1)])
+            exporter.recorder.stop(10)
+            os._exit(0 if exporter.recorder.counters().delivered == 1 else 1)
+        self._exporter.recorder.release_after_fork()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def stop(self, seconds: str) -> dict[str, int]:
+        """End the exporter."""
+        self._exporter.recorder.stop(float(seconds))
+        self._exporter.thread.join(float(seconds))
+        return self.counters()
+
+    def _make_provider(self) -> Any:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=self._resolved.endpoint.url)))
+        return provider
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    logging.basicConfig(level=logging.INFO, handlers=[Lines()])
+    commands = Commands()
+    say(ready=True)
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        say(answer=getattr(commands, name)(*arguments))
+
+
+if __name__ == "__main__":
+    main()
