@@ -115,12 +115,6 @@ def is_library(file: str) -> bool:
     return file.startswith("<frozen") or _LIBRARY.search(file) is not None
 
 
-def short_path(file: str) -> str:
-    """`file` from its package on, or its last two parts."""
-    match = _LIBRARY.search(file)
-    return file[match.end() :] if match else "/".join(file.split("/")[-2:])
-
-
 def analyse(path: Path) -> Analysis:
     """The numbers of what was saved at `path`: a collector's directory, or a file of OTLP/JSON lines.
 

@@ -72,6 +72,7 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
         signal.signal(signal.SIGTERM, old)
     draw(analyse(directory), directory, console=console)
     console.print(f"{(directory / 'service.log').resolve()}  (what the service printed)", soft_wrap=True)
+    console.print(f"see it again: splunk-profiler report {directory}", soft_wrap=True)
     if set(answers) != {"2xx"}:
         raise CommandError(f"not every request was answered well: {answers}; see {directory / 'service.log'}")
 

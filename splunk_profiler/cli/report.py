@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse, is_library, short_path
+from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse, is_library
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 
 _WIDTH = 100
@@ -199,9 +199,10 @@ def _function_table(tally: Tally, top: int) -> Table:
     return table
 
 
-def _place(tally: Tally, name: str) -> str:
-    file, line = tally.place(name)
-    return short_path(file) if line is None else f"{short_path(file)}:{line}"
+def _place(tally: Tally, function: str) -> str:
+    file, line = tally.place(function)
+    name = file.rpartition("/")[2]  # the function's name tells the directories
+    return name if line is None else f"{name}:{line}"
 
 
 def _thread_table(threads: dict[str, ThreadTally]) -> Table:
@@ -222,7 +223,7 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
-    table.add_column(first, overflow="fold", max_width=58)
+    table.add_column(first, overflow="fold", max_width=66)
     for title in others:
         words = title in ("", "at", "most often")
         table.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")

@@ -1,0 +1,114 @@
+"""Every example is run as its text says, and does what it says."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+
+EXAMPLES = ROOT / "examples"
+RUN_BELOW = {"batch.py", "shop"}
+
+
+def report_of(directory: Path) -> dict[str, Any]:
+    ended = splunk_profiler("report", directory, "--json")
+    assert ended.returncode == 0, ended.stderr
+    data: dict[str, Any] = json.loads(ended.stdout)
+    return data
+
+
+def functions(data: dict[str, Any], span: str) -> set[str]:
+    return {entry["function"] for entry in data["by_span"][span]["functions"]}
+
+
+def imports(path: Path) -> str:
+    """The import statements of a file."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return "\n".join(ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def test_there_is_no_example_that_is_not_run_here() -> None:
+    shown = {path.name for path in EXAMPLES.iterdir() if not path.name.startswith(("_", "."))}
+    assert shown == RUN_BELOW
+
+
+def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_its_spans_spend_their_time(
+    tmp_path: Path,
+) -> None:
+    for path in (EXAMPLES / "shop").glob("*.py"):
+        assert "profiler" not in imports(path)
+    ended = splunk_profiler("demo", "--seconds", "8", "--interval-ms", "10", "--output", tmp_path)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    for words in ("samples received", "inside spans", "Hottest functions in rank products", "One record as received"):
+        assert words in ended.stdout
+    data = report_of(tmp_path)
+    assert data["services"].keys() == {"shop"}
+    assert data["samples_in_spans"] > 100
+    assert "shop.pricing.rank" in functions(data, "rank products")
+    assert "shop.database.place_order" in functions(data, "write order")
+    assert "shop.database.candidates" in functions(data, "scan products")
+    # The span is attached to the thread or task that works in it, and to no other.
+    for span in ("rank products", "scan products"):
+        whole = data["by_span"][span]
+        (app,) = (entry for entry in whole["functions"] if entry["function"] == "shop.app.search")
+        assert app["total"] == whole["samples"]
+    assert data["record"]["as_received"]["eventName"] == "otel.profiling"
+
+
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--seconds", "600", "--output", str(tmp_path)],
+        env={**clean_environment(), "PYTHONUNBUFFERED": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = ""
+    while not line.startswith("3 "):
+        line = process.stdout.readline()
+        assert line, process.communicate(timeout=DEADLINE_S)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+def test_a_demo_whose_service_fails_shows_what_the_service_printed(tmp_path: Path) -> None:
+    (tmp_path / "examples" / "shop").mkdir(parents=True)
+    (tmp_path / "examples" / "shop" / "app.py").write_text("raise RuntimeError('the shop is closed')", "utf-8")
+    ended = splunk_profiler("demo", "--examples", tmp_path / "examples", "--output", tmp_path / "out")
+    assert ended.returncode == 1
+    assert "the service" in ended.stderr
+    assert "RuntimeError: the shop is closed" in ended.stderr
+
+
+def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
+        for switch in ({}, {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10"}):
+            ended = subprocess.run(
+                [sys.executable, EXAMPLES / "batch.py", "100000", "150000"],
+                env=clean_environment({**endpoint, **switch, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}),
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=True,
+            )
+            assert ended.stdout == "9592 primes below 100000\n13848 primes below 150000\n"
+            if not switch:
+                assert (tmp_path / "logs.jsonl").read_text() == ""
+        collector.end()
+    data = report_of(tmp_path)
+    assert "__main__.count_primes" in functions(data, "count primes")
+    assert data["services"].keys() == {"batch"}
