@@ -1,0 +1,148 @@
+"""The doctor, asked in environments that each have one thing wrong with them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
+
+from splunk_profiler.config import SETTINGS
+
+ON = {"SPLUNK_PROFILER_ENABLED": "true"}
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Collector]:
+    with collecting(tmp_path / "collected") as running:
+        yield running
+
+
+def examined(env: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+    ended = splunk_profiler("doctor", "--json", *options, env=env)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def findings(data: dict[str, Any], verdict: str) -> str:
+    found = (entry for entry in data["findings"] if entry["verdict"] == verdict)
+    return "\n".join(f"{entry['subject']}: {entry['fact']} → {entry['remedy']}" for entry in found)
+
+
+def test_where_all_is_well_a_real_record_arrives(collector: Collector) -> None:
+    code, data = examined({**ON, "SPLUNK_PROFILER_LOGS_ENDPOINT": f"http://{collector.address}"})
+    assert (code, data["samples_would_flow"], findings(data, "failure")) == (0, True, "")
+    assert "records delivered" in findings(data, "ok")
+    collector.end()
+    (request,) = collector.lines("logs.jsonl")
+    scope = request["resourceLogs"][0]["scopeLogs"][0]
+    assert scope["scope"]["name"] == "otel.profiling"
+    assert '"MainThread" #' in scope["logRecords"][0]["body"]["stringValue"]
+
+
+def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector: Collector) -> None:
+    ended = splunk_profiler(
+        "run", "--endpoint", f"http://{collector.address}", "--", *COMMAND, "doctor", env={"PYTHONSAFEPATH": ""}
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert "Samples would flow." in ended.stdout
+    assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
+
+
+def test_every_setting_is_listed_with_its_value_and_origin() -> None:
+    _, data = examined({**ON, "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "250"}, "--no-export")
+    rows = {entry["name"]: (entry["value"], entry["origin"]) for entry in data["settings"]}
+    assert rows.keys() == {setting.name for setting in SETTINGS}
+    assert rows["SPLUNK_PROFILER_CALL_STACK_INTERVAL"] == ("250", "environment")
+    assert rows["SPLUNK_PROFILER_MAX_STACK_DEPTH"] == ("1024", "default")
+
+
+def test_a_profiler_that_is_not_switched_on_is_the_reason() -> None:
+    code, data = examined({}, "--no-export")
+    assert code == 1
+    assert "SPLUNK_PROFILER_ENABLED is not set" in findings(data, "failure")
+    _, data = examined({**ON, "OTEL_SDK_DISABLED": "true"}, "--no-export")
+    assert "OTEL_SDK_DISABLED=true switches the profiler off" in findings(data, "failure")
+
+
+def test_a_value_that_cannot_be_used_is_named_with_what_is_used_instead() -> None:
+    _, data = examined({**ON, "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "abc"}, "--no-export")
+    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in findings(data, "warning")
+
+
+def test_a_port_where_nobody_listens_is_the_reason() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # taken, and not listened on
+        port = bound.getsockname()[1]
+        code, data = examined({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"})
+    failures = findings(data, "failure")
+    assert code == 1
+    assert f"port {port} is not open" in failures
+    assert "test export: not delivered" in failures
+
+
+def test_a_host_without_an_address_is_the_reason() -> None:
+    _, data = examined({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.invalid:4317"}, "--no-export")
+    assert "collector.invalid has no address" in findings(data, "failure")
+
+
+def test_a_collector_without_tls_behind_an_https_endpoint_is_the_reason(collector: Collector) -> None:
+    code, data = examined({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://{collector.address}"})
+    assert code == 1
+    assert f"OTEL_EXPORTER_OTLP_ENDPOINT=http://{collector.address}" in findings(data, "failure")
+
+
+def test_settings_that_lead_elsewhere_are_pointed_out() -> None:
+    env = {
+        **ON,
+        "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://logs:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "SPLUNK_PROFILER_TRACING_STACKS_ONLY": "true",
+        "https_proxy": "http://proxy:3128",
+    }
+    _, data = examined(env, "--no-export")
+    said = findings(data, "note") + findings(data, "warning")
+    for words in ("profiles do not follow it", "always travel over gRPC", "samples outside of spans", "https_proxy is"):
+        assert words in said
+
+
+def test_a_running_process_is_examined_with_its_own_environment(collector: Collector, tmp_path: Path) -> None:
+    program = tmp_path / "service.py"
+    program.write_text("print('ready', flush=True); input()", "utf-8")
+    options = ["--endpoint", f"http://{collector.address}", "--interval-ms", "5", "--export-interval-ms", "20"]
+    process = subprocess.Popen(
+        [*COMMAND, "run", *options, "--", sys.executable, str(program)],
+        env=clean_environment(),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        code, data = examined({}, "--pid", str(process.pid))
+    finally:
+        process.communicate("\n", timeout=DEADLINE_S)
+    assert code == 0, data
+    rows = {entry["name"]: entry["value"] for entry in data["settings"]}
+    assert rows["SPLUNK_PROFILER_CALL_STACK_INTERVAL"] == "5"
+    assert data["endpoint"]["target"] == collector.address
+    assert str(program) in findings(data, "note")
+
+
+def test_a_process_that_is_not_there_or_is_not_python_is_an_error() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        _, data = examined({}, "--pid", str(process.pid), "--no-export")
+        assert "no Python in it" in findings(data, "failure")
+    ended = splunk_profiler("doctor", "--pid", str(process.pid))
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        f"splunk-profiler: error: there is no process {process.pid}\n",
+    )
