@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -81,7 +82,7 @@ def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> st
     return "OK"
 
 
-JOBS = {"everything": everything, "numbered": numbered, "raw": raw}
+JOBS: dict[str, Callable[..., Any]] = {"everything": everything, "numbered": numbered, "raw": raw}
 
 if __name__ == "__main__":
     main(sys.argv[1])
