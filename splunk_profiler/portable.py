@@ -19,6 +19,7 @@ from splunk_profiler.model import Frame, Stack
 from splunk_profiler.threads import Signal
 
 _KNOWN_FRAMES = 65_536
+_ATTEMPTS = 3
 
 
 class RawThread(NamedTuple):
@@ -50,6 +51,16 @@ class Counters(NamedTuple):
     late_ns_max: int = 0
     late_ns_sum: int = 0
     held_ns_sum: int = 0
+
+
+class _Walk(NamedTuple):
+    """The places and the context of one thread, before anything is named."""
+
+    ident: int
+    places: list[tuple[CodeType, int]]
+    module_globals: list[dict[str, Any]]
+    truncated: bool
+    context: Any | None
 
 
 class Clock(Protocol):
@@ -143,39 +154,73 @@ class PortableTicker:
 
     def _capture(self, late_ns: int) -> None:
         started = self._clock.monotonic_ns()
-        frames = sys._current_frames()
-        now = self._clock.time_ns()
+        now, walks = self._walk()
         living = _living_threads()
-        self._identities.keep_only(frames.keys())
         threads = []
         previous, self._previous = self._previous, {}
-        for ident, top in reversed(frames.items()):  # the interpreter lists the newest thread first
-            thread = living.get(ident)
-            key = self._identities.key(ident, thread)
-            stack = self._stack(key, top, previous)
+        for walk in walks:
+            thread = living.get(walk.ident)
+            key = self._identities.key(walk.ident, thread)
+            stack = self._stack(key, walk, previous)
             native_id = (thread.native_id or 0) if thread is not None else 0
-            threads.append(RawThread(key, ident, native_id, stack, self._context_of(ident)))
+            threads.append(RawThread(key, walk.ident, native_id, stack, walk.context))
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
         self._ring.append(RawSnapshot(now, late_ns, tuple(threads)))
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
         self._filled.set()
 
-    def _stack(self, key: int, top: FrameType, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
-        raw: list[tuple[CodeType, int]] = []
+    def _walk(self) -> tuple[int, list[_Walk]]:
+        """All threads at one instant, and when that was; oldest first.
+
+        The application runs in the middle of a walk if this thread has held the GIL for too long (the system
+        may have put it aside meanwhile): a stack would be joined to the context of another moment. So each
+        thread is looked at once more, and all are walked again if one has moved. One that moves every time,
+        which takes a stall in each attempt, is left out of this snapshot.
+        """
+        for _ in range(_ATTEMPTS):
+            frames = sys._current_frames()
+            now = self._clock.time_ns()
+            walks = [self._places(ident, top) for ident, top in reversed(frames.items())]  # newest first in there
+            moved = self._moved(frames, walks)
+            if not moved:
+                break
+        self._identities.keep_only(frames.keys())
+        return now, [walk for walk in walks if walk.ident not in moved]
+
+    def _places(self, ident: int, top: FrameType) -> _Walk:
+        places: list[tuple[CodeType, int]] = []
         module_globals = []
         frame: FrameType | None = top
-        while frame is not None and len(raw) < self._max_depth:
-            raw.append((frame.f_code, frame.f_lasti))
+        while frame is not None and len(places) < self._max_depth:
+            places.append((frame.f_code, frame.f_lasti))
             module_globals.append(frame.f_globals)
             frame = frame.f_back
+        return _Walk(ident, places, module_globals, frame is not None, self._context_of(ident))
+
+    def _moved(self, frames: dict[int, FrameType], walks: list[_Walk]) -> set[int]:
+        """Idents of threads that have run since they were walked; this thread is where it is."""
+        again = sys._current_frames()
+        here = threading.get_ident()
+        return {
+            ident
+            for ident, places, _, _, context in walks
+            if ident != here
+            and (
+                again.get(ident) is not frames[ident]
+                or frames[ident].f_lasti != places[0][1]
+                or self._context_of(ident) is not context
+            )
+        }
+
+    def _stack(self, key: int, walk: _Walk, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
         before = previous.get(key)
-        if before is not None and _same(before[0], raw):
+        if before is not None and _same(before[0], walk.places):
             self._previous[key] = before
             return before[1]
-        named = tuple(self._frame(*place, found) for place, found in zip(raw, module_globals, strict=True))
-        stack = self._make_stack(named, frame is not None)
-        self._previous[key] = (raw, stack)
+        named = tuple(self._frame(*place, found) for place, found in zip(walk.places, walk.module_globals, strict=True))
+        stack = self._make_stack(named, walk.truncated)
+        self._previous[key] = (walk.places, stack)
         return stack
 
     def _frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:

@@ -1,0 +1,113 @@
+"""Counts samples whose span is not the one whose function is on the stack: there must be none.
+
+Each scenario runs as a process of its own under real load; at least 500 of its samples are compared with the
+ledger of spans that the process itself kept. See `targets/association.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from receiver_process import Receiver
+from target_process import Target, profiled
+
+_SAMPLES = 500
+_MARK = re.compile(r"\.(?:work_in_(span_\d\d)|work_outside_spans)\(")
+_NATIVE = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+
+
+def _is_marked(record: dict[str, Any]) -> bool:
+    return _MARK.search(record["body"]) is not None
+
+
+def _run(scenario: str, walker: str, interval_ms: int = 2) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run a scenario until enough samples have arrived; (its marked records, its ledger)."""
+    with Receiver() as receiver:
+        env = profiled(receiver.url, interval_ms, walker)
+        with Target("association.py", scenario, env=env) as target:
+            target.line("ready")
+            receiver.records(_SAMPLES, _is_marked)
+            target.tell("stop")
+            ledger = target.json("ledger")
+            assert target.finish() == 0, target.output
+            assert "splunk_profiler" not in target.output, target.output
+        return receiver.records(_SAMPLES, _is_marked), ledger
+
+
+def _wrong(records: list[dict[str, Any]], ledger: dict[str, Any]) -> list[str]:
+    """The samples that are not in the span (or outside of spans) that their leaf-most mark says."""
+    found = []
+    for record in records:
+        mark = _MARK.search(record["body"])
+        assert mark is not None
+        ids = (record["trace_id"], record["span_id"], record["flags"] & 0xFF)
+        span = ledger["spans"].get(record["span_id"])
+        right = ids == ("", "", 0)
+        if mark[1]:
+            right = span is not None and ids[0] == span["trace_id"] and ids[2] == span["flags"]
+            right = right and span["name"] == mark[1]
+        if not right:
+            found.append(f"{mark[0]} has {ids} of {span}\n{record['body']}")
+    return found
+
+
+def _assert_exact(scenario: str, walker: str, both_kinds: bool = True) -> dict[str, Any]:
+    records, ledger = _run(scenario, walker)
+    wrong = _wrong(records, ledger)
+    assert not wrong, f"{len(wrong)} of {len(records)} samples have the wrong span, such as: {wrong[0]}"
+    inside = sum(1 for record in records if record["span_id"])
+    assert inside > 0
+    assert not both_kinds or inside < len(records), "no sample was taken outside of spans: nothing was compared"
+    return ledger
+
+
+_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+
+
+@_walkers
+@pytest.mark.parametrize("scenario", ["threads", "by_hand", "pool", "generators"])
+def test_every_sample_of_threads_is_in_the_span_that_its_function_runs_in(scenario: str, walker: str) -> None:
+    _assert_exact(scenario, walker)
+
+
+@_walkers
+def test_a_thread_with_the_ident_of_one_that_ended_in_a_span_has_no_span(walker: str) -> None:
+    ledger = _assert_exact("reused_idents", walker)
+    assert ledger["reused"] > 0, "no ident was used again: nothing was tested"
+
+
+@_walkers
+def test_unsampled_spans_are_carried_with_flags_that_say_so(walker: str) -> None:
+    records, ledger = _run("unsampled", walker)
+    assert not _wrong(records, ledger)
+    assert {record["flags"] & 1 for record in records} == {0, 1}
+
+
+@_NATIVE
+@pytest.mark.parametrize("scenario", ["asyncio_tasks", "to_thread", "context_run"])
+def test_every_sample_of_a_task_is_in_the_span_of_that_task(scenario: str) -> None:
+    _assert_exact(scenario, "native")
+
+
+@_NATIVE
+@pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not there for this interpreter")
+def test_every_sample_of_a_task_on_uvloop_is_in_the_span_of_that_task() -> None:
+    assert _assert_exact("uvloop_tasks", "native")["loop"].startswith("uvloop")
+
+
+@_NATIVE
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
+def test_every_sample_of_an_eager_task_is_in_the_span_of_that_task() -> None:
+    _assert_exact("eager_tasks", "native")
+
+
+@_NATIVE
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
+def test_every_sample_of_a_greenlet_is_in_the_span_of_that_greenlet() -> None:
+    assert _assert_exact("greenlets", "native")["patched"]

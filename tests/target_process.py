@@ -1,0 +1,168 @@
+"""Runs a program of `targets/` (or any command) as a process that hand-shakes with the test.
+
+    with Target("association.py", "threads", env={…}) as target:
+        target.line("ready")                    # the first line of output that starts so
+        target.tell("stop")                     # a line for its standard input
+        assert target.finish() == 0
+
+Every wait has a deadline and fails with all that the process has said. Whatever happens, the process and its
+process group are gone when the block ends. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+TESTS = Path(__file__).parent
+_OURS = ("SPLUNK_", "OTEL_", "PYTHON", "GRPC_")
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without the settings of profilers and SDKs, with this checkout on the path."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    path = [str(TESTS / "targets"), *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+    env |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    return {**env, **(more or {})}
+
+
+def profiled(receiver_url: str, interval_ms: int = 5, walker: str = "auto", **more: str) -> dict[str, str]:
+    """The settings with which a target is profiled into a receiver."""
+    return {
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver_url,
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": str(interval_ms),
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "50",
+        "SPLUNK_PROFILER_WALKER": walker,
+        **more,
+    }
+
+
+class Target:
+    """A running process. A first word that ends in ``.py`` is a program of `targets/`, run by this interpreter.
+
+    Args:
+        command: program and arguments.
+        env: variables to set besides those of `environment`.
+        cwd: its working directory.
+    """
+
+    def __init__(self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        words: Sequence[str] = command
+        if command[0].endswith(".py"):
+            words = [sys.executable, str(TESTS / "targets" / command[0]), *command[1:]]
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self._said = threading.Condition()
+        self._lines: list[str] = []
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, name="target-reader")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """All it has said so far, on both of its outputs."""
+        with self._said:
+            return "\n".join(self._lines)
+
+    def lines(self, count: int, start: str = "", timeout_s: float = 60) -> list[str]:
+        """All lines that start so (without that start), once there are at least `count` of them."""
+
+        def seen() -> list[str]:
+            return [line[len(start) :].strip() for line in self._lines if line.startswith(start)]
+
+        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not say {start!r} {count} times")
+        with self._said:
+            return seen()
+
+    def line(self, start: str = "", timeout_s: float = 60) -> str:
+        """The first line that starts so, without that start."""
+        return self.lines(1, start, timeout_s)[0]
+
+    def json(self, start: str, timeout_s: float = 60) -> Any:
+        """The value that the first line that starts so goes on with."""
+        return json.loads(self.line(start, timeout_s))
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Close its standard input."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def finish(self, timeout_s: float = 60) -> int:
+        """Its exit code, once it has ended by itself."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {timeout_s} s; it said:\n{self.output}") from None
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._said:
+                self._lines.append(line.rstrip("\n"))
+                self._said.notify_all()
+        with self._said:
+            self._ended = True
+            self._said.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._said:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._ended:
+                    why = f"ended with {self._process.poll()}" if self._ended else f"not within {timeout_s} s"
+                    raise AssertionError(f"the target {failure} ({why}); it said:\n" + "\n".join(self._lines))
+                self._said.wait(left)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.hang_up()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if error is not None:
+            print(self.output)
