@@ -6,7 +6,6 @@
  * any more: the call that is to notice the child is posted before the fork, and is inherited. In the parent it does
  * nothing.
  */
-#define _GNU_SOURCE
 #include "py_compat.h"
 
 #include "core.h"

@@ -28,6 +28,8 @@
 #include <internal/pycore_stackref.h>
 #elif PY_VERSION_HEX >= 0x030B0000
 #include <internal/pycore_frame.h>
+#else
+#include <frameobject.h>
 #endif
 
 #include <sched.h>

@@ -2,7 +2,6 @@
  *
  * The contract is splunk_profiler/_walker.pyi.
  */
-#define _GNU_SOURCE
 #include "core.h"
 
 #include <errno.h>
