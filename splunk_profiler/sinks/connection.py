@@ -23,7 +23,7 @@ from splunk_profiler.transport import Certificates, Transport
 
 METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _PROVIDERS = "opentelemetry_otlp_credential_provider"
-_TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _AVOID_NS = 60_000_000_000
 _OPTIONS = (
     ("grpc.primary_user_agent", "splunk-profiler"),
@@ -126,7 +126,7 @@ class Connections:
 
         Credentials cannot be compared, but what both exporters make them from can.
         """
-        module = sys.modules.get(_TRACE_EXPORTER)
+        module = sys.modules.get(TRACE_EXPORTER)
         if module is None:
             return None
         transport, endpoint = self._transport, self._endpoint

@@ -91,19 +91,21 @@ class OtlpSink:
 
     def _send(self, message: bytes) -> Outcome:
         while True:
-            if self._closed:
-                return Outcome(Delivery.RETRY, "the exporter is closed")
+            if self._closed or self._interrupted:
+                return self._ended_early()
             connection = self._connections.pick()
             try:
                 response = self._exchange(connection, message)
             except grpc.FutureCancelledError:
-                return Outcome(Delivery.RETRY, "the export was interrupted")
+                return self._ended_early()
             except ValueError as error:  # gRPC's word for a channel that somebody has closed
                 self._connections.failed(connection, timed_out=False)
                 if connection.shared:
                     continue
                 return Outcome(Delivery.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
+                if self._closed or self._interrupted:
+                    return self._ended_early()
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 if timed_out or lost:
@@ -115,6 +117,9 @@ class OtlpSink:
             self._probed = ""
             partial = response.partial_success
             return Outcome(Delivery.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0))
+
+    def _ended_early(self) -> Outcome:
+        return Outcome(Delivery.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended")
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
         with _uninstrumented():

@@ -1,0 +1,77 @@
+"""The names without a promise that `sinks` reads of the OpenTelemetry SDK; one test for each.
+
+If one fails with a new SDK: nothing is lost at run time, because every one of them is read with a fallback and
+records then travel on a connection of their own. Find where the SDK keeps the thing now, add that place to
+`sinks/connection.py`, and keep the old one while its version is within the range in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import opentelemetry.context
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+
+from splunk_profiler.sinks import connection
+
+
+@pytest.fixture
+def exporter() -> Iterator[OTLPSpanExporter]:
+    made = OTLPSpanExporter(endpoint="http://127.0.0.1:4317")
+    yield made
+    made.shutdown()
+
+
+def test_the_exporter_of_each_span_processor_can_be_found(exporter: OTLPSpanExporter) -> None:
+    for processor in (SimpleSpanProcessor(exporter), BatchSpanProcessor(exporter)):
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SpanProcessor())
+        provider.add_span_processor(processor)
+        assert exporter in list(connection.span_exporters(provider))
+        provider.shutdown()
+
+
+def test_a_provider_without_processors_has_no_exporter() -> None:
+    assert list(connection.span_exporters(None)) == []
+    assert list(connection.span_exporters(object())) == []
+    assert list(connection.span_exporters(trace.NoOpTracerProvider())) == []
+
+
+def test_a_trace_exporter_says_where_it_sends_and_how(exporter: OTLPSpanExporter) -> None:
+    assert exporter._endpoint == "127.0.0.1:4317"
+    assert exporter._insecure is True
+    assert isinstance(exporter._channel, grpc.Channel)
+
+
+def test_a_trace_exporter_says_that_it_is_shut_down(exporter: OTLPSpanExporter) -> None:
+    assert exporter._shutdown is False
+    exporter.shutdown()
+    assert exporter._shutdown is True
+
+
+def test_the_module_of_the_trace_exporter_is_where_it_is_looked_for() -> None:
+    assert OTLPSpanExporter.__module__ == connection.TRACE_EXPORTER
+
+
+def test_the_method_of_an_export_is_that_of_the_service() -> None:
+    service = logs_service_pb2.DESCRIPTOR.services_by_name["LogsService"]
+    assert f"/{service.full_name}/Export" == connection.METHOD
+
+
+def test_the_key_that_keeps_instrumentation_away_exists() -> None:
+    assert isinstance(opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY, str)
+
+
+def test_the_provider_that_the_application_set_can_be_read_without_making_one() -> None:
+    assert hasattr(trace, "_TRACER_PROVIDER")
+
+
+def test_records_can_carry_an_event_name() -> None:
+    assert "event_name" in LogRecord.DESCRIPTOR.fields_by_name

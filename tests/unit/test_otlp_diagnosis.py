@@ -1,0 +1,70 @@
+"""What a server is taken for, by what it answers to the first bytes of a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from splunk_profiler.config import Endpoint
+from splunk_profiler.sinks.diagnosis import Speaks, probe
+
+
+class Server:
+    """Accepts connections one after the other, and sends `answer` on each before it closes it."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection:
+                if connection.recv(1) == b"!":
+                    return
+                connection.sendall(self._answer)
+                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):  # it may close with an answer unread
+                    while connection.recv(65536):
+                        pass
+
+    def stop(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(b"!")
+        self._thread.join()
+        self._listener.close()
+
+
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "speaks"),
+    [
+        (SETTINGS, Speaks.HTTP2),
+        (bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100]), Speaks.HTTP2),
+        (b"\x15\x03\x03\x00\x02\x02\x46", Speaks.TLS),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Speaks.HTTP1),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", Speaks.UNKNOWN),
+        (SETTINGS[:5], Speaks.UNKNOWN),
+        (b"", Speaks.UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: Speaks, secure: bool) -> None:
+    server = Server(answer)
+    found = probe(Endpoint("", f"127.0.0.1:{server.port}", secure, ""))
+    server.stop()
+    assert found is speaks
+
+
+def test_a_port_without_a_server_speaks_nothing_known() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert probe(Endpoint("", f"127.0.0.1:{unused.getsockname()[1]}", False, "")) is Speaks.UNKNOWN

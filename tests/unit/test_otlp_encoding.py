@@ -1,0 +1,114 @@
+"""The bytes of an export request, read back with OpenTelemetry's own messages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.sdk.resources import Resource
+from sample_factory import make_sample
+
+from splunk_profiler.formats.text import body
+from splunk_profiler.model import Sample, SpanRef
+from splunk_profiler.sinks.encoding import Encoder
+
+RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
+
+
+def encode(*samples: Sample, resource: Resource = RESOURCE) -> Any:
+    encoder = Encoder(lambda: resource, body, time_ns=lambda: 99)
+    return ExportLogsServiceRequest.FromString(encoder.encode(samples))
+
+
+def only_record(*samples: Sample) -> Any:
+    (group,) = encode(*samples).resource_logs
+    (part,) = group.scope_logs
+    (record,) = part.log_records
+    return record
+
+
+def plain(pairs: list[KeyValue]) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in pairs}
+
+
+def test_resource_and_scope_are_as_the_convention_says() -> None:
+    (group,) = encode(make_sample(1), make_sample(2)).resource_logs
+    (part,) = group.scope_logs
+    assert plain(group.resource.attributes) == {"service.name": "shop"}
+    assert group.schema_url == "https://opentelemetry.io/schemas/1.30.0"
+    assert (part.scope.name, part.scope.version) == ("otel.profiling", "0.1.0")
+    assert [record.time_unix_nano for record in part.log_records] == [1_000_000_000, 2_000_000_000]
+
+
+def test_a_record_outside_a_span_has_every_field_but_ids() -> None:
+    sample = make_sample(5, period_ns=250_000_000)
+    record = only_record(sample)
+    assert record.event_name == "otel.profiling"
+    assert (record.time_unix_nano, record.observed_time_unix_nano) == (5_000_000_000, 99)
+    assert (record.trace_id, record.span_id, record.flags) == (b"", b"", 0)
+    assert record.body.string_value == body(sample)
+    assert plain(record.attributes) == {
+        "com.splunk.sourcetype": "otel.profiling",
+        "profiling.data.type": "cpu",
+        "profiling.data.format": "text",
+        "source.event.period": 250,
+    }
+
+
+def test_ids_keep_their_leading_zeros_and_flags_travel() -> None:
+    record = only_record(make_sample(span=SpanRef(trace_id=0xAB, span_id=0xCD, trace_flags=0)))
+    assert record.trace_id.hex() == "000000000000000000000000000000ab"
+    assert record.span_id.hex() == "00000000000000cd"
+    assert record.flags == 0
+    assert only_record(make_sample(span=SpanRef(2**128 - 1, 2**64 - 1, 3))).flags == 3
+
+
+def test_only_a_stack_that_was_cut_says_so() -> None:
+    assert plain(only_record(make_sample(truncated=True)).attributes)["thread.stack.truncated"] is True
+    assert "thread.stack.truncated" not in plain(only_record(make_sample(truncated=False)).attributes)
+
+
+def test_a_period_below_a_millisecond_is_sent_as_one() -> None:
+    assert plain(only_record(make_sample(period_ns=10)).attributes)["source.event.period"] == 1
+
+
+def test_text_that_utf8_cannot_carry_is_written_out() -> None:
+    record = only_record(make_sample(function="caf\udce9"))
+    assert "caf\\udce9" in record.body.string_value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "sent"),
+    [
+        (True, "bool_value", True),
+        (7, "int_value", 7),
+        (2**70, "string_value", str(2**70)),
+        (0.5, "double_value", 0.5),
+        ("\udce9", "string_value", "\\udce9"),
+        (b"\x00", "bytes_value", b"\x00"),
+    ],
+)
+def test_every_kind_of_resource_attribute_is_encoded(value: Any, kind: str, sent: Any) -> None:
+    resource = SimpleNamespace(attributes={"key": value}, schema_url="")
+    request = ExportLogsServiceRequest.FromString(Encoder(lambda: resource, body).encode([make_sample()]))
+    (pair,) = request.resource_logs[0].resource.attributes
+    assert pair.value.WhichOneof("value") == kind
+    assert getattr(pair.value, kind) == sent
+
+
+def test_a_sequence_is_encoded_as_an_array() -> None:
+    request = encode(make_sample(), resource=Resource({"process.command_args": ("python", "app.py")}))
+    (pair,) = request.resource_logs[0].resource.attributes
+    assert [value.string_value for value in pair.value.array_value.values] == ["python", "app.py"]
+
+
+def test_a_resource_that_was_replaced_is_encoded_anew() -> None:
+    resources = [Resource({"service.name": "a"}), Resource({"service.name": "b"})]
+    encoder = Encoder(lambda: resources[0], body)
+    encoder.encode([make_sample()])
+    del resources[0]
+    request = ExportLogsServiceRequest.FromString(encoder.encode([make_sample()]))
+    assert plain(request.resource_logs[0].resource.attributes) == {"service.name": "b"}
