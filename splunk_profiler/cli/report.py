@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse, is_library
+from splunk_profiler.cli.analysis import OUTSIDE, Analysis, Tally, ThreadTally, analyse, is_library
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 
 _WIDTH = 100
@@ -231,7 +231,8 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
-    _heading(console, f"One record as received (a sample inside {span})")
+    where = "outside of spans" if span == OUTSIDE else f"inside {span}"
+    _heading(console, f"One record as received (a sample {where})")
     body = record["body"]["stringValue"]
     console.print(Text(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
     console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
