@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from capture_cost import held_ns, native_ticker
+from capture_cost import drained, held_ns, native_ticker
 from population import FRAMES, Still
 from result import Result, main, median, middle_half
 
@@ -22,12 +22,14 @@ def measure(quick: bool) -> Iterator[Result]:
     rounds = 50 if quick else 1000
     with Still(IDLE, FRAMES):
         ticker = native_ticker()
-        for _ in range(100):  # fills the ring once, so that its slots have their memory
+        held: list[int] = []
+        blocks = 0
+        for number in range(rounds):
+            drained(ticker, number)
+            before = sys.getallocatedblocks()
             ticker.capture()
-        before = sys.getallocatedblocks()
-        held = [held_ns(ticker) for _ in range(rounds)]
-        blocks = sys.getallocatedblocks() - before - len(held)  # the list holds an int for each round
-        ticker.drain(0)
+            blocks += sys.getallocatedblocks() - before
+            held.append(held_ns(ticker))
         yield Result(
             "blocks allocated per snapshot of 200 idle threads",
             max(blocks, 0) / rounds,
@@ -65,7 +67,7 @@ def worker(rounds: int) -> Iterator[Result]:
         took.append(time.perf_counter_ns() - started)
     yield Result(
         "stacks formatted per idle thread, over all snapshots",
-        (len(formatted) - rounds) / IDLE,  # the main thread's moves with each
+        len(formatted) / (IDLE + 1),
         "stacks",
         1.0,
         details={"snapshots": rounds},
