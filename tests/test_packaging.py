@@ -1,0 +1,137 @@
+"""What is shipped, and that the promises of the README, the Makefile and the gate are the same promises.
+
+Builds the real wheel (twice: with and without a compiler in reach) in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import splunk_profiler
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ("splunk_profiler", "native", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
+
+
+def _copy_of_the_sources(folder: Path) -> Path:
+    """What a build needs, copied, so that no build leaves anything in the work tree."""
+    for name in SHIPPED:
+        subprocess.run(["cp", "-r", str(ROOT / name), str(folder)], check=True)
+    for built in [*folder.rglob("*.so"), *folder.rglob("__pycache__")]:
+        subprocess.run(["rm", "-r", str(built)], check=True)
+    return folder
+
+
+def _build(folder: Path, path: str) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", "wheels", "."]
+    env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Iterator[zipfile.ZipFile]:
+    """The wheel as this machine builds it."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = _build(_copy_of_the_sources(Path(folder)), os.environ["PATH"])
+        with zipfile.ZipFile(built) as opened:
+            yield opened
+
+
+def _metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+def test_the_wheel_holds_the_native_walker(wheel: zipfile.ZipFile) -> None:
+    assert [name for name in wheel.namelist() if re.fullmatch(r"splunk_profiler/_walker\..*\.so", name)]
+
+
+def test_the_wheel_holds_what_a_type_checker_and_a_launched_process_look_for(wheel: zipfile.ZipFile) -> None:
+    wanted = {"py.typed", "_walker.pyi", "cli/autostart/sitecustomize.py"}
+    assert {f"splunk_profiler/{name}" for name in wanted} <= set(wheel.namelist())
+
+
+def test_the_wheel_holds_nothing_but_the_package_and_its_metadata(wheel: zipfile.ZipFile) -> None:
+    assert {name.split("/")[0].split("-")[0] for name in wheel.namelist()} == {"splunk_profiler"}
+    assert not [name for name in wheel.namelist() if name.endswith((".c", ".h", ".pyc"))]
+
+
+def test_the_wheel_holds_the_licence(wheel: zipfile.ZipFile) -> None:
+    assert [name for name in wheel.namelist() if name.endswith("/LICENSE")]
+
+
+def test_dependencies_are_ranges(wheel: zipfile.ZipFile) -> None:
+    required = [line for line in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert any(line.startswith("opentelemetry-sdk") for line in required)
+    assert not [line for line in required if re.search(r"[^<>!=]==", line)]
+
+
+def test_the_version_is_the_same_everywhere(wheel: zipfile.ZipFile) -> None:
+    assert _metadata(wheel)["Version"] == splunk_profiler.__version__
+    assert f" {splunk_profiler.__version__}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_wheel_says_where_the_command_and_the_post_instrument_hook_are(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    text = wheel.read(name).decode()
+    assert re.search(r"\[console_scripts\]\s+splunk-profiler ?= ?splunk_profiler\.__main__:main", text)
+    assert re.search(r"\[opentelemetry_post_instrument\]\s+\w+ ?= ?splunk_profiler:\w+", text)
+
+
+def test_without_a_compiler_the_wheel_is_built_without_the_walker(tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for program in ("sh", "uname", "env"):
+        (programs / program).symlink_to(f"/bin/{program}")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    with zipfile.ZipFile(_build(_copy_of_the_sources(sources), str(programs))) as built:
+        names = built.namelist()
+    assert "splunk_profiler/portable.py" in names
+    assert not [name for name in names if name.endswith(".so")]
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
+def test_pages_name_only_make_targets_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.M)) <= _make_targets()
+
+
+def test_the_gate_runs_the_commands_of_the_readme() -> None:
+    readme, gate = ((ROOT / name).read_text("utf-8") for name in ("README.md", ".ci/run"))
+    assert re.search(r"^make test$", readme, re.M)
+    assert re.search(r"^\s+make test\b", gate, re.M)
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    dead = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                dead.append(f"{page.name}: {target}")
+    assert not dead
+
+
+def test_every_measure_can_be_taken() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('"measure"') >= 20
