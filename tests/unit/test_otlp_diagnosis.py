@@ -28,9 +28,9 @@ class Server:
             with connection:
                 if connection.recv(1) == b"!":
                     return
-                connection.sendall(self._answer)
-                connection.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(ConnectionResetError):  # it may close with an answer unread
+                with contextlib.suppress(OSError):  # the other end may close with an answer unread
+                    connection.sendall(self._answer)
+                    connection.shutdown(socket.SHUT_WR)
                     while connection.recv(65536):
                         pass
 
