@@ -30,6 +30,7 @@ class ProcessProfiler:
         self._lock = _thread.allocate_lock()
         self._pid = os.getpid()
         self._hooked = False
+        self._forking = 0  # ident of the thread that is between Python's hooks before and after a fork
         self._resolved: settings.Resolved | None = None
         self._profiler: Profiler | None = None
         self._abandoned: list[Profiler] = []
@@ -67,7 +68,7 @@ class ProcessProfiler:
         return self._resolved
 
     def _begin(self, resolved: settings.Resolved) -> None:
-        profiler = Profiler(resolved, self._after_fork_in_child, forked=bool(self._abandoned))
+        profiler = Profiler(resolved, self._noticed_to_be_a_child, forked=bool(self._abandoned))
         profiler.start()
         self._profiler = profiler
         self._pid = os.getpid()
@@ -94,17 +95,29 @@ class ProcessProfiler:
             util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
 
     def _before_fork(self) -> None:
+        self._forking = _thread.get_ident()
         with self._guard.watching():
             if self._profiler is not None:
                 self._profiler.hold(_FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
+        self._forking = 0
         with self._guard.watching():
             if self._profiler is not None:
                 self._profiler.release()
 
+    def _noticed_to_be_a_child(self) -> None:
+        """Called by the other ways of noticing a fork, which serve where Python's hooks are not run.
+
+        Where they are run, these may come in the middle of them: `threading` would then take the threads that
+        begin here for ones of the parent and forget them.
+        """
+        if self._forking != _thread.get_ident():
+            self._after_fork_in_child()
+
     def _after_fork_in_child(self) -> None:
         """Begin again in a forked child. Called by every way of noticing a fork; the first one counts."""
+        self._forking = 0
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
