@@ -55,7 +55,7 @@ def _line(code: CodeType, lasti: int) -> int | None:
         return code.co_firstlineno
     for start, end, line in code.co_lines():
         if start <= lasti < end:
-            return line
+            return line or None  # 0 is how CPython 3.11 and later mark the entry of a module: no line either
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.threads import Signal
 
-_KNOWN_FRAMES = 65_536
+_KNOWN_FRAMES = 16_384
 _ATTEMPTS = 3
 
 

@@ -31,7 +31,7 @@ def stack_text(stack: Stack) -> str:
     return "".join([frame_line(frame) for frame in stack.frames])
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)
 def frame_line(frame: Frame) -> str:
     """``\\tat namespace.function(file:line)`` and a newline; without ``:line`` where there is none."""
     line = "" if frame.line is None else f":{frame.line}"

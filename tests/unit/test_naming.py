@@ -152,6 +152,13 @@ def test_a_place_without_a_line_has_none() -> None:
     assert FrameNamer().frame(code, lasti, {"__name__": "m"}).line is None
 
 
+def test_the_entry_of_a_module_has_a_line_or_none_but_never_line_0() -> None:
+    code = compile("x = 1", "<string>", "exec")
+    lines = {FrameNamer().frame(code, offset, {"__name__": "m"}).line for offset in range(0, len(code.co_code), 2)}
+    assert lines <= {None, 1}
+    assert 1 in lines
+
+
 def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
     frame = FrameNamer().frame(here.__code__, -1, {"__name__": "m"})
     assert frame.line == here.__code__.co_firstlineno
