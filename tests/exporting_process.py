@@ -32,7 +32,7 @@ class Exporting:
         logs: the log lines so far: ``log`` (the text), ``level`` and ``logger``.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, *, exit_s: float = 30, **settings: str) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, exit_s: float = 60, **settings: str) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPLUNK_", "GRPC_"))}
         env.update(environment or {}, **settings, PYTHONPATH=os.pathsep.join([str(_ROOT), *sys.path[1:]]))
         self._exit_s = exit_s
@@ -58,7 +58,7 @@ class Exporting:
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
-    def log(self, where: Callable[[str], Any], timeout_s: float = 30) -> str:
+    def log(self, where: Callable[[str], Any], timeout_s: float = 60) -> str:
         """The first line of our own log for which `where` holds; waits for it."""
         deadline = time.monotonic() + timeout_s
         with self._arrived:

@@ -70,7 +70,7 @@ class Receiver:
         """Its endpoint: ``http://127.0.0.1:PORT``, or ``https://localhost:PORT`` where it has a certificate."""
         return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
 
-    def switch(self, mode: str, timeout_s: float = 20) -> None:
+    def switch(self, mode: str, timeout_s: float = 60) -> None:
         """Change its mode (see targets/receiver.py) and return when the new one is in force."""
         with self._arrived:
             before = len(self._modes)
@@ -79,7 +79,7 @@ class Receiver:
         self._process.stdin.flush()
         self._wait(lambda: len(self._modes) > before, timeout_s, f"did not switch to {mode!r}")
 
-    def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 30) -> list[Export]:
+    def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 60) -> list[Export]:
         """All exports of `signal` that met the mode `answer` (any, if empty), once there are `count` of them."""
 
         def seen() -> list[Export]:
@@ -89,7 +89,7 @@ class Receiver:
         with self._arrived:
             return seen()
 
-    def records(self, count: int = 0, where: Callable[[Record], Any] = bool, timeout_s: float = 30) -> list[Record]:
+    def records(self, count: int = 0, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> list[Record]:
         """All *accepted* log records for which `where` holds, once there are at least `count` of them."""
 
         def seen() -> list[Record]:
@@ -100,12 +100,12 @@ class Receiver:
         with self._arrived:
             return seen()
 
-    def record(self, where: Callable[[Record], Any] = bool, timeout_s: float = 30) -> Record:
+    def record(self, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> Record:
         """The first accepted log record for which `where` holds; waits for it."""
         return self.records(1, where, timeout_s)[0]
 
     def spans(
-        self, count: int = 0, where: Callable[[dict[str, Any]], Any] = bool, timeout_s: float = 30
+        self, count: int = 0, where: Callable[[dict[str, Any]], Any] = bool, timeout_s: float = 60
     ) -> list[dict[str, Any]]:
         """All spans received for which `where` holds, once there are at least `count` of them."""
 
@@ -135,7 +135,7 @@ class Receiver:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

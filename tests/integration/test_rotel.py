@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from exporting_process import Exporting
 
-
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="rotel has wheels for x86-64 only")
 
 
@@ -53,7 +52,7 @@ class Rotel:
             self._ended = True
             self._arrived.notify_all()
 
-    def wait_for(self, text: str, timeout_s: float = 30) -> str:
+    def wait_for(self, text: str, timeout_s: float = 60) -> str:
         """Its output once that contains `text`."""
         deadline = time.monotonic() + timeout_s
         with self._arrived:
@@ -68,7 +67,7 @@ class Rotel:
         """End it."""
         self._process.terminate()
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=60)
         finally:
             self._process.kill()
             self._reader.join()

@@ -1,0 +1,87 @@
+"""The end of a profiled process: it comes soon and in order, whatever the collector does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from receiver_process import Receiver
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# Ends only when the exporting thread has met the collector, and tells the seconds that the end took.
+SERVICE = """
+import atexit, sys, threading, time
+
+begun = []
+atexit.register(lambda: print(f"{time.monotonic() - begun[0]:.3f}", flush=True))  # runs last
+
+import splunk_profiler
+
+class Busy(threading.Thread):
+    def run(self):
+        while True:
+            sum(range(1000))
+
+for _ in range(3):
+    Busy(daemon=True).start()
+splunk_profiler.start()
+print("ready", flush=True)
+sys.stdin.readline()
+begun.append(time.monotonic())
+"""
+
+
+def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subprocess.Popen[str], str]:
+    """The service after its end, and what it wrote; fails if it does not end within a minute."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPLUNK_", "GRPC_"))}
+    env |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": endpoint,
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "10",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
+    }
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVICE],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "ready\n"
+        if receiver is not None:
+            receiver.exports(1)
+        _, errors = service.communicate("end\n", timeout=60)
+    finally:
+        service.kill()
+        service.communicate()
+    return service, errors
+
+
+@pytest.mark.parametrize("mode", ["ok", "hang", "refuse UNAUTHENTICATED", "refuse UNAVAILABLE"])
+def test_a_service_ends_in_order_with_an_export_in_flight(mode: str) -> None:
+    with Receiver(mode=mode) as receiver:
+        service, errors = end_of_a_service(receiver.url, receiver)
+    assert service.returncode == 0, errors
+
+
+def test_a_service_ends_in_order_without_a_collector() -> None:
+    service, errors = end_of_a_service("http://127.0.0.1:1", None)
+    assert service.returncode == 0, errors
+    assert "were not delivered before the process ended" in errors
+
+
+def test_what_was_sampled_last_is_sent_before_the_end() -> None:
+    with Receiver() as receiver:
+        service, errors = end_of_a_service(receiver.url, receiver)
+        assert service.returncode == 0, errors
+        assert "were not delivered" not in errors
+        assert receiver.records(1)
