@@ -29,19 +29,20 @@ def _mentions(function: str, record: Record) -> bool:
 
 @pytest.fixture(scope="module", params=["auto", "portable"])
 def run(request: pytest.FixtureRequest) -> Iterator[tuple[list[Record], dict[str, tuple[str, str]], list[Record]]]:
-    """The records of one run, the (trace id, span id) of each span by its name, and the spans that were exported."""
+    """The records from when it was ready on, each span's (trace id, span id) by its name, and the exported spans."""
     options = ["--interval-ms", "10", "--export-interval-ms", "50", "--walker", request.param]
     command = [sys.executable, "-m", "splunk_profiler", "run", *options, "--", sys.executable]
     with Receiver() as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
         with Target(*command, str(TESTS / "targets" / "end_to_end.py"), env=settings) as target:
-            target.line("ready")
+            ready_ns = int(target.line("ready"))
             ids = {name: (trace_id, span_id) for name, trace_id, span_id in map(str.split, target.lines(2, "span "))}
             for function in ("work_in_a_thread", "work_in_a_task", "wait_outside"):
                 receiver.records(20, partial(_mentions, function))
             target.hang_up()
             assert target.finish() == 0, target.output
-        yield receiver.records(), ids, receiver.spans(2)
+        # What was sampled before belongs to the start: without the provider that the program was yet to set.
+        yield receiver.records(0, lambda record: record["time_ns"] >= ready_ns), ids, receiver.spans(2)
 
 
 def test_each_sample_is_in_the_span_whose_function_is_on_its_stack(run: Any) -> None:

@@ -1,6 +1,6 @@
 """A service that knows nothing of the profiler: a thread and an asyncio task work in spans, the main thread in none.
 
-Prints ``span NAME TRACE_ID SPAN_ID`` for each span, then ``ready``; ends when standard input does.
+Prints ``span NAME TRACE_ID SPAN_ID`` for each span, then ``ready`` and the time; ends when standard input does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -22,7 +23,9 @@ begun = threading.Barrier(3)
 def say(span: trace.Span) -> None:
     context = span.get_span_context()
     name = getattr(span, "name", "")
-    print(f"span {name} {context.trace_id:032x} {context.span_id:016x}", flush=True)
+    # In one piece: `print` writes the end of the line by itself, and two threads say something.
+    sys.stdout.write(f"span {name} {context.trace_id:032x} {context.span_id:016x}\n")
+    sys.stdout.flush()
 
 
 def compute() -> int:
@@ -60,7 +63,7 @@ threads = [
 for thread in threads:
     thread.start()
 begun.wait()
-print("ready", flush=True)
+print("ready", time.time_ns(), flush=True)
 wait_outside()
 over.set()
 for thread in threads:
