@@ -158,12 +158,12 @@ def _count(
 ) -> None:
     attributes = _attributes(record)
     try:
-        dump = parse(record.get("body", {}).get("stringValue", ""))
+        dump = parse(str((record.get("body") or {}).get("stringValue", "")))
     except DumpError:
         result.unread += 1
         return
-    time_ns = int(record.get("timeUnixNano", 0))
-    period_ms = int(attributes.get("source.event.period", 0))
+    time_ns = _whole(record.get("timeUnixNano"))
+    period_ms = _whole(attributes.get("source.event.period"))
     result.samples += 1
     result.services[service] += 1
     result.periods_ms[period_ms] += 1
@@ -189,6 +189,14 @@ def _count(
     merit = (dump.running, -len(dump.calls))
     if name not in examples or examples[name][0] < merit:
         examples[name] = (merit, record)
+
+
+def _whole(value: Any) -> int:
+    """A number as OTLP/JSON writes it (64 bits are text); 0 for what is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0
 
 
 def _span_key(holder: dict[str, Any]) -> SpanKey:

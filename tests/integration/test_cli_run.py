@@ -225,3 +225,12 @@ def test_a_script_whose_interpreter_is_missing_ends_with_127(tmp_path: Path) -> 
 def test_launched_twice_over_there_is_one_profiler(reporter: Path) -> None:
     ended = launched("--", *COMMAND, "run", "--", sys.executable, reporter)
     assert json.loads(ended.stdout)["profiled"]
+
+
+def test_under_opentelemetry_instrument_the_program_is_profiled_once(reporter: Path) -> None:
+    instrument = Path(sys.executable).with_name("opentelemetry-instrument")
+    exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
+    ended = launched("--", instrument, sys.executable, reporter, "a b", env=exporters)
+    said = json.loads(ended.stdout)
+    assert said["profiled"], ended.stderr
+    assert said["arguments"] == ["a b"]

@@ -94,6 +94,13 @@ def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_
     assert "2 lines that are not OTLP/JSON" in text
 
 
+def test_records_that_lack_a_time_a_period_or_a_body_do_not_end_the_report(tmp_path: Path) -> None:
+    bare = {"body": record(BUSY)["body"], "attributes": [{"key": "source.event.period", "value": {"stringValue": "x"}}]}
+    analysis = saved(tmp_path, logs(bare, {}, {"body": None}))
+    assert (analysis.samples, analysis.unread, analysis.outside.thread_ns) == (1, 2, 0)
+    assert "samples received" in drawn(analysis)
+
+
 def test_a_file_can_be_named_in_place_of_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "export.json"
     path.write_text(logs(record(BUSY)) + "\n", "utf-8")
