@@ -65,11 +65,12 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     console = report_console()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    old = signal.signal(signal.SIGTERM, _terminated)
+    old = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         answers = _record(console, _Plan(source, directory, seconds, workers, interval_ms))
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)
     draw(analyse(directory), directory, console=console)
     console.print(f"{(directory / 'service.log').resolve()}  (what the service printed)", soft_wrap=True)
     console.print(f"see it again: splunk-profiler report {directory}", soft_wrap=True)
@@ -86,8 +87,8 @@ class _Plan:
     interval_ms: int
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
+def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _record(console: Console, plan: _Plan) -> dict[str, int]:
@@ -187,7 +188,7 @@ def _process(
 def _end(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
     """Ask a child to end, and insist on its doing so well."""
     if child.poll() is None:
-        child.send_signal(signal.SIGINT if name == "collector" else signal.SIGTERM)
+        child.terminate()
     try:
         code = child.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
 
 EXAMPLES = ROOT / "examples"
@@ -62,7 +63,8 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
     assert data["record"]["as_received"]["eventName"] == "otel.profiling"
 
 
-def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [*COMMAND, "demo", "--seconds", "600", "--output", str(tmp_path)],
         env={**clean_environment(), "PYTHONUNBUFFERED": "1"},
@@ -78,9 +80,9 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
         assert line, process.communicate(timeout=DEADLINE_S)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
