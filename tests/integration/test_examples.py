@@ -73,15 +73,19 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: si
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    line = ""
-    while not line.startswith("3 "):
-        line = process.stdout.readline()
-        assert line, process.communicate(timeout=DEADLINE_S)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
-    process.send_signal(number)
-    process.communicate(timeout=DEADLINE_S)
+    try:
+        assert process.stdout is not None
+        line = ""
+        while not line.startswith("3 "):
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=DEADLINE_S)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 2
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
