@@ -180,10 +180,13 @@ class Outcome:
 
 
 class Sink(Protocol):
-    """Where batches go. Called by one thread at a time, except `interrupt` and `shutdown`."""
+    """Where batches go. Called by one thread at a time, except `hurry`, `interrupt` and `shutdown`."""
 
     def export(self, batch: Batch) -> Outcome:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
+
+    def hurry(self, timeout_s: float) -> None:
+        """The process ends: exports from now on are over in `timeout_s` seconds and start no thread."""
 
     def interrupt(self) -> None:
         """End an export in flight at once, which answers RETRY; later ones go on. Safe from any thread."""

@@ -215,7 +215,6 @@ class Profiler:
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
         self._sampler.stop(_JOIN_S)
-        self._sink.hurry()
         self._recorder.stop(timeout_s * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":

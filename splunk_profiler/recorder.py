@@ -165,6 +165,7 @@ class Recorder:
         with self._lock:
             self._closing = True
             running = self._running
+        self._sink.hurry(timeout_s)
         self._wake.set()
         if running:
             self._await_end(timeout_s)

@@ -34,7 +34,8 @@ class LateSink:
         self._open_sink = open_sink
         self._sink: Sink | None = None
         self._hurry = Signal()
-        self._hurried = False
+        self._hurried_s: float | None = None
+        self._closed = False
         self._broken = ""
 
     def export(self, batch: Batch) -> Outcome:
@@ -42,7 +43,7 @@ class LateSink:
         if self._sink is None and not self._broken:
             self._wait_for_quiet()
             try:
-                self._sink = self._open_sink()
+                self._sink = self._opened()
             except Exception as error:
                 self._broken = f"the exporter cannot be made: {error}"
                 logger.debug("the exporter cannot be made", exc_info=True)
@@ -50,10 +51,12 @@ class LateSink:
             return Outcome(Delivery.REJECTED, self._broken)
         return self._sink.export(batch)
 
-    def hurry(self) -> None:
-        """Wait no longer for the application's imports: the process is about to end or to fork."""
-        self._hurried = True
+    def hurry(self, timeout_s: float) -> None:
+        """See `Sink.hurry`. Waits no longer for the application's imports, either."""
+        self._hurried_s = timeout_s
         self._hurry.set()
+        if self._sink is not None:
+            self._sink.hurry(timeout_s)
 
     def interrupt(self) -> None:
         """See `Sink.interrupt`."""
@@ -62,13 +65,25 @@ class LateSink:
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
-        self.hurry()
+        self._closed = True
+        self._hurry.set()
         if self._sink is not None:
             self._sink.shutdown()
 
+    def _ending(self) -> bool:
+        return self._closed or self._hurried_s is not None
+
+    def _opened(self) -> Sink:
+        sink = self._open_sink()
+        if self._hurried_s is not None:
+            sink.hurry(self._hurried_s)
+        if self._closed:  # while it was being made
+            sink.shutdown()
+        return sink
+
     def _wait_for_quiet(self) -> None:
         until = time.monotonic() + _PATIENCE_S
-        while not self._hurried and time.monotonic() < until and _main_thread_imports():
+        while not self._ending() and time.monotonic() < until and _main_thread_imports():
             self._hurry.wait(_LOOK_AGAIN_S)
 
 

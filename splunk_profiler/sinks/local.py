@@ -29,8 +29,11 @@ class MemorySink:
         self.batches.append(batch)
         return Outcome(Delivery.DELIVERED)
 
+    def hurry(self, timeout_s: float) -> None:
+        """See `Sink.hurry`: an export here takes no time."""
+
     def interrupt(self) -> None:
-        """See `Sink.interrupt`: an export here takes no time."""
+        """See `Sink.interrupt`: as for `hurry`."""
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
@@ -67,8 +70,11 @@ class FileSink:
                 return Outcome(Delivery.RETRY, f"{self._path} cannot be written: {error.strerror}")
         return Outcome(Delivery.DELIVERED)
 
+    def hurry(self, timeout_s: float) -> None:
+        """See `Sink.hurry`: a write to a file cannot be made faster."""
+
     def interrupt(self) -> None:
-        """See `Sink.interrupt`: a write to a file cannot be ended early."""
+        """See `Sink.interrupt`: nor be ended early."""
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""

@@ -8,6 +8,8 @@ be interrupted. Specification: Splunk profiling conventions, "Call Stack Ingest"
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,8 @@ from splunk_profiler.sinks.connection import Connection, Connections
 from splunk_profiler.sinks.encoding import Encoder, Resource
 from splunk_profiler.threads import real_lock
 from splunk_profiler.transport import Transport
+
+_SHORTEST_S = 0.05
 
 
 class OtlpSink:
@@ -58,6 +62,7 @@ class OtlpSink:
         self._interrupted = False
         self._closed = False
         self._call: Any = None
+        self._until_s: float | None = None
 
     def export(self, batch: Batch) -> Outcome:
         """See `Sink.export`."""
@@ -71,6 +76,10 @@ class OtlpSink:
             with self._lock:
                 self._busy = self._interrupted = False
                 self._call = None
+
+    def hurry(self, timeout_s: float) -> None:
+        """See `Sink.hurry`."""
+        self._until_s = time.monotonic() + timeout_s
 
     def interrupt(self) -> None:
         """See `Sink.interrupt`."""
@@ -104,9 +113,9 @@ class OtlpSink:
                     continue
                 return Outcome(Delivery.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
-                if self._closed or self._interrupted:
-                    return self._ended_early()
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if self._closed or self._interrupted or (timed_out and self._until_s is not None):
+                    return self._ended_early()
                 lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 if timed_out or lost:
                     self._connections.failed(connection, timed_out=timed_out)
@@ -122,13 +131,19 @@ class OtlpSink:
         return Outcome(Delivery.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended")
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
+        options: dict[str, Any] = {
+            "timeout": self._transport.timeout_s,
+            "metadata": self._transport.headers,
+            "compression": self._compression,  # of this call: a shared connection has its owner's
+        }
         with _uninstrumented():
-            call = connection.call.future(
-                message,
-                timeout=self._transport.timeout_s,
-                metadata=self._transport.headers,
-                compression=self._compression,  # of this call: a shared connection has its owner's
-            )
+            # A future can be cancelled, but needs a thread of gRPC's, which an interpreter that ends cannot start.
+            if self._until_s is not None or not threading.main_thread().is_alive():
+                if self._until_s is not None:
+                    left_s = max(self._until_s - time.monotonic(), _SHORTEST_S)
+                    options["timeout"] = min(left_s, self._transport.timeout_s)
+                return connection.call(message, **options)
+            call = connection.call.future(message, **options)
             with self._lock:
                 self._call = call
                 unwanted = self._interrupted or self._closed

@@ -10,7 +10,7 @@ import os
 from functools import lru_cache
 
 from opentelemetry import trace
-from opentelemetry.sdk.resources import PROCESS_PID, Resource
+from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, OTELResourceDetector, Resource
 
 
 def current_resource() -> Resource:
@@ -30,7 +30,10 @@ def tracer_provider() -> object | None:
 
 @lru_cache(maxsize=1)
 def _of_environment() -> Resource:
-    return Resource.create()
+    try:
+        return Resource.create()
+    except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start
+        return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
 @lru_cache(maxsize=8)

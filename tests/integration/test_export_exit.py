@@ -85,3 +85,21 @@ def test_what_was_sampled_last_is_sent_before_the_end() -> None:
         assert service.returncode == 0, errors
         assert "were not delivered" not in errors
         assert receiver.records(1)
+
+
+def test_a_process_whose_first_export_is_at_its_end_still_says_who_it_is() -> None:
+    code = """
+import atexit, os
+from splunk_profiler.sinks.resource import current_resource
+@atexit.register
+def tell():
+    found = current_resource().attributes
+    print(found["service.name"], found["deployment"], found["process.pid"] == os.getpid())
+"""
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+        "OTEL_SERVICE_NAME": "shop",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment=blue",
+    }
+    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "shop blue True\n"

@@ -67,6 +67,9 @@ class ScriptedSink:
             raise answer
         return answer
 
+    def hurry(self, timeout_s: float) -> None:
+        """Nothing takes time here."""
+
     def interrupt(self) -> None:
         """Nothing takes time here."""
 
@@ -253,6 +256,9 @@ class BlockingSink:
         """Tell the test, then wait for it."""
         self.begun.put(batch)
         return self.answers.get()
+
+    def hurry(self, timeout_s: float) -> None:
+        """The test says when."""
 
     def interrupt(self) -> None:
         """End the export."""
