@@ -1,15 +1,27 @@
 """Always-on call-stack sampling for Python services, joined to OpenTelemetry spans.
 
-The whole public API: `start`, `stop`, `Config`, `ProfilerError` and `__version__`. Importing this package
-loads nothing else; what the profiler needs is loaded by a `start` that is switched on.
+The whole public API: `start`, `stop`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing this
+package loads nothing else, and neither does a `start` that is switched off: off means off.
 """
 
 from __future__ import annotations
 
-from splunk_profiler.config import Config, ConfigError, ProfilerError
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from splunk_profiler.config import Config, ConfigError, ProfilerError
 
 __version__ = "0.1.0"
 __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "start", "stop"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Config", "ConfigError", "ProfilerError"):
+        from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
+
+        return getattr(config, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def start(config: Config | None = None) -> bool:
@@ -27,13 +39,20 @@ def start(config: Config | None = None) -> bool:
 
     Specification: Splunk profiling conventions, "Activation".
     """
-    from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # off means off: nothing is loaded
+    if config is None and "splunk_profiler.profiler" not in sys.modules:
+        from splunk_profiler.switch import SURELY_OFF  # noqa: PLC0415  # its imports are the price of being off
+
+        if SURELY_OFF:
+            return False
+    from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # loaded only where it is wanted
 
     return process_profiler().start(config)
 
 
 def stop(timeout_s: float = 2.0) -> None:
     """Stop the profiler, sending what it has gathered for at most `timeout_s` seconds. It can start again."""
+    if "splunk_profiler.profiler" not in sys.modules:
+        return
     from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # see start
 
     process_profiler().stop(timeout_s)

@@ -1,0 +1,113 @@
+"""The switch, each case in a process of its own: who turns it, how often it is read, and what off means."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+OFF = "http://127.0.0.1:9"  # nobody listens there; what is sent is not what these tests are about
+
+
+def _run(code: str, **variables: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_"))}
+    env |= {"SPLUNK_PROFILER_LOGS_ENDPOINT": OFF, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+THREADS = "len(__import__('os').listdir('/proc/self/task'))"
+
+
+@pytest.mark.parametrize("value", ["", "false", "FALSE", " false "])
+def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import splunk_profiler as p\n"
+        "assert p.start() is False and p.start() is False; p.stop()\n"
+        "loaded = {n for n in sys.modules if n not in before}\n"
+        "assert loaded <= {'splunk_profiler', 'splunk_profiler.switch', '__future__'}, loaded\n"
+        f"assert {THREADS} == 1\n"
+    )
+    _run(code, SPLUNK_PROFILER_ENABLED=value)
+
+
+def test_on_starts_one_profiler_however_often_it_is_started() -> None:
+    code = (
+        f"import splunk_profiler as p\nassert p.start() and p.start()\nfirst = {THREADS}\nassert first > 1\n"
+        f"assert p.start(p.Config(enabled=True))\nassert {THREADS} == first\np.stop()\nassert {THREADS} == 1\n"
+    )
+    _run(code, SPLUNK_PROFILER_ENABLED="true")
+
+
+def test_it_can_be_started_again_after_a_stop() -> None:
+    _run(
+        "import splunk_profiler as p\nfor _ in range(3):\n"
+        f"    assert p.start()\n    assert {THREADS} > 1\n    p.stop()\n    assert {THREADS} == 1\n",
+        SPLUNK_PROFILER_ENABLED="true",
+    )
+
+
+def test_the_environment_is_read_once() -> None:
+    code = (
+        "import os, splunk_profiler as p\nassert not p.start()\n"
+        "os.environ['SPLUNK_PROFILER_ENABLED'] = 'true'\nassert not p.start()\n"
+    )
+    _run(code)
+
+
+def test_a_config_in_code_overrides_the_environment() -> None:
+    _run(
+        "import splunk_profiler as p\nassert not p.start()\nassert p.start(p.Config(enabled=True))\nassert p.start()\n",
+        SPLUNK_PROFILER_ENABLED="false",
+    )
+    _run(
+        f"import splunk_profiler as p\nassert not p.start(p.Config(enabled=False))\nassert {THREADS} == 1\n",
+        SPLUNK_PROFILER_ENABLED="true",
+    )
+
+
+def test_opentelemetrys_own_switch_goes_before_ours_and_says_so() -> None:
+    code = f"import splunk_profiler as p\nassert not p.start() and not p.start()\nassert {THREADS} == 1\n"
+    said = _run(code, SPLUNK_PROFILER_ENABLED="true", OTEL_SDK_DISABLED="true")
+    assert said.count("OTEL_SDK_DISABLED=true") == 1
+
+
+def test_a_wrong_value_is_said_once_and_the_application_runs_on() -> None:
+    code = "import splunk_profiler as p\nprint(p.start(), p.start())\n"
+    said = _run(code, SPLUNK_PROFILER_ENABLED="maybe", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
+    assert "False False" in said
+    assert said.count("SPLUNK_PROFILER_ENABLED='maybe' is not usable") == 1
+    assert said.count("SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'") == 1
+
+
+def test_starting_loads_neither_grpc_nor_the_sdk_nor_ssl() -> None:
+    code = (
+        "import sys, splunk_profiler as p\nassert p.start()\n"
+        "heavy = {'grpc', 'ssl', 'socket', 'asyncio', 'opentelemetry.sdk.trace'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_CALL_STACK_INTERVAL="3600000")
+
+
+def test_starting_installs_no_tracer_provider() -> None:
+    code = (
+        "import splunk_profiler as p\nassert p.start()\n"
+        "from opentelemetry import trace\nfrom opentelemetry.sdk.trace import TracerProvider\n"
+        "mine = TracerProvider()\ntrace.set_tracer_provider(mine)\nassert trace.get_tracer_provider() is mine\n"
+    )
+    assert "not allowed" not in _run(code, SPLUNK_PROFILER_ENABLED="true")
+
+
+def test_a_thread_that_cannot_be_made_leaves_nothing_running_and_raises_nothing() -> None:
+    code = (
+        "import resource, threading, splunk_profiler as p\n"
+        "threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError('cannot start new thread'))\n"
+        f"assert p.start() is False\nassert {THREADS} == 1\n"
+    )
+    assert "cannot start new thread" in _run(code, SPLUNK_PROFILER_ENABLED="true")
