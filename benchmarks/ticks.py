@@ -1,13 +1,18 @@
 """How many ticks of a 10 ms interval are delivered beside 8 busy threads, and how late they come.
 
-The native ticker and the portable one take turns in the same process.
+The native ticker and the portable one take turns in the same process. A process that does nothing but sleep until the
+same deadlines runs beside them: what it misses, the machine was too busy for.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 
 from capture_cost import native_ticker
@@ -43,12 +48,48 @@ def deliver(ticker: Ticker, ticks: int) -> list[int]:
     return late
 
 
+def sleep_until_told() -> None:
+    """The body of the process that only sleeps: deadlines until standard input ends, then how late it woke."""
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    due = missed = 0
+    late: list[int] = []
+    deadline = time.monotonic_ns() + PERIOD_NS
+    while not ended.is_set():
+        time.sleep(max(0, deadline - time.monotonic_ns()) / 1e9)
+        behind = time.monotonic_ns() - deadline
+        skipped = behind // PERIOD_NS
+        due, missed = due + 1 + skipped, missed + skipped
+        late.append(behind - skipped * PERIOD_NS)
+        deadline += (skipped + 1) * PERIOD_NS
+    late.sort()
+    p99_ms = late[int(len(late) * 0.99)] / 1e6
+    print(json.dumps({"woken_of_100": significant(100 * (due - missed) / due), "p99_ms": significant(p99_ms)}))
+
+
+@contextmanager
+def sleeper() -> Iterator[dict[str, float]]:
+    """That process; what it saw is there when the block is left."""
+    seen: dict[str, float] = {}
+    process = subprocess.Popen(
+        [sys.executable, __file__, "sleep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield seen
+    output, _ = process.communicate()
+    seen.update(json.loads(output))
+
+
 def measure(quick: bool) -> Iterator[Result]:
     """Both tickers, in turns."""
     rounds, ticks = (1, 100) if quick else (5, 400)
     posted = sys.version_info >= (3, 12)  # before, only the main thread runs pending calls
     seen: dict[str, tuple[list[int], dict[str, int]]] = {}
-    with Still(IDLE, FRAMES), busy(BUSY, spin):
+    with sleeper() as control, Still(IDLE, FRAMES), busy(BUSY, spin):
         for _ in range(rounds):
             for name in ("native", "portable"):
                 ticker = (
@@ -69,7 +110,7 @@ def measure(quick: bool) -> Iterator[Result]:
             "ticks",
             99 if wanted else None,
             at_least=True,
-            details=dict(sums),
+            details={**sums, "a_process_that_only_sleeps": control},
         )
         yield Result(
             f"latency of a tick, 99th percentile, {name}",
@@ -85,4 +126,7 @@ def measure(quick: bool) -> Iterator[Result]:
 
 
 if __name__ == "__main__":
-    main(measure, __doc__)
+    if sys.argv[1:] == ["sleep"]:
+        sleep_until_told()
+    else:
+        main(measure, __doc__)
