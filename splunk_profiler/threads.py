@@ -50,6 +50,7 @@ class Worker:
         self._body = body
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._started: SimpleQueue[None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start it; returns once it runs.
@@ -59,7 +60,8 @@ class Worker:
         """
         new_thread = _original("_thread", "start_new_thread")
         if new_thread is _thread.start_new_thread:
-            threading.Thread(target=self._run, name=self.name, daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
         else:
             new_thread(self._run, ())
         self._started.get()
@@ -71,6 +73,8 @@ class Worker:
         except Empty:
             return False
         self._ended.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)  # its last steps, so that nobody counts a thread that is about to be gone
         return True
 
     def _run(self) -> None:
