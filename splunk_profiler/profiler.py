@@ -193,7 +193,9 @@ class Profiler:
             self._shadow.install()
             log = logger.info if resolved.config.walker == "portable" else logger.warning
             log(
-                "the portable walker is used: %s. Spans are found for threads, for asyncio approximately", choice.reason
+                "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
+                " in copied contexts (asyncio.to_thread) spans may be missing",
+                choice.reason,
             )
         else:
             self._watch_forks(self._in_child)
