@@ -55,8 +55,15 @@ static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thr
 /* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own. */
 static walk_result walk_threads(core *c, size_t *count)
 {
+    const fork_survivor *survivor = forks_survivor();
     size_t threads = 0, frames = 0, last = 0;
     for (PyThreadState *state = compat_first_thread(c->interp); state != NULL; state = state->next) {
+        bool inherited = state->id <= survivor->newest_inherited;
+        if (inherited && state->thread_id != survivor->ident) {
+            /* C code forked and ran no Python hook, so the parent's threads are still listed. Part of their chain of
+             * frames lies on C stacks, and the memory of those may have other users by now. */
+            continue;
+        }
         compat_frame *frame = compat_top_frame(state);
         if (frame == NULL) {
             continue;
@@ -71,7 +78,8 @@ static walk_result walk_threads(core *c, size_t *count)
         walked_thread *thread = &c->walked[threads];
         thread->key = state->id;
         thread->ident = state->thread_id;
-        thread->native_id = compat_native_id(state);
+        /* Without Python's hook the thread state keeps the id that the thread had in the parent. */
+        thread->native_id = inherited ? survivor->native_id : compat_native_id(state);
         thread->context = state->context;
         thread->first = frames;
         if (!walk_stack(c, frame, known ? c->last[last].stack : NULL, thread)) {
@@ -229,7 +237,6 @@ static raw_snapshot *own_walked(core *c, size_t count)
         thread->key = walked->key;
         thread->ident = walked->ident;
         thread->native_id = walked->native_id;
-        (void)forks_child_thread(walked->ident, &thread->native_id);
         thread->stack = stack;
         thread->context = context_value(self, walked->context, c->context_var);
     }

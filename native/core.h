@@ -160,7 +160,14 @@ HIDDEN void forks_add(core *c);
 HIDDEN void forks_remove(core *c);
 HIDDEN void forks_close_all(void); /* the interpreter ends: no core may touch it any more */
 HIDDEN void forks_watch(PyInterpreterState *interp, PyObject *in_child); /* GIL held; in_child may be NULL */
-HIDDEN bool forks_child_thread(unsigned long ident, unsigned long *native_id);
+
+/* In a forked child: the only thread that came along, and the newest thread state of the parent. Zeros elsewhere. */
+typedef struct {
+    unsigned long ident;
+    unsigned long native_id;
+    uint64_t newest_inherited;
+} fork_survivor;
+HIDDEN const fork_survivor *forks_survivor(void);
 HIDDEN void core_init_locks(core *c);
 
 #endif

@@ -20,8 +20,7 @@ static struct {
     PyObject *in_child;                   /* owned; GIL */
     PyInterpreterState *_Atomic interp;   /* whose in_child it is; NULL: nobody watches */
     atomic_bool unnoticed;                /* this is a forked child, and in_child has not been told */
-    unsigned long child_ident;            /* the thread that called fork, and its new id; written only in the child */
-    unsigned long child_native_id;
+    fork_survivor survivor;               /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 void core_init_locks(core *c)
@@ -90,12 +89,20 @@ static void after_fork_in_child(void)
 {
     for (core *c = process.cores; c != NULL; c = c->next_core) {
         core_init_locks(c);
+        c->running = false;
         atomic_store(&c->stopped, true);
         atomic_store(&c->closed, true);
     }
     pthread_mutex_init(&process.mutex, NULL);
-    process.child_ident = (unsigned long)pthread_self();
-    process.child_native_id = (unsigned long)syscall(SYS_gettid);
+    PyInterpreterState *interp = PyInterpreterState_Main();
+    process.survivor = (fork_survivor){
+        .ident = (unsigned long)pthread_self(),
+        .native_id = (unsigned long)syscall(SYS_gettid),
+        .newest_inherited = interp == NULL ? 0 : compat_newest_id(interp),
+    };
+    if (interp != NULL) {
+        compat_forget_requests(interp);
+    }
     atomic_store(&process.unnoticed, true);
 }
 
@@ -157,12 +164,7 @@ void forks_watch(PyInterpreterState *interp, PyObject *in_child)
     Py_XDECREF(before);
 }
 
-/* Thread states keep the parent's id of the thread that forked where no Python hook renews it. */
-bool forks_child_thread(unsigned long ident, unsigned long *native_id)
+const fork_survivor *forks_survivor(void)
 {
-    if (process.child_ident == 0 || process.child_ident != ident) {
-        return false;
-    }
-    *native_id = process.child_native_id;
-    return true;
+    return &process.survivor;
 }

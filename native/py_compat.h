@@ -51,6 +51,16 @@ static inline PyThreadState *compat_first_thread(PyInterpreterState *interp)
 #endif
 }
 
+/* The id of the newest thread state there has been. */
+static inline uint64_t compat_newest_id(const PyInterpreterState *interp)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    return interp->threads.next_unique_id;
+#else
+    return interp->tstate_next_unique_id;
+#endif
+}
+
 static inline unsigned long compat_native_id(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030B0000
@@ -205,6 +215,22 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
      * computes the value as seen by the poster, signals included). Set it, or the main thread would not look. */
     _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
     return result;
+#endif
+}
+
+/* In a forked child, before anything else runs: forget that threads which are not there any more wanted the GIL. Who
+ * gives the GIL up on request waits until another has taken it. CPython's own hook does this and more, but C code that
+ * forks does not always call it, and a ticker may well have been the one that was waiting. */
+static inline void compat_forget_requests(PyInterpreterState *interp)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    (void)interp;
+    PyThreadState *self = PyThreadState_GetUnchecked();
+    if (self != NULL) {
+        _Py_atomic_and_uintptr(&self->eval_breaker, ~(uintptr_t)_PY_GIL_DROP_REQUEST_BIT);
+    }
+#else
+    _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
 #endif
 }
 

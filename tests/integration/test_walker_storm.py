@@ -1,0 +1,47 @@
+"""The native walker while everything moves: threads, exec'd code, recursion, the collector, forks, the end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from target_process import Target
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+
+
+def test_no_stack_is_torn_and_nothing_is_kept_alive_while_ten_thousand_threads_come_and_go() -> None:
+    with Target("walker_storm.py", "2000", "10000") as target:
+        target.line("ready")
+        assert target.finish(timeout_s=240) == 0
+        last = target.output.splitlines()[-2:]
+        assert last[1] == "ok"
+        counters = json.loads(last[0])
+    assert counters["captured"] + counters["missed"] == counters["due"]
+    assert counters["by_pending_call"] > 0
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["return", "sys.exit", "os._exit", "unhandled", "main thread first", "stopped and dropped", "collected"],
+)
+def test_a_process_ends_as_it_would_without_the_walker(ending: str) -> None:
+    with Target("walker_endings.py", ending) as target:
+        target.line("ready")
+        assert target.finish() == (1 if ending == "unhandled" else 0)
+        assert "Fatal" not in target.output
+
+
+@pytest.mark.parametrize("how", ["os.fork", "C code", "in a thread", "twice"])
+def test_a_forked_child_is_noticed_and_samples_for_itself(how: str) -> None:
+    with Target("walker_forks.py", how) as target:
+        assert target.finish() == 0
+        assert set(target.lines(40, "child")) == {"noticed, alone, sampling"}
+        assert target.line("parent") == "sampling"
+
+
+def test_a_child_that_execs_another_program_is_left_alone() -> None:
+    with Target("walker_forks.py", "exec") as target:
+        assert target.finish() == 0
+        assert target.line("parent") == "sampling"
+        assert "child" not in target.output
