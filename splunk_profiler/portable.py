@@ -7,11 +7,15 @@ on a thread of its own; must not import anything of ours but the model and `thre
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import accumulate, chain, islice, repeat
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -53,14 +57,71 @@ class Counters(NamedTuple):
     held_ns_sum: int = 0
 
 
+_Place = tuple[CodeType, int, dict[str, Any]]
+_PLACE = attrgetter("f_code", "f_lasti", "f_globals")
+_PLACE_AND_CALLER = attrgetter("f_code", "f_lasti", "f_globals", "f_back")
+
+
+class _Top(NamedTuple):
+    """The frame a thread runs in. `frame` is only compared: it may not outlive the moment (`_top_frames`)."""
+
+    frame: FrameType
+    place: _Place
+    back: FrameType | None
+
+    def is_at(self, other: _Top | None) -> bool:
+        """Whether both are the same frame, at the same instruction."""
+        return other is not None and self.frame is other.frame and self.place[1] == other.place[1]
+
+
 class _Walk(NamedTuple):
     """The places and the context of one thread, before anything is named."""
 
     ident: int
-    places: list[tuple[CodeType, int]]
-    module_globals: list[dict[str, Any]]
+    places: list[_Place]
     truncated: bool
     context: Any | None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """CPython 3.11 may collect garbage while it makes a frame object, and a finaliser then let the thread go on
+    whose frame it is, until that is gone: a crash. Later versions collect between two instructions only, earlier
+    ones make no object here.
+    """
+    wanted = sys.version_info[:2] == (3, 11) and gc.isenabled()
+    if wanted:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
+
+
+def _top_frames() -> dict[int, _Top]:
+    """Each thread's top frame, and where it stands.
+
+    CPython 3.11 makes a frame object even for a frame that is being left, and does not tell that object when
+    the frame is gone: to read it after its thread has run is to read freed memory. So it is asked for and
+    read within one call into C, in which no thread can take over. The other versions do not mind.
+    """
+    kept: dict[str, dict[int, FrameType]] = {}
+    asked = map(kept.setdefault, ["frames"], iter(sys._current_frames, None))
+    rows = list(map(_PLACE_AND_CALLER, chain.from_iterable(map(dict.values, asked))))
+    return {
+        ident: _Top(frame, (code, lasti, module_globals), back)
+        for (ident, frame), (code, lasti, module_globals, back) in zip(kept["frames"].items(), rows, strict=True)
+    }
+
+
+def _places_below(frame: FrameType | None, most: int) -> list[_Place]:
+    """Where `frame` and its callers stand, at most so many; one call into C, for the same reason."""
+    places: list[_Place] = []
+    callers: Iterator[Any] = accumulate(repeat("f_back"), getattr, initial=frame)
+    with suppress(AttributeError):  # the caller of the first frame is None, which has no code
+        places.extend(islice(map(_PLACE, callers), most))
+    return places
 
 
 class Clock(Protocol):
@@ -179,38 +240,29 @@ class PortableTicker:
         which takes a stall in each attempt, is left out of this snapshot.
         """
         for _ in range(_ATTEMPTS):
-            frames = sys._current_frames()
-            now = self._clock.time_ns()
-            walks = [self._places(ident, top) for ident, top in reversed(frames.items())]  # newest first in there
-            moved = self._moved(frames, walks)
+            with _no_collection():
+                tops = _top_frames()
+                now = self._clock.time_ns()
+                walks = [self._places(ident, top) for ident, top in reversed(tops.items())]  # newest first in there
+                moved = self._moved(tops, walks)
             if not moved:
                 break
-        self._identities.keep_only(frames.keys())
+        self._identities.keep_only(tops.keys())
         return now, [walk for walk in walks if walk.ident not in moved]
 
-    def _places(self, ident: int, top: FrameType) -> _Walk:
-        places: list[tuple[CodeType, int]] = []
-        module_globals = []
-        frame: FrameType | None = top
-        while frame is not None and len(places) < self._max_depth:
-            places.append((frame.f_code, frame.f_lasti))
-            module_globals.append(frame.f_globals)
-            frame = frame.f_back
-        return _Walk(ident, places, module_globals, frame is not None, self._context_of(ident))
+    def _places(self, ident: int, top: _Top) -> _Walk:
+        places, below = [top.place], _places_below(top.back, self._max_depth)
+        places += below
+        truncated = len(places) > self._max_depth
+        return _Walk(ident, places[: self._max_depth], truncated, self._context_of(ident))
 
-    def _moved(self, frames: dict[int, FrameType], walks: list[_Walk]) -> set[int]:
+    def _moved(self, tops: dict[int, _Top], walks: list[_Walk]) -> set[int]:
         """Idents of threads that have run since they were walked; this thread is where it is."""
-        again = sys._current_frames()
-        here = threading.get_ident()
+        again, here = _top_frames(), threading.get_ident()
         return {
             ident
-            for ident, places, _, _, context in walks
-            if ident != here
-            and (
-                again.get(ident) is not frames[ident]
-                or frames[ident].f_lasti != places[0][1]
-                or self._context_of(ident) is not context
-            )
+            for ident, _, _, context in walks
+            if ident != here and (not tops[ident].is_at(again.get(ident)) or self._context_of(ident) is not context)
         }
 
     def _stack(self, key: int, walk: _Walk, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
@@ -218,9 +270,8 @@ class PortableTicker:
         if before is not None and _same(before[0], walk.places):
             self._previous[key] = before
             return before[1]
-        named = tuple(self._frame(*place, found) for place, found in zip(walk.places, walk.module_globals, strict=True))
-        stack = self._make_stack(named, walk.truncated)
-        self._previous[key] = (walk.places, stack)
+        stack = self._make_stack(tuple(self._frame(*place) for place in walk.places), walk.truncated)
+        self._previous[key] = ([place[:2] for place in walk.places], stack)
         return stack
 
     def _frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
@@ -255,7 +306,7 @@ class PortableTicker:
         )
 
 
-def _same(before: list[tuple[CodeType, int]], now: list[tuple[CodeType, int]]) -> bool:
+def _same(before: list[tuple[CodeType, int]], now: list[_Place]) -> bool:
     """Whether both are the same places; codes by identity, since comparing two by value is slow."""
     return len(before) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(before, now, strict=True))
 
