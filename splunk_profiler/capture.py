@@ -22,10 +22,12 @@ from splunk_profiler.filtering import is_internal, waiting_on
 from splunk_profiler.model import Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
+from splunk_profiler.threads import let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 _RING_SIZE = 64
+_SLICE = 64  # threads between two offers of the GIL
 
 
 class RawThread(Protocol):
@@ -196,7 +198,10 @@ class Capture:
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
         now = _boottime_ns()
         samples = []
-        for seen, life, (cpu_ns, os_priority) in zip(raw.threads, lives.values(), clocks, strict=True):
+        for number, (seen, life, clock) in enumerate(zip(raw.threads, lives.values(), clocks, strict=True), 1):
+            if number % _SLICE == 0:
+                let_others_run()
+            cpu_ns, os_priority = clock
             running = cpu_ns > life.cpu_ns
             life.cpu_ns = cpu_ns or life.cpu_ns
             stack = seen.stack

@@ -16,10 +16,12 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
 from splunk_profiler.model import Sample
+from splunk_profiler.threads import let_others_run
 
 _NAME = "otel.profiling"
 _SCOPE_VERSION = "0.1.0"
 _MAX_INT64 = 2**63 - 1
+_SLICE = 64  # records between two offers of the GIL
 
 
 class Resource(Protocol):
@@ -62,7 +64,9 @@ class Encoder:
         group.MergeFromString(self._head())
         add = group.scope_logs[0].log_records.add
         observed_ns = self._time_ns()
-        for sample in samples:
+        for number, sample in enumerate(samples, 1):
+            if number % _SLICE == 0:
+                let_others_run()
             record = add()
             record.CopyFrom(self._template(sample))
             record.time_unix_nano = sample.time_ns
