@@ -24,6 +24,8 @@ from splunk_profiler.transport import Certificates, Transport
 METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _PROVIDERS = "opentelemetry_otlp_credential_provider"
 TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+# Here no thread can be started from when the main thread has ended, also while others go on; gRPC would have to.
+_NO_LATE_THREADS = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
 _AVOID_NS = 60_000_000_000
 _OPTIONS = (
     ("grpc.primary_user_agent", "splunk-profiler"),
@@ -72,7 +74,7 @@ class Connections:
         self._endpoint = endpoint
         self._transport = transport
         self._tracer_provider = tracer_provider
-        self._share = share
+        self._share = share and not _NO_LATE_THREADS
         self._now_ns = monotonic_ns
         self._credentials = _credentials(transport) if endpoint.secure else None
         self._own: Connection | None = None
@@ -80,11 +82,11 @@ class Connections:
         self._avoid_until_ns: int | None = None
         self._timeouts = 0
 
-    def pick(self) -> Connection:
-        """The connection for the next export."""
+    def pick(self, *, may_share: bool) -> Connection:
+        """The connection for the next export; our own unless it `may_share`."""
         if self._avoid_until_ns is not None and self._now_ns() >= self._avoid_until_ns:
             self._avoid_until_ns = None
-        channel = self._trace_channel() if self._share else None
+        channel = self._trace_channel() if self._share and may_share else None
         if channel is None:
             self._shared = None
         elif self._shared is None or self._shared.channel is not channel:
@@ -92,9 +94,10 @@ class Connections:
             self._avoid_until_ns = None  # the trace exporter has made a new connection: it may work
         if self._shared is not None and self._avoid_until_ns is None:
             return self._shared
-        if self._own is None:
-            self._own = Connection(self._open(), shared=False)
-        return self._own
+        own = self._own
+        if own is None:
+            own = self._own = Connection(self._open(), shared=False)
+        return own
 
     def failed(self, connection: Connection, *, timed_out: bool) -> None:
         """`connection` did not work: leave the trace exporter's for a while, replace our own if it hangs."""

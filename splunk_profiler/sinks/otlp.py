@@ -84,10 +84,12 @@ class OtlpSink:
     def interrupt(self) -> None:
         """See `Sink.interrupt`."""
         with self._lock:
-            self._interrupted = self._busy
+            self._interrupted = busy = self._busy
             call = self._call
         if call is not None:
             call.cancel()
+        elif busy:
+            self._connections.close()
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
@@ -100,9 +102,13 @@ class OtlpSink:
 
     def _send(self, message: bytes) -> Outcome:
         while True:
-            if self._closed or self._interrupted:
+            # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
+            may_share = self._until_s is not None or threading.main_thread().is_alive()
+            connection = self._connections.pick(may_share=may_share)
+            if self._closed or self._interrupted:  # asked with the connection open: who ends us now will find it
+                if self._closed:
+                    self._connections.close()
                 return self._ended_early()
-            connection = self._connections.pick()
             try:
                 response = self._exchange(connection, message)
             except grpc.FutureCancelledError:
@@ -136,12 +142,10 @@ class OtlpSink:
             "metadata": self._transport.headers,
             "compression": self._compression,  # of this call: a shared connection has its owner's
         }
+        if self._until_s is not None:
+            options["timeout"] = min(max(self._until_s - time.monotonic(), _SHORTEST_S), options["timeout"])
         with _uninstrumented():
-            # A future can be cancelled, but needs a thread of gRPC's, which an interpreter that ends cannot start.
-            if self._until_s is not None or not threading.main_thread().is_alive():
-                if self._until_s is not None:
-                    left_s = max(self._until_s - time.monotonic(), _SHORTEST_S)
-                    options["timeout"] = min(left_s, self._transport.timeout_s)
+            if not connection.shared or self._until_s is not None:
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
             with self._lock:
