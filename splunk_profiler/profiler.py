@@ -68,7 +68,8 @@ class ProcessProfiler:
         return self._resolved
 
     def _begin(self, resolved: settings.Resolved) -> None:
-        profiler = Profiler(resolved, self._noticed_to_be_a_child, forked=bool(self._abandoned))
+        parents = self._abandoned[-1] if self._abandoned else None
+        profiler = Profiler(resolved, self._noticed_to_be_a_child, parents=parents)
         profiler.start()
         self._profiler = profiler
         self._pid = os.getpid()
@@ -146,10 +147,10 @@ class Profiler:
     Args:
         resolved: the settings.
         in_child: called in a forked child when no fork hook of Python's has run there.
-        forked: True if the process has what a parent opened, which it must not use.
+        parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
-    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None], *, forked: bool) -> None:
+    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None], *, parents: Profiler | None) -> None:
         from splunk_profiler import capture, spans  # noqa: PLC0415  # loaded by a start that is switched on
         from splunk_profiler.recorder import Recorder  # noqa: PLC0415
         from splunk_profiler.runtime.otel import ContextShadow  # noqa: PLC0415
@@ -160,9 +161,12 @@ class Profiler:
         config = resolved.config
         self.resolved = resolved
         self._in_child = in_child
-        self._forked = forked
+        self._forked = parents is not None
         self._choice = capture.choose_walker(config.walker)
-        self._shadow = ContextShadow(spans.runtime_context(), in_child)
+        # A child goes on with its parent's: that knows what the thread that forked has attached.
+        self._shadow: ContextShadow = (
+            ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
+        )
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +70,11 @@ def assert_in(number: int) -> None:
     assert LEDGER.name_of(current) == f"span_{number:02}", (number, current)
 
 
+def say(word: str, facts: Any = None) -> None:
+    """Write the line ``word {facts}`` to standard output in one piece, also where several processes share it."""
+    os.write(1, f"{word} {json.dumps(facts) if facts is not None else ''}".rstrip().encode() + b"\n")
+
+
 class Ledger:
     """All spans of the target: span id → name, trace id and flags."""
 
@@ -101,7 +107,7 @@ class Ledger:
             f"{span_id:016x}": {"name": name, "trace_id": f"{trace_id:032x}", "flags": flags}
             for span_id, (name, trace_id, flags) in self._spans.items()
         }
-        print("ledger", json.dumps({"spans": spans, **facts}), flush=True)
+        say("ledger", {"spans": spans, **facts})
 
 
 LEDGER = Ledger()

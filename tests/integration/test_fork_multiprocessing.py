@@ -1,0 +1,25 @@
+"""Children of multiprocessing: all three ways of starting them, and lives too short for a regular export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from receiver_process import Receiver
+from test_fork_plain import assert_goes_on, forking, record_of
+
+_CHILDREN = 4
+
+
+@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
+def test_parent_and_short_lived_children_deliver_under_their_own_process_ids(how: str) -> None:
+    later = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1500"}  # than a child lives: it sends when it ends, or never
+    with Receiver() as receiver, forking(receiver, how, _CHILDREN, **later) as (target, pid):
+        target.tell("fork")
+        assert target.json("statuses") == [0] * _CHILDREN, target.output
+        for line in target.lines(_CHILDREN, "child"):
+            assert record_of(receiver, json.loads(line))["resource"]["set.in.code"] == "yes"
+        assert_goes_on(receiver, pid)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        assert "Traceback" not in target.output, target.output

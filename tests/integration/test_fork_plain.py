@@ -1,0 +1,76 @@
+"""`os.fork` in a process with many threads, while exports are under way: parent and children go on sending."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from receiver_process import Receiver
+from target_process import Target, profiled
+
+_CHILDREN = 20
+
+
+@contextmanager
+def forking(receiver: Receiver, how: str, count: int, **settings: str) -> Iterator[tuple[Target, int]]:
+    """A target that has sent its first records and waits for the word to fork; with its pid."""
+    env = profiled(receiver.url, 10, OTEL_SERVICE_NAME="forking", **settings)
+    with Target("forks.py", how, str(count), env=env) as target:
+        pid = int(target.line("ready"))
+        receiver.record(lambda record: record["resource"]["process.pid"] == pid)
+        yield target, pid
+
+
+def record_of(receiver: Receiver, child: dict[str, Any]) -> dict[str, Any]:
+    """The first record of the child's own work, in its own span, under its own process id."""
+
+    def is_its(record: dict[str, Any]) -> bool:
+        return (
+            record["resource"]["process.pid"] == child["pid"]
+            and (record["trace_id"], record["span_id"]) == (child["trace_id"], child["span_id"])
+            and ".work_in_span_90(" in record["body"]
+        )
+
+    return receiver.record(is_its)
+
+
+def assert_goes_on(receiver: Receiver, pid: int) -> None:
+    """A sample that was taken after this call arrives from process `pid`."""
+    now = time.time_ns()
+    record = receiver.record(lambda r: r["time_ns"] > now and r["resource"]["process.pid"] == pid and r["span_id"])
+    assert record["resource"]["service.name"] == "forking"
+    assert record["resource"]["set.in.code"] == "yes"
+
+
+@pytest.mark.parametrize("how", ["os.fork", "thread"])
+@pytest.mark.parametrize("walker", ["auto", "portable"])
+def test_parent_and_forked_children_go_on_sending_under_their_own_process_ids(how: str, walker: str) -> None:
+    settings = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1", "SPLUNK_PROFILER_WALKER": walker}
+    with Receiver() as receiver, forking(receiver, how, _CHILDREN, **settings) as (target, pid):
+        target.tell("fork")
+        target.line("forked")
+        for line in target.lines(_CHILDREN, "child"):
+            assert record_of(receiver, json.loads(line))["resource"]["set.in.code"] == "yes"
+        assert_goes_on(receiver, pid)
+        target.tell("stop")
+        assert target.json("statuses") == [0] * _CHILDREN
+        assert target.finish() == 0, target.output
+        assert "Traceback" not in target.output, target.output
+
+
+def test_a_fork_during_an_export_that_hangs_leaves_parent_and_child_sending() -> None:
+    with Receiver() as receiver, forking(receiver, "os.fork", 2) as (target, pid):
+        receiver.switch("hang")
+        receiver.exports(1, answer="hang")
+        target.tell("fork")
+        target.line("forked")
+        receiver.switch("ok")
+        for line in target.lines(2, "child"):
+            record_of(receiver, json.loads(line))
+        assert_goes_on(receiver, pid)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
