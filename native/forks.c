@@ -3,7 +3,7 @@
  * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does), by a thread without the GIL,
  * by a foreign thread. Before the fork the cores' mutexes are taken, so that no ticker is between CPython's locks at that
  * instant. In the child nothing of CPython is called, since any of its locks may be held by a thread that is not there
- * any more: the call that is to notice the child is posted before the fork, and is inherited. In the parent it does
+ * any more (the GIL's own are made anew, as CPython does after its hook): the call that is to notice the child is posted before the fork, and is inherited. In the parent it does
  * nothing.
  */
 #include "py_compat.h"
@@ -100,9 +100,7 @@ static void after_fork_in_child(void)
         .native_id = (unsigned long)syscall(SYS_gettid),
         .newest_inherited = interp == NULL ? 0 : compat_newest_id(interp),
     };
-    if (interp != NULL) {
-        compat_forget_requests(interp);
-    }
+    compat_recover_gil(interp);
     atomic_store(&process.unnoticed, true);
 }
 

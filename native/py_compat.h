@@ -20,6 +20,7 @@
 #endif
 
 #include <internal/pycore_ceval.h>
+#include <internal/pycore_gil.h>
 #include <internal/pycore_interp.h>
 #include <internal/pycore_pystate.h>
 #include <internal/pycore_runtime.h>
@@ -32,6 +33,7 @@
 #include <frameobject.h>
 #endif
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <time.h>
@@ -218,13 +220,31 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
 #endif
 }
 
-/* In a forked child, before anything else runs: forget that threads which are not there any more wanted the GIL. Who
- * gives the GIL up on request waits until another has taken it. CPython's own hook does this and more, but C code that
- * forks does not always call it, and a ticker may well have been the one that was waiting. */
-static inline void compat_forget_requests(PyInterpreterState *interp)
+/* In a forked child, before anything else runs: the GIL forgets the threads that did not come along. One that waited
+ * for it (a ticker, often) left a request, which makes who gives the GIL up wait for a taker, and is still counted by
+ * the condition variables, which wait for it too. CPython's own hook makes them anew just so, but C code that forks does
+ * not always call it. Whether the GIL is held stays as it is. */
+static inline void compat_recover_gil(PyInterpreterState *interp)
 {
+#if PY_VERSION_HEX >= 0x030C0000
+    struct _gil_runtime_state *gil = interp == NULL ? NULL : interp->ceval.gil;
+#else
+    struct _gil_runtime_state *gil = &_PyRuntime.ceval.gil;
+#endif
+    if (interp == NULL || gil == NULL) { /* Python has ended */
+        return;
+    }
+    pthread_condattr_t attributes; /* CPython's clock for it wherever there is a monotonic one */
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&gil->mutex, NULL);
+    pthread_cond_init(&gil->cond, &attributes);
+#ifdef FORCE_SWITCHING
+    pthread_mutex_init(&gil->switch_mutex, NULL);
+    pthread_cond_init(&gil->switch_cond, &attributes);
+#endif
+    pthread_condattr_destroy(&attributes);
 #if PY_VERSION_HEX >= 0x030D0000
-    (void)interp;
     PyThreadState *self = PyThreadState_GetUnchecked();
     if (self != NULL) {
         _Py_atomic_and_uintptr(&self->eval_breaker, ~(uintptr_t)_PY_GIL_DROP_REQUEST_BIT);

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from contextvars import ContextVar
+from functools import partial
 
 from splunk_profiler import _walker as walker
 
@@ -22,6 +23,10 @@ def make() -> Ticker:
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
     )
+
+
+def holding(*values: object) -> tuple[object, ...]:
+    return values
 
 
 def busy(over: threading.Event) -> None:
@@ -69,8 +74,8 @@ def main(how: str) -> None:
             mine = walker.Ticker(
                 context_var=current,
                 max_depth=50,
-                make_frame=lambda code, offset, _globals, holder=holder: (code, offset, holder),
-                make_stack=lambda frames, truncated, holder=holder: (frames, truncated, holder),
+                make_frame=partial(holding, holder),
+                make_stack=partial(holding, holder),
                 ring_size=4,
             )
             holder.append(mine)

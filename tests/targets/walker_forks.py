@@ -56,11 +56,14 @@ class Process:
         old.stop()
         old.drain(1_000_000_000)
         old.capture()
-        mine, _ = start()
-        mine.capture()
-        threads = mine.drain(0)[0].threads
+        mine, run = start()
+        run.join(0)
+        threads = mine.drain(10_000_000_000)[-1].threads
         alone = len([thread for thread in threads if thread.native_id in {0, os.getpid()}]) >= 1
-        said += ["alone" if alone and not old.drain(0) else "not alone", "sampling" if samples(mine) else "not sampling"]
+        said += [
+            "alone" if alone and not old.drain(0) else "not alone",
+            "sampling" if samples(mine) else "not sampling",
+        ]
         print("child", ", ".join(said), flush=True)
         os._exit(0)
 
@@ -80,12 +83,12 @@ def main(how: str) -> None:
     process = Process()
     walker.watch_forks(process.in_child)
     over = threading.Event()
-    others = [threading.Thread(target=busy, args=(over,)) for _ in range(0 if how == "C code" else 2)]
+    others = [threading.Thread(target=busy, args=(over,)) for _ in range(2)]
     for thread in others:
         thread.start()
     if how == "exec":
         for _ in range(FORKS):
-            subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)  # noqa: PLW1509
+            subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)
     else:
         fork = ctypes.PyDLL(None).fork if how == "C code" else os.fork  # the former runs no Python hooks
 

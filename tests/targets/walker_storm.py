@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 from splunk_profiler import _walker as walker
 
@@ -37,7 +37,7 @@ wrong: list[str] = []
 class Tag:
     """What a thread's context holds; can be told from others and is seen to die."""
 
-    alive: weakref.WeakSet[Tag] = weakref.WeakSet()
+    alive: ClassVar[weakref.WeakSet[Tag]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.alive.add(self)
@@ -70,7 +70,9 @@ def make_link(number: int) -> Callable[[random.Random], object]:
         4: "result = copy_context().run(links[{next}], chance)",
         5: "result = next(flow(chance, links[{next}]))",
     }[number % 6].format(next=number + 1)
-    source = f"def link_{number}(chance):\n  for _ in range(1 + (chance.random() < 0.1)):\n    {call}\n  return id(result)\n"
+    source = (
+        f"def link_{number}(chance):\n  for _ in range(1 + (chance.random() < 0.1)):\n    {call}\n  return id(result)\n"
+    )
     namespace: dict[str, Any] = {"links": links, "copy_context": copy_context, "flow": flow}
     exec(compile(source, f"<link {number}>", "exec"), namespace)  # noqa: S102
     made: Callable[[random.Random], object] = namespace[f"link_{number}"]
@@ -100,9 +102,8 @@ def forever(over: threading.Event, step: Callable[[random.Random], object], seed
 
 def dying_code(chance: random.Random) -> None:
     number = chance.randrange(LINKS - 2)
-    exec(
-        compile(f"links[{number}](chance)", f"<gone {chance.random()}>", "exec"), {"links": [*links], "chance": chance}
-    )  # noqa: S102
+    source = compile(f"links[{number}](chance)", f"<gone {chance.random()}>", "exec")
+    exec(source, {"links": [*links], "chance": chance})  # noqa: S102
 
 
 def collect(chance: random.Random) -> None:
@@ -112,7 +113,7 @@ def collect(chance: random.Random) -> None:
     gc.collect(chance.choice((0, 0, 0, 1, 1, 2)))
 
 
-def tasks(chance: random.Random) -> None:
+def tasks(_chance: random.Random) -> None:
     async def task(depth: int) -> None:
         current.set(Tag())
         if depth:

@@ -1,0 +1,269 @@
+"""The native walker's own promises: the ring, the counters, the schedule, and what it keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+
+from walker_factory import LONG_NS, Thing, current, make, recursion, running, still_thread, thread_of
+
+
+def test_a_snapshot_is_drained_once_and_in_the_order_of_capture() -> None:
+    ticker = make()
+    ticker.capture()
+    ticker.capture()
+    first, second = ticker.drain(0)
+    assert first.time_ns <= second.time_ns
+    assert (first.latency_ns, type(first).__name__) == (0, "RawSnapshot")
+    assert ticker.drain(0) == []
+
+
+def test_a_full_ring_loses_the_oldest_and_counts_it() -> None:
+    ticker = make(ring_size=3)
+    for _ in range(5):
+        ticker.capture()
+    counters = ticker.counters()
+    kept = ticker.drain(0)
+    assert (len(kept), counters.captured, counters.overwritten) == (3, 5, 2)
+    ticker.capture()
+    assert kept[-1].time_ns < ticker.drain(0)[0].time_ns
+
+
+def test_a_ring_that_nobody_drains_takes_no_more_than_twice_its_size() -> None:
+    ticker = make(ring_size=3)
+    for _ in range(20):
+        ticker.capture()
+    counters = ticker.counters()
+    assert (counters.captured, counters.overwritten, counters.missed) == (6, 3, 14)
+    assert len(ticker.drain(0)) == 3
+    ticker.capture()
+    assert len(ticker.drain(0)) == 1
+
+
+def test_a_thread_that_has_not_moved_has_the_same_stack_object_again() -> None:
+    ticker = make()
+    with still_thread(lambda wait: wait()) as thread:
+        first, second = thread_of(ticker, thread).stack, thread_of(ticker, thread).stack
+    assert first is second
+
+
+def test_a_frame_is_named_once_however_often_it_is_seen() -> None:
+    named: list[tuple[CodeType, int]] = []
+
+    def make_frame(code: CodeType, offset: int, _globals: dict[str, Any]) -> str:
+        named.append((code, offset))
+        return code.co_name
+
+    ticker = make(make_frame=make_frame)
+    for _ in range(3):
+        with still_thread(lambda wait: recursion(20, wait)) as thread:
+            thread_of(ticker, thread)
+    there = [key for key in named if key[0] is recursion.__code__]
+    assert len(there) == len(set(there)) == 2
+
+
+def test_code_run_with_other_globals_is_another_frame() -> None:
+    seen: set[str] = set()
+
+    def make_frame(code: CodeType, _offset: int, namespace: dict[str, Any]) -> str:
+        if code is recursion.__code__:
+            seen.add(namespace["__name__"])
+        return code.co_name
+
+    ticker = make(make_frame=make_frame)
+    for module in ("one", "two"):
+        other = FunctionType(recursion.__code__, {"__name__": module, "recursion": None})
+        with still_thread(partial(other, 0)) as thread:
+            thread_of(ticker, thread)
+    assert seen == {"one", "two"}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 10])
+def test_frames_beyond_the_depth_are_left_out_at_the_root_and_that_is_said(depth: int) -> None:
+    with still_thread(lambda wait: recursion(50, wait)) as thread:
+        whole, whole_truncated = thread_of(make(), thread).stack
+        frames, truncated = thread_of(make(max_depth=depth), thread).stack
+        exact, exact_truncated = thread_of(make(max_depth=len(whole)), thread).stack
+    assert (frames, truncated) == (whole[:depth], True)
+    assert (exact, exact_truncated, whole_truncated) == (whole, False, False)
+
+
+def test_the_value_of_the_context_variable_is_that_of_the_thread() -> None:
+    thing = Thing()
+
+    def inside(wait: Callable[[], object]) -> None:
+        others = [ContextVar[int](f"other {i}") for i in range(200)]  # the lookup has to pass neighbours
+        for other in others:
+            other.set(1)
+        current.set(thing)
+        wait()
+
+    with still_thread(inside) as thread:
+        assert thread_of(make(), thread).context is thing
+        assert thread_of(make(context_var=None), thread).context is None
+        ticker = make(context_var=ContextVar("never set"))
+        assert thread_of(ticker, thread).context is None
+
+
+def test_a_thread_at_its_recursion_limit_keeps_its_context() -> None:
+    thing, ticker = Thing(), make(ring_size=2 * sys.getrecursionlimit(), max_depth=1)
+
+    def deeper() -> None:
+        ticker.capture()
+        deeper()
+
+    def inside() -> None:
+        for i in range(100):
+            ContextVar[int](f"other {i}").set(i)
+        current.set(thing)
+        with pytest.raises(RecursionError):
+            deeper()
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    ident = thread.ident
+    thread.join()
+    seen = [raw.context for snapshot in ticker.drain(0) for raw in snapshot.threads if raw.ident == ident]
+    assert len(seen) > sys.getrecursionlimit() // 2
+    assert set(seen) == {thing}
+
+
+def test_keys_are_not_used_again_and_the_oldest_thread_comes_first() -> None:
+    ticker = make()
+    keys = []
+    for _ in range(3):
+        with still_thread(lambda wait: wait()) as thread:
+            keys.append(thread_of(ticker, thread).key)
+            ticker.capture()
+            (snapshot,) = ticker.drain(0)
+        assert [raw.key for raw in snapshot.threads] == sorted({raw.key for raw in snapshot.threads})
+    assert keys == sorted(set(keys))
+
+
+def test_a_thread_has_its_native_id_where_cpython_knows_it() -> None:
+    with still_thread(lambda wait: wait()) as thread:
+        assert thread_of(make(), thread).native_id == (thread.native_id if sys.version_info >= (3, 11) else 0)
+
+
+def test_every_deadline_is_captured_or_counted_as_missed() -> None:
+    ticker = make(ring_size=64)
+    with running(ticker, 1_000_000):
+        drained = 0
+        while drained < 50:
+            snapshots = ticker.drain(LONG_NS)
+            assert snapshots
+            drained += len(snapshots)
+    counters = ticker.counters()
+    drained += len(ticker.drain(0))
+    assert counters.due == counters.captured + counters.missed
+    assert counters.captured == drained + counters.overwritten
+    assert 0 < counters.late_ns_max <= counters.late_ns_sum
+    assert counters.held_ns_sum > 0
+
+
+def test_whichever_thread_runs_python_takes_the_sample() -> None:
+    ticker, enough = make(ring_size=64), threading.Event()
+
+    def busy() -> None:
+        while not enough.is_set():
+            sum(range(100))
+            if ticker.counters().by_pending_call >= 20:
+                enough.set()
+
+    before_3_12 = sys.version_info < (3, 12)  # there only the main thread runs pending calls
+    with running(ticker, 5_000_000):
+        worker = threading.Thread(target=lambda: [ticker.drain(10_000_000) for _ in iter(enough.is_set, True)])
+        worker.start()
+        if before_3_12:
+            busy()
+        else:
+            other = threading.Thread(target=busy)
+            other.start()
+            other.join()
+        worker.join()
+
+
+def test_when_nobody_runs_python_the_sampler_takes_the_sample_itself() -> None:
+    ticker = make(ring_size=64)
+    with running(ticker, 5_000_000):
+        while True:
+            assert ticker.drain(LONG_NS)
+            counters = ticker.counters()
+            if counters.captured - counters.by_pending_call >= 5:
+                break
+
+
+def test_stop_ends_run_and_drain_for_good() -> None:
+    ticker, drained = make(), threading.Event()
+
+    def drain() -> None:
+        ticker.drain(LONG_NS)
+        drained.set()
+
+    waiting = threading.Thread(target=drain)
+    waiting.start()
+    ticker.stop()
+    ticker.stop()
+    waiting.join()
+    assert drained.is_set()
+    ticker.run(1)
+    assert ticker.drain(LONG_NS) == []
+
+
+def test_a_ticker_runs_in_one_thread() -> None:
+    ticker = make()
+    with running(ticker, 1_000_000):
+        ticker.drain(LONG_NS)
+        with pytest.raises(RuntimeError, match="running already"):
+            ticker.run(1_000_000)
+
+
+def test_nothing_of_a_thread_that_has_ended_is_kept_alive() -> None:
+    ticker = make()
+    namespace: dict[str, Any] = {}
+    exec("def once(wait):\n    wait()\n", namespace)  # noqa: S102
+
+    def inside(wait: Callable[[], object]) -> None:
+        current.set(Thing())
+        namespace["once"](wait)
+
+    with still_thread(inside) as thread:
+        context = weakref.ref(thread_of(ticker, thread).context)
+    code = weakref.ref(namespace.pop("once").__code__)
+    del thread  # since 3.14 a Thread keeps its context
+    ticker.capture()
+    ticker.drain(0)
+    gc.collect()
+    assert context() is None
+    assert code() is not None, "the table of known frames owns what it names"
+    del ticker
+    assert code() is None
+
+
+def test_a_ticker_in_a_cycle_is_collected_with_all_that_it_holds() -> None:
+    def cycle() -> weakref.ref[Thing]:
+        holder: list[object] = [thing := Thing()]
+        ticker = make(make_stack=lambda *of_stack: (of_stack, holder), ring_size=1)
+        holder.append(ticker)
+        current.set(holder)
+        ticker.capture()
+        ticker.drain(0)
+        for _ in range(2):
+            ticker.capture()
+        current.set(None)
+        return weakref.ref(thing)
+
+    alive = cycle()
+    gc.collect()
+    assert alive() is None

@@ -1,0 +1,137 @@
+"""Every error that the native walker can meet leaves it whole."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+
+from walker_factory import Frames, Thing, make, pair
+
+from splunk_profiler import _walker as walker
+
+
+@pytest.mark.parametrize("failing", ["make_frame", "make_stack"])
+def test_a_failing_constructor_fails_this_drain_and_not_the_next(failing: str) -> None:
+    failures = [ValueError("once")]
+
+    def fail_once(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return arguments[0]
+
+    made: dict[str, Any] = {failing: fail_once}
+    ticker = make(**made)
+    ticker.capture()
+    ticker.capture()
+    with pytest.raises(ValueError, match="once"):
+        ticker.drain(0)
+    assert ticker.drain(0) == []
+    ticker.capture()
+    assert len(ticker.drain(0)) == 1
+
+
+def test_a_constructor_that_drains_and_captures_itself_does_no_harm() -> None:
+    inner: list[object] = []
+
+    def make_stack(frames: Frames, truncated: bool) -> object:
+        if len(inner) < 3:
+            ticker.capture()
+            inner.append(None)
+            inner.extend(ticker.drain(0))
+        return pair(frames, truncated)
+
+    ticker = make(make_stack=make_stack)
+    ticker.capture()
+    assert len(ticker.drain(0)) == 1
+    assert len(inner) > 1
+
+
+def test_the_table_of_known_frames_is_bounded() -> None:
+    named = 0
+
+    def make_frame(code: CodeType, _offset: int, _globals: dict[str, Any]) -> str:
+        nonlocal named
+        named += 1
+        return code.co_name
+
+    def template() -> None:
+        capture()  # type: ignore[name-defined]  # noqa: F821  # of the globals that it is run with
+
+    thing = Thing()
+    alive = weakref.ref(thing)
+    ticker = make(make_frame=make_frame, max_depth=1, ring_size=64)
+    for _ in range(66_000 // 64):
+        for _ in range(64):
+            FunctionType(template.__code__, {"capture": ticker.capture, "thing": thing})()
+        ticker.drain(0)
+        thing = Thing()
+    assert named > 65_536
+    ticker.capture()
+    ticker.drain(0)
+    assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"context_var": 1}, TypeError),
+        ({"make_frame": 1}, TypeError),
+        ({"make_stack": None}, TypeError),
+        ({"max_depth": 0}, ValueError),
+        ({"max_depth": 10**7}, ValueError),
+        ({"max_depth": "many"}, TypeError),
+        ({"ring_size": 0}, ValueError),
+        ({"ring_size": -1}, ValueError),
+        ({"ring_size": 10**6}, ValueError),
+        ({"ring_size": 10**30}, OverflowError),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make(**wrong)
+
+
+def test_wrong_times_and_missing_arguments_are_refused() -> None:
+    ticker: Any = make()
+    for period in (0, -1, 10**18):
+        with pytest.raises(ValueError, match="period_ns"):
+            ticker.run(period)
+    with pytest.raises(OverflowError):
+        ticker.run(10**30)
+    with pytest.raises(ValueError, match="timeout_ns"):
+        ticker.drain(-1)
+    with pytest.raises(TypeError):
+        ticker.drain(0.5)
+    with pytest.raises(TypeError):
+        walker.Ticker()  # type: ignore[call-arg]
+
+
+def test_clocks_are_read_for_living_threads_of_this_process() -> None:
+    sum(range(100_000))
+    (cpu_ns, nice), *others = walker.thread_clocks([os.getpid(), os.getppid(), 0, -1, 2**31, 2**80])
+    assert cpu_ns > 0
+    assert nice == os.getpriority(os.PRIO_PROCESS, 0)
+    assert others == [(0, 0)] * 5
+    assert walker.thread_clocks(()) == []
+    for wrong in (1, ["x"], None):
+        with pytest.raises(TypeError):
+            walker.thread_clocks(wrong)  # type: ignore[arg-type]
+
+
+def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
+    def in_child() -> None: ...
+
+    alive = weakref.ref(in_child)
+    walker.watch_forks(in_child)
+    del in_child
+    assert alive() is not None
+    with pytest.raises(TypeError):
+        walker.watch_forks(1)  # type: ignore[arg-type]
+    walker.watch_forks(None)
+    assert alive() is None
