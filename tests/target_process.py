@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,16 @@ class Target:
     def line(self, start: str = "", timeout_s: float = 60) -> str:
         """The first line that starts so, without that start."""
         return self.lines(1, start, timeout_s)[0]
+
+    def find(self, pattern: str, timeout_s: float = 60) -> str:
+        """What the first group of `pattern` matches in the first line where it is found."""
+
+        def seen() -> list[str]:
+            return [match[1] for line in self._lines if (match := re.search(pattern, line))]
+
+        self._wait(lambda: bool(seen()), timeout_s, f"did not say anything like {pattern!r}")
+        with self._said:
+            return seen()[0]
 
     def json(self, start: str, timeout_s: float = 60) -> Any:
         """The value that the first line that starts so goes on with."""
