@@ -98,6 +98,19 @@ def real_lock() -> _thread.LockType:
     return lock
 
 
+def patch_pending() -> bool:
+    """Whether gevent or eventlet is loaded and has not replaced `threading` yet, which it may do at any moment.
+
+    An import that is under way in another thread then does not end: its locks know a thread by its ident, and
+    that changes.
+    """
+    if "gevent.monkey" in sys.modules:
+        return not import_module("gevent.monkey").is_module_patched("threading")
+    if "eventlet.patcher" in sys.modules:
+        return not import_module("eventlet.patcher").is_monkey_patched("thread")
+    return False
+
+
 def _original(module: str, name: str) -> Any:
     """`module.name` as it was before gevent or eventlet replaced it."""
     if "gevent.monkey" in sys.modules:
