@@ -21,6 +21,7 @@ from splunk_profiler.guard import Guard, logger
 _EXIT_S = 1.5  # what stopping takes at most on top of it (joins, a cancelled export) stays below half a second
 _JOIN_S = 0.1
 _FORK_WAIT_S = 0.5
+_OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
 
 
 class ProcessProfiler:
@@ -183,7 +184,7 @@ class Profiler:
         self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
         self._ticker = ticker
         self._sampler = Sampler(ticker, config.period_ns, self._handle)
-        self._export_thread = Worker("exporter", self._recorder.run)
+        self._export_thread = Worker("exporter", self._export)
         self._primed = False
 
     def start(self) -> None:
@@ -229,12 +230,18 @@ class Profiler:
             self._watch_forks(None)
 
     def hold(self, timeout_s: float) -> None:
-        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds."""
+        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
+        self._sink.hold_for_fork(_OPENING_S)
         self._recorder.hold_for_fork(timeout_s)
 
     def release(self) -> None:
         """Go on after `hold`."""
         self._recorder.release_after_fork()
+        self._sink.release_after_fork()
+
+    def _export(self) -> None:
+        self._sink.open()
+        self._recorder.run()
 
     def _handle(self, raw: Any) -> None:
         snapshot = self._capture.snapshot(raw)
@@ -255,6 +262,7 @@ class Profiler:
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
         from splunk_profiler.sinks.resource import current_resource, tracer_provider  # noqa: PLC0415
 
+        current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
         return OtlpSink(
             self.resolved.endpoint,
             current_resource,

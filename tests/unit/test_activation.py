@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,13 +87,15 @@ def test_a_wrong_value_is_said_once_and_the_application_runs_on() -> None:
     assert said.count("SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'") == 1
 
 
-def test_starting_loads_neither_grpc_nor_the_sdk_nor_ssl() -> None:
-    code = (
-        "import sys, splunk_profiler as p\nassert p.start()\n"
+def test_starting_loads_neither_grpc_nor_the_sdk_nor_ssl_while_the_application_imports(tmp_path: Path) -> None:
+    (tmp_path / "application.py").write_text(
+        "import sys, time, splunk_profiler as p\nassert p.start()\n"
+        "begun = time.monotonic()\nwhile time.monotonic() < begun + 1: pass\n"
         "heavy = {'grpc', 'ssl', 'socket', 'asyncio', 'opentelemetry.sdk.trace'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "assert not heavy, heavy\n",
+        "utf-8",
     )
-    _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_CALL_STACK_INTERVAL="3600000")
+    _run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import application", SPLUNK_PROFILER_ENABLED="true")
 
 
 def test_starting_installs_no_tracer_provider() -> None:

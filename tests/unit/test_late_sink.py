@@ -1,0 +1,162 @@
+"""The sink is made late, once, and never while the process forks or the application imports."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sample_factory import make_sample
+
+from splunk_profiler.model import Batch, Delivery, Outcome
+from splunk_profiler.sinks.late import LateSink
+
+
+class Taking:
+    """A sink that takes everything and remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.asked: list[str] = []
+
+    def export(self, batch: Batch) -> Outcome:
+        self.batches.append(batch)
+        return Outcome(Delivery.DELIVERED)
+
+    def hurry(self, timeout_s: float) -> None:
+        self.asked.append(f"hurry {timeout_s}")
+
+    def interrupt(self) -> None:
+        self.asked.append("interrupt")
+
+    def shutdown(self) -> None:
+        self.asked.append("shutdown")
+
+
+BATCH = Batch((make_sample(),), 1)
+
+
+def test_the_sink_is_made_by_the_first_export_and_once() -> None:
+    made: list[Taking] = []
+    late = LateSink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
+    assert not made
+    assert late.export(BATCH).delivery is Delivery.DELIVERED
+    late.open()
+    assert late.export(BATCH).delivery is Delivery.DELIVERED
+    assert len(made) == 1
+    assert made[0].batches == [BATCH, BATCH]
+
+
+def test_it_is_not_made_while_somebody_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = tmp_path / "slow_to_import.py"
+    gate.write_text("import gate_of_test\ngate_of_test.here.set()\ngate_of_test.over.wait()\n", "utf-8")
+
+    class Gate:
+        here, over = threading.Event(), threading.Event()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "gate_of_test", Gate)
+    importing = threading.Thread(target=__import__, args=("slow_to_import",))
+    importing.start()
+    Gate.here.wait()
+    imports_were_over: list[bool] = []
+
+    def make() -> Taking:
+        imports_were_over.append(Gate.over.is_set())
+        return Taking()
+
+    opening = threading.Thread(target=LateSink(make).open)
+    opening.start()
+    try:
+        opening.join(0.6)  # twice the quiet that it waits for
+        assert not imports_were_over
+    finally:
+        Gate.over.set()
+        importing.join()
+        opening.join()
+        sys.modules.pop("slow_to_import", None)
+    assert imports_were_over == [True]
+
+
+def test_it_is_not_made_while_the_process_forks() -> None:
+    made = threading.Event()
+
+    def make() -> Taking:
+        made.set()
+        return Taking()
+
+    late = LateSink(make)
+    late.hold_for_fork(60)
+    exporting = threading.Thread(target=late.export, args=(BATCH,))
+    exporting.start()
+    exporting.join(0.2)
+    assert not made.is_set()
+    late.release_after_fork()
+    exporting.join()
+    assert made.is_set()
+
+
+def test_a_fork_waits_for_a_sink_that_is_being_made() -> None:
+    making, go_on = threading.Event(), threading.Event()
+
+    def make() -> Taking:
+        making.set()
+        go_on.wait()
+        return Taking()
+
+    late = LateSink(make)
+    exporting = threading.Thread(target=late.export, args=(BATCH,))
+    exporting.start()
+    making.wait()
+    late.hold_for_fork(0.01)
+    late.release_after_fork()  # it was not held: nothing happens
+
+    def fork() -> None:
+        late.hold_for_fork(60)
+        late.release_after_fork()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    forking.join(0.2)
+    assert forking.is_alive()
+    go_on.set()
+    forking.join()
+    exporting.join()
+
+
+def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> None:
+    tries: list[int] = []
+
+    def make() -> Taking:
+        tries.append(1)
+        raise RuntimeError("no gRPC here")
+
+    late = LateSink(make)
+    late.open()
+    outcomes = [late.export(BATCH), late.export(BATCH)]
+    assert {(outcome.delivery, outcome.detail) for outcome in outcomes} == {
+        (Delivery.REJECTED, "the exporter cannot be made: no gRPC here")
+    }
+    assert len(tries) == 1
+
+
+def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
+    made: list[Taking] = []
+    late = LateSink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
+    late.hurry(1.0)
+    late.open()
+    assert not made
+    late.export(BATCH)
+    assert made[0].asked == ["hurry 1.0"]
+
+
+def test_what_is_asked_of_it_reaches_the_sink() -> None:
+    sink = Taking()
+    late = LateSink(lambda: sink)
+    late.interrupt()
+    late.export(BATCH)
+    late.interrupt()
+    late.hurry(0.5)
+    late.shutdown()
+    assert sink.asked == ["interrupt", "hurry 0.5", "shutdown"]
