@@ -7,6 +7,7 @@ import platform
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,24 @@ from pathlib import Path
 import pytest
 from exporting_process import Exporting
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="rotel has wheels for x86-64 only")
+
+def _program() -> Path | None:
+    found = importlib.util.find_spec("rotel")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "rotel-agent"
+
+
+def _why_not() -> str:
+    """Why rotel cannot be run here; empty if it can."""
+    program = _program()
+    if program is None:
+        assert platform.machine() != "x86_64" or sys.version_info >= (3, 14), "the test requirements are not installed"
+        return "there is no wheel of rotel for this interpreter"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return f"rotel does not load here: {done.stderr.strip()}" if done.returncode else ""
+
+
+WHY_NOT = _why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 class Rotel:
@@ -84,10 +102,9 @@ def _free_ports() -> tuple[int, int]:
 
 @pytest.fixture
 def rotel() -> Iterator[Rotel]:
-    found = importlib.util.find_spec("rotel")
-    assert found is not None, "the test requirements are not installed"
-    assert found.origin is not None
-    running = Rotel(Path(found.origin).parent / "rotel-agent")
+    program = _program()
+    assert program is not None
+    running = Rotel(program)
     yield running
     running.stop()
 
