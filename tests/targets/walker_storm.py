@@ -97,7 +97,7 @@ def forever(over: threading.Event, step: Callable[[random.Random], object], seed
     chance = random.Random(seed)
     while not over.is_set():
         step(chance)
-        time.sleep(0.0005)  # lets the short threads come and go as well
+        time.sleep(0.005)  # lets the short threads come and go as well
 
 
 def dying_code(chance: random.Random) -> None:
@@ -139,8 +139,8 @@ def at_the_limit(chance: random.Random) -> None:
 
 
 def churn(threads: int) -> None:
-    for first in range(0, threads, 20):
-        short = [threading.Thread(target=work, args=(random.Random(first + i),)) for i in range(20)]
+    for first in range(0, threads, 50):
+        short = [threading.Thread(target=work, args=(random.Random(first + i),)) for i in range(50)]
         for thread in short:
             thread.start()
         for thread in short:
