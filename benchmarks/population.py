@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 THREADS = 33  # with the main thread
 FRAMES = 43
+APPLICATION = "application-"  # how the names of these threads begin
 
 
 def descend(frames: int, leaf: Callable[[], None]) -> None:
@@ -18,13 +20,17 @@ def descend(frames: int, leaf: Callable[[], None]) -> None:
         leaf()
 
 
+def _thread(body: Callable[..., None], number: int, *arguments: Any) -> threading.Thread:
+    return threading.Thread(target=body, args=arguments, name=f"{APPLICATION}{number}", daemon=True)
+
+
 class Still:
     """Threads that wait, each with a stack of the same depth."""
 
     def __init__(self, threads: int, frames: int) -> None:
         self._end = threading.Event()
         self._there = threading.Barrier(threads + 1)
-        self._threads = [threading.Thread(target=self._body, args=(frames,), daemon=True) for _ in range(threads)]
+        self._threads = [_thread(self._body, number, frames) for number in range(threads)]
 
     def _body(self, frames: int) -> None:
         # threading's bootstrap (2), run, this one, the leaf and the wait inside it (2) are frames as well
@@ -89,7 +95,7 @@ class Stepping:
 def busy(threads: int, work: Callable[[int, Callable[[], bool]], None]) -> Iterator[None]:
     """`threads` threads that run ``work(number, is_over)`` until the block is left."""
     over = threading.Event()
-    running = [threading.Thread(target=work, args=(number, over.is_set), daemon=True) for number in range(threads)]
+    running = [_thread(work, number, number, over.is_set) for number in range(threads)]
     for thread in running:
         thread.start()
     try:

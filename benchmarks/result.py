@@ -50,17 +50,17 @@ def significant(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def median(values: Iterable[float]) -> float:
-    """The middle one, rounded as `significant` does."""
-    return significant(statistics.median(values))
+def median(values: Iterable[float], digits: int = 3) -> float:
+    """The middle one, rounded as `significant` does; a ratio near 1 needs more digits."""
+    return significant(statistics.median(values), digits)
 
 
-def middle_half(values: Sequence[float]) -> list[float]:
+def middle_half(values: Sequence[float], digits: int = 3) -> list[float]:
     """The first and third quartile: between them lies half of what was seen."""
     if len(values) < 2:
-        return [significant(value) for value in values]
+        return [significant(value, digits) for value in values]
     low, _, high = statistics.quantiles(values, n=4)
-    return [significant(low), significant(high)]
+    return [significant(low, digits), significant(high, digits)]
 
 
 def main(measure: Callable[[bool], Iterable[Result]], description: str | None) -> None:

@@ -1,13 +1,14 @@
 """What a CPU-bound service loses to the profiler: the same process with and without it, in turns (ABBA).
 
 8 threads serve made-up requests inside spans, 24 wait; every record is exported to a collector in another process.
-Two figures for each case: requests per second of wall time, and CPU time of the whole process per request, which
-counts the profiler's own threads too and is disturbed less by other processes.
+Three figures for each case: requests per second of wall time; CPU time of the whole process per request, which counts
+the profiler's own threads too; and the CPU time of those threads alone, which other processes disturb least.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import Any
 from counting_sink import CountingSink, Totals
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from population import FRAMES, Still, busy, descend
-from result import Result, main, median, middle_half
+from population import APPLICATION, FRAMES, Still, busy, descend
+from result import Result, main, median, middle_half, significant
 
 import splunk_profiler
 
@@ -56,18 +57,29 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Requests per second and CPU seconds per request of one stretch of time."""
+    """One stretch of time: requests per second, CPU seconds per request, and the share of a core that threads which are
+    not the application's used."""
 
     rate: float
     cpu_s: float
+    others: float
 
 
 def segment(service: Service, seconds: float) -> Segment:
     """Look at the service for `seconds`."""
-    served, wall, cpu = service.served(), time.perf_counter(), time.process_time()
+    served, wall, cpu, own = service.served(), time.perf_counter(), time.process_time(), application_cpu_s()
     time.sleep(seconds)
-    count = service.served() - served
-    return Segment(count / (time.perf_counter() - wall), (time.process_time() - cpu) / count)
+    count, own = service.served() - served, application_cpu_s() - own
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Segment(count / wall, cpu / count, (cpu - own) / wall)
+
+
+def application_cpu_s() -> float:
+    """CPU time of all threads that are not the profiler's or gRPC's."""
+    own = [thread for thread in threading.enumerate() if thread.name.startswith(("MainThread", APPLICATION))]
+    return sum(
+        time.clock_gettime((~(thread.native_id or 0) << 3) | 6) for thread in own
+    )  # the kernel's id of its clock
 
 
 def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
@@ -83,9 +95,10 @@ def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
 
 
 def compare(config: splunk_profiler.Config, sink: CountingSink, seconds: float, rounds: int) -> dict[str, list[float]]:
-    """Ratios with / without of each ABBA round: ``rate`` and ``cpu``, and ``noise``: without / without."""
+    """Ratios with / without of each ABBA round: ``rate``, ``cpu``; ``noise``: without / without;
+    ``others``: the share of a core that the profiler's threads used."""
     service = Service()
-    ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": []}
+    ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": [], "others": []}
     with Still(IDLE, FRAMES), busy(BUSY, service.work):
         segment(service, seconds)
         for _ in range(rounds):
@@ -97,20 +110,23 @@ def compare(config: splunk_profiler.Config, sink: CountingSink, seconds: float, 
             ratios["rate"].append(sum(part.rate for part in within) / (first.rate + last.rate))
             ratios["cpu"].append(sum(part.cpu_s for part in within) / (first.cpu_s + last.cpu_s))
             ratios["noise"].append(last.rate / first.rate)
+            ratios["others"].append(sum(part.others for part in within) / 2)
     return ratios
 
 
 def results(name: str, ratios: dict[str, list[float]], limit: float | None, arrived: Totals) -> Iterator[Result]:
     """The loss as a share, from the median over the rounds."""
-    spread = [100 * (1 - ratio) for ratio in reversed(middle_half(ratios["rate"]))]
+    spread = [100 * (1 - ratio) for ratio in reversed(middle_half(ratios["rate"], 6))]
     yield Result(
         f"throughput lost, {name}",
-        100 * (1 - median(ratios["rate"])),
+        100 * (1 - median(ratios["rate"], 6)),
         "%",
         limit,
         details={
             "middle_half": [round(value, 2) for value in spread],
-            "without_profiler_middle_half": [round(100 * (1 - r), 2) for r in reversed(middle_half(ratios["noise"]))],
+            "without_profiler_middle_half": [
+                round(100 * (1 - r), 2) for r in reversed(middle_half(ratios["noise"], 6))
+            ],
             "rounds": len(ratios["rate"]),
             "records": arrived.records,
             "snapshots": arrived.snapshots,
@@ -119,10 +135,18 @@ def results(name: str, ratios: dict[str, list[float]], limit: float | None, arri
     )
     yield Result(
         f"CPU per request added, {name}",
-        100 * (median(ratios["cpu"]) - 1),
+        100 * (median(ratios["cpu"], 6) - 1),
         "%",
         limit,
-        details={"middle_half": [round(100 * (ratio - 1), 2) for ratio in middle_half(ratios["cpu"])]},
+        details={"middle_half": [round(100 * (ratio - 1), 2) for ratio in middle_half(ratios["cpu"], 6)]},
+    )
+
+    yield Result(
+        f"CPU of the profiler's and gRPC's threads, {name}",
+        100 * median(ratios["others"]),
+        "% of a core",
+        limit,
+        details={"middle_half": [significant(100 * share) for share in middle_half(ratios["others"])]},
     )
 
 
