@@ -28,7 +28,8 @@ THREADS = "len(__import__('threading').enumerate())"
 @pytest.mark.parametrize("value", ["", "false", "FALSE", " false "])
 def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
     code = (
-        "import sys, importlib.machinery, importlib.util, warnings; before = set(sys.modules)\n"  # what finding a package in place loads
+        # What the finder of a package that is installed in place loads is not ours.
+        "import sys, importlib.machinery, importlib.util, warnings; before = set(sys.modules)\n"
         "import splunk_profiler as p\n"
         "assert p.start() is False and p.start() is False; p.stop()\n"
         "loaded = {n for n in sys.modules if n not in before}\n"
