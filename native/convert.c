@@ -1,6 +1,6 @@
 /* Makes Python values of raw snapshots, on the worker thread, with the GIL but in no hurry.
  *
- * Every frame is named once: a table maps (code, offset, globals) to the Frame that make_frame returned. make_frame and
+ * Every frame is named once: a table maps (code, offset, module) to the Frame that make_frame returned. make_frame and
  * make_stack are Python: others run meanwhile, captures and even another drain included, so nothing found in the core
  * before such a call is trusted after it.
  */
@@ -10,23 +10,29 @@
 
 #include <stdlib.h>
 
-#define KNOWN_FRAMES_MAX 65536 /* distinct frames; when there are more, the table starts anew */
+#define KNOWN_FRAMES_MAX 16384 /* distinct frames; when there are more, the table starts anew */
 #define KNOWN_SIZE_FIRST 1024  /* slots, a power of 2; doubled when half full */
 
-static size_t key_hash(const PyObject *code, const PyObject *globals, int offset)
+typedef struct {
+    PyObject *code;
+    PyObject *module; /* NULL: the globals have no __name__ */
+    int offset;
+} frame_key; /* borrows */
+
+static size_t key_hash(const frame_key *key)
 {
-    uint64_t hash = ((uint64_t)(uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u;
-    hash ^= (((uint64_t)(uintptr_t)globals >> 4) + (uint64_t)(unsigned)offset) * 0xC2B2AE3D27D4EB4Fu;
+    uint64_t hash = ((uint64_t)(uintptr_t)key->code >> 4) * 0x9E3779B97F4A7C15u;
+    hash ^= (((uint64_t)(uintptr_t)key->module >> 4) + (uint64_t)(unsigned)key->offset) * 0xC2B2AE3D27D4EB4Fu;
     return (size_t)(hash ^ (hash >> 29));
 }
 
 /* The slot that holds the key, or the free one where it belongs. The table is never full. */
-static known_frame *slot_of(known_frame *known, size_t size, const raw_frame *key)
+static known_frame *slot_of(known_frame *known, size_t size, const frame_key *key)
 {
-    for (size_t i = key_hash(key->code, key->globals, key->offset);; i++) {
+    for (size_t i = key_hash(key);; i++) {
         known_frame *slot = &known[i & (size - 1)];
         if (slot->frame == NULL
-            || (slot->code == key->code && slot->offset == key->offset && slot->globals == key->globals)) {
+            || (slot->code == key->code && slot->offset == key->offset && slot->module == key->module)) {
             return slot;
         }
     }
@@ -42,7 +48,7 @@ void known_frames_clear(core *c)
         if (known[i].frame != NULL) {
             Py_DECREF(known[i].frame);
             Py_DECREF(known[i].code);
-            Py_DECREF(known[i].globals);
+            Py_XDECREF(known[i].module);
         }
     }
     free(known);
@@ -64,7 +70,7 @@ static bool make_room(core *c)
     }
     for (size_t i = 0; i < c->known_size; i++) {
         if (c->known[i].frame != NULL) {
-            raw_frame key = {c->known[i].code, c->known[i].globals, c->known[i].offset};
+            frame_key key = {c->known[i].code, c->known[i].module, c->known[i].offset};
             *slot_of(grown, size, &key) = c->known[i];
         }
     }
@@ -75,43 +81,53 @@ static bool make_room(core *c)
 }
 
 /* Without memory the frame is merely not remembered. */
-static void remember_frame(core *c, const raw_frame *key, PyObject *frame)
+static void remember_frame(core *c, const frame_key *key, PyObject *frame)
 {
     if (!make_room(c)) {
         return;
     }
     known_frame *slot = slot_of(c->known, c->known_size, key);
     if (slot->frame == NULL) {
-        *slot = (known_frame){Py_NewRef(key->code), Py_NewRef(key->globals), key->offset, Py_NewRef(frame)};
+        *slot = (known_frame){Py_NewRef(key->code), Py_XNewRef(key->module), key->offset, Py_NewRef(frame)};
         c->known_count++;
     }
 }
 
-/* New reference. `raw` lives in a stack that the caller holds. */
+/* New reference. `raw` lives in a stack that the caller holds. The table must not own the globals: those of code that
+ * is run once can be large and would stay. */
 static PyObject *convert_frame(core *c, const raw_frame *raw)
 {
+    PyObject *frame = NULL, *offset = NULL, *module = NULL, *make_frame = NULL;
+    if (c->make_frame == NULL || c->name_key == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the ticker has ended");
+        goto error;
+    }
+    make_frame = Py_NewRef(c->make_frame);
+    module = Py_XNewRef(PyDict_GetItemWithError(raw->globals, c->name_key));
+    if (module == NULL && PyErr_Occurred()) {
+        goto error;
+    }
+    frame_key key = {raw->code, module, raw->offset};
     if (c->known_size > 0) {
-        known_frame *slot = slot_of(c->known, c->known_size, raw);
+        known_frame *slot = slot_of(c->known, c->known_size, &key);
         if (slot->frame != NULL) {
-            return Py_NewRef(slot->frame);
+            frame = Py_NewRef(slot->frame);
+            goto error;
         }
     }
-    if (c->make_frame == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the ticker has ended");
-        return NULL;
+    offset = PyLong_FromLong(raw->offset);
+    if (offset == NULL) {
+        goto error;
     }
-    PyObject *frame = NULL;
-    PyObject *make_frame = Py_NewRef(c->make_frame);
-    PyObject *offset = PyLong_FromLong(raw->offset);
-    if (offset != NULL) {
-        PyObject *arguments[] = {raw->code, offset, raw->globals};
-        frame = PyObject_Vectorcall(make_frame, arguments, 3, NULL);
-    }
+    PyObject *arguments[] = {raw->code, offset, raw->globals};
+    frame = PyObject_Vectorcall(make_frame, arguments, 3, NULL);
     if (frame != NULL) {
-        remember_frame(c, raw, frame);
+        remember_frame(c, &key, frame);
     }
+error:
     Py_XDECREF(offset);
-    Py_DECREF(make_frame);
+    Py_XDECREF(module);
+    Py_XDECREF(make_frame);
     return frame;
 }
 

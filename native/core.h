@@ -70,8 +70,8 @@ typedef struct {
 } last_stack;
 
 typedef struct {
-    PyObject *code;    /* owned, so that its address is not used again while it is a key */
-    PyObject *globals; /* owned */
+    PyObject *code;   /* owned, so that its address is not used again while it is a key */
+    PyObject *module; /* owned: what __name__ was in the globals, or NULL */
     int offset;
     PyObject *frame; /* owned; NULL: the slot is free */
 } known_frame;
@@ -84,6 +84,7 @@ typedef struct core {
     PyObject *context_var;
     PyObject *make_frame;
     PyObject *make_stack;
+    PyObject *name_key; /* "__name__" */
     size_t max_depth;
 
     /* Snapshots. GIL; `ready` is atomic so that drain can look without the GIL. */
@@ -145,6 +146,9 @@ typedef struct {
 } value_types;
 HIDDEN PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *snapshot);
 HIDDEN void known_frames_clear(core *c);
+
+/* clocks.c: a method of the module. */
+HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* ticker.c: life, schedule and forks. */
 HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */

@@ -68,6 +68,7 @@ void core_release_all(core *c)
     Py_CLEAR(c->context_var);
     Py_CLEAR(c->make_frame);
     Py_CLEAR(c->make_stack);
+    Py_CLEAR(c->name_key);
 }
 
 static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg)
@@ -106,7 +107,7 @@ int core_traverse(core *c, visitproc visit, void *arg)
     for (size_t i = 0; i < c->known_size; i++) {
         if (c->known[i].frame != NULL) {
             Py_VISIT(c->known[i].code);
-            Py_VISIT(c->known[i].globals);
+            Py_VISIT(c->known[i].module);
             Py_VISIT(c->known[i].frame);
         }
     }

@@ -267,3 +267,19 @@ def test_a_ticker_in_a_cycle_is_collected_with_all_that_it_holds() -> None:
     alive = cycle()
     gc.collect()
     assert alive() is None
+
+
+def test_the_globals_of_code_that_was_run_once_are_not_kept() -> None:
+    ticker = make()
+
+    def run_once() -> weakref.ref[Thing]:
+        namespace: dict[str, Any] = {"__name__": "generated", "thing": Thing(), "capture": ticker.capture}
+        exec("def work():\n    capture()\nwork()", namespace)  # noqa: S102  # generated code is the subject
+        return weakref.ref(namespace["thing"])
+
+    thing = run_once()
+    ticker.drain(0)
+    ticker.capture()
+    ticker.drain(0)
+    gc.collect()
+    assert thing() is None
