@@ -58,8 +58,8 @@ typedef struct {
     unsigned long ident;
     unsigned long native_id;
     PyObject *context;
-    raw_stack *same;   /* the stack it had before, if it has not moved */
-    size_t first;      /* else: its frames in core.frames */
+    raw_stack *same; /* the stack it had before, if it has not moved */
+    size_t first;    /* else: its frames in core.frames */
     size_t depth;
     bool truncated;
 } walked_thread;
@@ -111,12 +111,12 @@ typedef struct core {
 
     /* Schedule. */
     pthread_mutex_t mutex;
-    pthread_cond_t tick;    /* mutex: stop wanted */
-    pthread_cond_t filled;  /* mutex: a snapshot is ready, or the end */
-    bool running;           /* mutex */
-    atomic_bool stopped;    /* set under mutex */
-    atomic_bool closed;     /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
-    atomic_bool posted;     /* a pending call is under way */
+    pthread_cond_t tick;   /* mutex: stop wanted */
+    pthread_cond_t filled; /* mutex: a snapshot is ready, or the end */
+    bool running;          /* mutex */
+    atomic_bool stopped;   /* set under mutex */
+    atomic_bool closed;    /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
+    atomic_bool posted;    /* a pending call is under way */
     atomic_llong wanted_ns; /* deadline of the capture that is due; 0: none. Whoever takes it out captures */
 
     /* Counters. */
@@ -153,10 +153,10 @@ HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwarg
 /* ticker.c: life, schedule and forks. */
 HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */
 HIDDEN void core_drop(core *c);
-HIDDEN int core_run(core *c, int64_t period_ns);                /* GIL held, released while it waits; -1 and an exception */
+HIDDEN int core_run(core *c, int64_t period_ns); /* GIL held, released while it waits; -1 and an exception */
 HIDDEN void core_stop(core *c);
-HIDDEN void core_capture(core *c);                              /* GIL held */
-HIDDEN void core_wait_filled(core *c, int64_t timeout_ns);      /* GIL not held */
+HIDDEN void core_capture(core *c);                         /* GIL held */
+HIDDEN void core_wait_filled(core *c, int64_t timeout_ns); /* GIL not held */
 
 /* forks.c: the process-wide part. */
 HIDDEN int forks_prepare_process(void); /* registers the handlers once; -1 if the system refuses */

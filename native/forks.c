@@ -15,12 +15,12 @@
 
 static struct {
     pthread_mutex_t mutex;
-    core *cores;                          /* mutex */
-    bool handlers;                        /* mutex */
-    PyObject *in_child;                   /* owned; GIL */
-    PyInterpreterState *_Atomic interp;   /* whose in_child it is; NULL: nobody watches */
-    atomic_bool unnoticed;                /* this is a forked child, and in_child has not been told */
-    fork_survivor survivor;               /* written only in the child, before it has a second thread */
+    core *cores;                        /* mutex */
+    bool handlers;                      /* mutex */
+    PyObject *in_child;                 /* owned; GIL */
+    PyInterpreterState *_Atomic interp; /* whose in_child it is; NULL: nobody watches */
+    atomic_bool unnoticed;              /* this is a forked child, and in_child has not been told */
+    fork_survivor survivor;             /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 void core_init_locks(core *c)

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE_NS 1000000LL           /* how long the pending call may take before the loop takes the GIL */
+#define PATIENCE_NS     1000000LL                /* how long the pending call may take before the loop takes the GIL */
 #define LONGEST_WAIT_NS (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
 
 core *core_new(PyInterpreterState *interp, size_t ring_size)

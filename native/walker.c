@@ -8,7 +8,7 @@
 
 #define RING_SIZE_MAX 65536
 #define MAX_DEPTH_MAX 1000000
-#define END_CAPSULE "splunk_profiler._walker"
+#define END_CAPSULE   "splunk_profiler._walker"
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
@@ -223,7 +223,8 @@ static PyMethodDef ticker_methods[] = {
     {"capture", (PyCFunction)ticker_capture, METH_NOARGS, "capture($self, /)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
-    {"counters", (PyCFunction)ticker_counters, METH_NOARGS, "counters($self, /)\n--\n\nWhat was done since it was made."},
+    {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
+     "counters($self, /)\n--\n\nWhat was done since it was made."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -255,7 +256,8 @@ static PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObje
         return NULL;
     }
     if (in_child != Py_None && !PyCallable_Check(in_child)) {
-        return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s", Py_TYPE(in_child)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s",
+                            Py_TYPE(in_child)->tp_name);
     }
     if (forks_prepare_process() != 0) {
         return PyErr_NoMemory();
@@ -330,9 +332,9 @@ static int module_exec(PyObject *module)
     if (state->raw_snapshot == NULL) {
         goto error;
     }
-    state->counters = add_named_tuple(
-        module, namedtuple, "Counters",
-        "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum");
+    state->counters =
+        add_named_tuple(module, namedtuple, "Counters",
+                        "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum");
     if (state->counters == NULL) {
         goto error;
     }

@@ -193,6 +193,7 @@ def main(captures: int, threads: int) -> None:
         wrong.append(f"{len(Tag.alive)} contexts are kept alive")
     print(json.dumps({"wrong": wrong[:5], "drained": drained, **counters._asdict()}))
     print("failed" if wrong else "ok", flush=True)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
-from walker_factory import Frames, Thing, make, pair
+from walker_factory import Frames, make, pair
 
 from splunk_profiler import _walker as walker
 
@@ -53,28 +54,29 @@ def test_a_constructor_that_drains_and_captures_itself_does_no_harm() -> None:
 
 
 def test_the_table_of_known_frames_is_bounded() -> None:
-    named = 0
+    named: Counter[str] = Counter()
 
-    def make_frame(code: CodeType, _offset: int, _globals: dict[str, Any]) -> str:
-        nonlocal named
-        named += 1
+    def make_frame(code: CodeType, _offset: int, namespace: dict[str, Any]) -> str:
+        named[namespace["__name__"]] += 1
         return code.co_name
 
     def template() -> None:
         capture()  # type: ignore[name-defined]  # noqa: F821  # of the globals that it is run with
 
-    thing = Thing()
-    alive = weakref.ref(thing)
     ticker = make(make_frame=make_frame, max_depth=1, ring_size=64)
-    for _ in range(66_000 // 64):
-        for _ in range(64):
-            FunctionType(template.__code__, {"capture": ticker.capture, "thing": thing})()
-        ticker.drain(0)
-        thing = Thing()
-    assert named > 65_536
-    ticker.capture()
+
+    def seen_in(module: str) -> None:
+        FunctionType(template.__code__, {"capture": ticker.capture, "__name__": module})()
+
+    for number in range(66_000):
+        seen_in(f"module {number}")
+        if number % 64 == 0:
+            ticker.drain(0)
     ticker.drain(0)
-    assert alive() is None
+    seen_in("module 0")
+    ticker.drain(0)
+    assert named["module 0"] == 2
+    assert named["module 1"] == 1
 
 
 @pytest.mark.parametrize(
