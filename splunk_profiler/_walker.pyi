@@ -30,7 +30,7 @@ class Counters(NamedTuple):
     due: int  # deadlines that have passed
     captured: int  # snapshots taken
     by_pending_call: int  # of these, by whichever thread was running Python
-    missed: int  # deadlines without a snapshot
+    missed: int  # deadlines without a snapshot; a ring that nobody drains takes no more than twice its size
     overwritten: int  # snapshots lost because nobody drained the ring
     late_ns_max: int
     late_ns_sum: int
@@ -51,7 +51,7 @@ class Ticker(Generic[_Frame, _Stack]):
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
     def capture(self) -> None:
-        """Take one snapshot now, in this thread, into the ring."""
+        """Take one snapshot now, in this thread, into the ring; counted as missed if none could be taken."""
     def drain(self, timeout_ns: int) -> list[RawSnapshot[_Stack]]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""
     def counters(self) -> Counters: ...

@@ -61,7 +61,7 @@ def main(how: str) -> None:
     elif how == "main thread first":
         threading.Timer(0.05, over.set).start()
     elif how == "stopped and dropped":
-        for _ in range(200):
+        for _ in range(40):
             ticker.stop()
             run.join()
             ticker = make()
