@@ -264,6 +264,20 @@ static inline bool compat_locks_detach(void)
 #endif
 }
 
+/* Whether some thread holds the GIL and runs pending calls; a look without a lock, so only a hint. False where only the
+ * main thread runs them. Needs neither the GIL nor a thread state. */
+static inline bool compat_is_gil_taken(PyInterpreterState *interp)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return _Py_atomic_load_int_relaxed(&interp->ceval.gil->locked) > 0;
+#elif PY_VERSION_HEX >= 0x030C0000
+    return _Py_atomic_load_relaxed(&interp->ceval.gil->locked) > 0;
+#else
+    (void)interp;
+    return false;
+#endif
+}
+
 static inline bool compat_is_finalizing(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000

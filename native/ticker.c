@@ -114,6 +114,19 @@ static bool wait_until(core *c, int64_t at_ns)
     return !ended(c);
 }
 
+/* Needs the mutex. Gives the pending call `patience`, and more while somebody runs Python: that thread takes the
+ * snapshot at its next check, whereas asking it for the GIL could take the turns of all others, and the deadlines of that
+ * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. */
+static void await_capture(core *c, int64_t patience, int64_t until_ns)
+{
+    int64_t now = monotonic_ns();
+    bool going_on = wait_until(c, now + patience < until_ns ? now + patience : until_ns);
+    while (going_on && atomic_load(&c->wanted_ns) != 0 && compat_is_gil_taken(c->interp)
+           && (now = monotonic_ns()) < until_ns) {
+        going_on = wait_until(c, now + patience < until_ns ? now + patience : until_ns);
+    }
+}
+
 /* Needs the mutex, and not the GIL. Returns when the ticker is ended. If the interpreter ends while this waits for the
  * GIL, CPython ends or parks this thread there; it holds nothing then. */
 static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
@@ -124,11 +137,14 @@ static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
         int64_t skipped = (monotonic_ns() - deadline) / period_ns;
         deadline += skipped * period_ns; /* after a stall one capture, not a burst */
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
+        if (atomic_exchange(&c->wanted_ns, deadline) != 0) {
+            skipped++; /* nobody came to take the one before */
+        }
         atomic_fetch_add(&c->missed, (unsigned long long)skipped);
-        atomic_store(&c->wanted_ns, deadline);
         post(c);
-        wait_until(c, monotonic_ns() + patience);
-        if (atomic_load(&c->wanted_ns) != 0 && !ended(c) && !compat_is_finalizing()) {
+        await_capture(c, patience, deadline + period_ns);
+        if (atomic_load(&c->wanted_ns) != 0 && monotonic_ns() < deadline + period_ns && !ended(c)
+            && !compat_is_finalizing()) {
             pthread_mutex_unlock(&c->mutex);
             PyEval_RestoreThread(self);
             capture_ourselves(c);

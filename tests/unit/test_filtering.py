@@ -27,6 +27,9 @@ BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threa
         ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
         ("grpc._server:_serve", *BOOTSTRAP),
         BOOTSTRAP,
+        BOOTSTRAP[1:],
+        ("threading.Condition:notify_all", "threading.Event:set", *BOOTSTRAP[1:]),
+        ("threading.Thread:_delete", *BOOTSTRAP[1:]),
         (),
     ],
 )
@@ -43,6 +46,8 @@ def test_threads_of_the_profiler_the_sdk_and_grpc_are_internal(calls: tuple[str,
         ("opentelemetry.instrumentation.x:run", "__main__:<module>"),
         ("grpc.aio._server:handler", "shop:serve", *BOOTSTRAP),
         ("concurrent.futures.thread:_worker", *BOOTSTRAP),
+        ("threading.Event:wait", "threading.Timer:run", *BOOTSTRAP[1:]),
+        ("shop.Thread:run", *BOOTSTRAP[1:]),
     ],
 )
 def test_threads_of_the_application_are_kept_whatever_they_call(calls: tuple[str, ...]) -> None:
