@@ -207,6 +207,7 @@ class Profiler:
         try:
             self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
             self._sampler.start()
+            self._recorder.expect_run()
             self._export_thread.start()
         except BaseException:
             self.stop(0.1)

@@ -130,6 +130,11 @@ class Recorder:
         with self._lock:
             return replace(self._counters, waiting=len(self._queue) + len(self._travelling.samples))
 
+    def expect_run(self) -> None:
+        """A thread that will come to `run` is about to start: a `stop` before it has come waits for it."""
+        with self._lock:
+            self._running = True
+
     def run(self) -> None:
         """Export until `stop`; the body of a thread."""
         with self._lock:

@@ -1,0 +1,73 @@
+"""However a process ends or is interrupted: as it would without the profiler, in time, and with its last samples."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+
+import pytest
+from receiver_process import Receiver
+from target_process import Target, profiled
+
+_LATER = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}  # than the end is: what was sampled last is sent by it
+_BOUND_S = 20  # for a process on a busy machine to end; a hang is far longer
+_HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
+
+_WAYS = [
+    ("nothing", 0),
+    ("exit_code", 3),
+    ("uncaught", 1),
+    ("thread_outlives_main", 0),
+    ("handlers_that_raise", 0),
+    ("alarms", 0),
+    pytest.param(
+        "subinterpreters",
+        0,
+        marks=pytest.mark.skipif(not _HAS_INTERPRETERS, reason="this interpreter has no module for subinterpreters"),
+    ),
+]
+_walkers = pytest.mark.parametrize("walker", ["auto", "portable"])
+
+
+@_walkers
+@pytest.mark.parametrize(("way", "code"), _WAYS)
+def test_a_process_ends_as_it_would_and_delivers_its_last_samples(way: str, code: int, walker: str) -> None:
+    with Receiver() as receiver:
+        with Target("endings.py", way, env=profiled(receiver.url, 5, walker, **_LATER)) as target:
+            target.line("ready")
+            receiver.record()
+            target.tell("go")
+            assert target.finish(60) == code, target.output
+            assert "Fatal Python error" not in target.output, target.output
+            assert ("Traceback" in target.output) == (way == "uncaught"), target.output
+            last = target.json("last")
+        assert receiver.record(lambda record: record["span_id"] == last["span_id"] and "span_90(" in record["body"])
+
+
+@_walkers
+@pytest.mark.parametrize(("way", "code"), [("os_exit", 5), ("nothing", 0), ("exit_code", 3)])
+def test_a_process_ends_in_time_although_the_collector_hangs(way: str, code: int, walker: str) -> None:
+    with Receiver(mode="hang") as receiver:
+        with Target("endings.py", way, env=profiled(receiver.url, 5, walker)) as target:
+            target.line("ready")
+            receiver.exports(1, answer="hang")
+            target.tell("go")
+            assert target.finish(_BOUND_S) == code, target.output
+            assert "Traceback" not in target.output, target.output
+        receiver.switch("ok")
+
+
+@_walkers
+def test_sigterm_ends_a_process_by_its_default(walker: str) -> None:
+    with Receiver() as receiver, Target("endings.py", "nothing", env=profiled(receiver.url, 5, walker)) as target:
+        target.line("ready")
+        receiver.record()
+        target.signal(signal.SIGTERM)
+        assert target.finish(_BOUND_S) == -signal.SIGTERM
+
+
+def test_a_process_ends_in_time_although_there_is_no_collector() -> None:
+    with Target("endings.py", "nothing", env=profiled("http://127.0.0.1:9", 5)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.finish(_BOUND_S) == 0, target.output
