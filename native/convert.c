@@ -176,8 +176,11 @@ static PyObject *convert_thread(core *c, const value_types *types, const raw_thr
     PyObject *key = PyLong_FromUnsignedLongLong(raw->key);
     PyObject *ident = PyLong_FromUnsignedLong(raw->ident);
     PyObject *native_id = PyLong_FromUnsignedLong(raw->native_id);
-    PyObject *stack = convert_stack(c, raw->stack);
-    if (key == NULL || ident == NULL || native_id == NULL || stack == NULL) {
+    if (key == NULL || ident == NULL || native_id == NULL) {
+        goto error;
+    }
+    PyObject *stack = convert_stack(c, raw->stack); /* borrowed */
+    if (stack == NULL) {
         goto error;
     }
     made = compat_new_tuple(types->raw_thread, 5);

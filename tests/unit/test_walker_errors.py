@@ -79,6 +79,25 @@ def test_the_table_of_known_frames_is_bounded() -> None:
     assert named["module 1"] == 1
 
 
+def test_wherever_memory_runs_out_the_drain_fails_cleanly_and_the_next_works() -> None:
+    testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
+    failed = 0
+    for nth in range(100):
+        ticker = make()
+        ticker.capture()
+        ticker.capture()
+        testing.set_nomemory(nth, nth + 1)  # that allocation fails, those before and after do not
+        try:
+            ticker.drain(0)
+        except MemoryError:
+            failed += 1
+        finally:
+            testing.remove_mem_hooks()
+        ticker.capture()
+        assert len(ticker.drain(0)) == 1
+    assert 0 < failed < 100
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
