@@ -7,6 +7,7 @@ application. Owns the one way in which this package starts a thread and waits fo
 from __future__ import annotations
 
 import _thread
+import signal
 import sys
 import threading
 import time  # noqa: F401  # asked for by name below
@@ -79,12 +80,23 @@ class Worker:
         return True
 
     def _run(self) -> None:
+        _leave_signals_to_the_application()
         self.ident = _original("_thread", "get_ident")()
         self._started.put(None)
         try:
             self._body()
         finally:
             self._ended.put(None)
+
+
+def _leave_signals_to_the_application() -> None:
+    """Block all signals on this thread, and on those that gRPC starts from it.
+
+    A signal that is delivered to a thread of ours does not interrupt the system call in which the thread waits that
+    the application meant. Those that report a fault of the thread itself cannot wait, and are left alone.
+    """
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
 
 
 def let_others_run() -> None:

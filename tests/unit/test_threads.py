@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,17 @@ def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
     signal.set()
     assert signal.wait(60)
     assert not signal.wait(0)
+
+
+def test_a_worker_leaves_signals_to_the_threads_of_the_application() -> None:
+    blocked: list[set[int]] = []
+    worker = Worker("subject", lambda: blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    worker.start()
+    assert worker.join(60)
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD, signal.SIGPROF} <= blocked[0]
+    assert not {signal.SIGSEGV, signal.SIGFPE} & blocked[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 GEVENT = """
