@@ -180,7 +180,7 @@ class Profiler:
             config.period_ns,
             include_internal=config.include_internal_stacks,
         )
-        self._sink = LateSink(self._open_sink)
+        self._sink = LateSink(self._open_sink, self._is_described)
         self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
         self._ticker = ticker
         self._sampler = Sampler(ticker, config.period_ns, self._handle)
@@ -258,6 +258,11 @@ class Profiler:
         from splunk_profiler import _walker  # noqa: PLC0415  # there whenever it was chosen
 
         _walker.watch_forks(in_child)
+
+    def _is_described(self) -> bool:
+        from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
+
+        return self._forked or is_described()
 
     def _open_sink(self) -> Any:
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC

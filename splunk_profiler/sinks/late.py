@@ -19,6 +19,7 @@ from splunk_profiler.model import Batch, Delivery, Outcome, Sink
 from splunk_profiler.threads import Signal, patch_pending, real_lock
 
 _PATIENCE_S = 10.0
+_DESCRIPTION_S = 5.0
 _QUIET_S = 0.3
 _LOOK_AGAIN_S = 0.05
 
@@ -28,10 +29,12 @@ class LateSink:
 
     Args:
         open_sink: makes the real one; called once, on the exporting thread.
+        is_described: whether it is known which service sends; asked once the sink is made.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink]) -> None:
+    def __init__(self, open_sink: Callable[[], Sink], is_described: Callable[[], bool] = lambda: True) -> None:
         self._open_sink = open_sink
+        self._is_described = is_described
         self._sink: Sink | None = None
         self._opening = real_lock()  # held while the sink is made, and by a thread that forks
         self._forking = 0
@@ -41,7 +44,11 @@ class LateSink:
         self._broken = ""
 
     def open(self) -> None:
-        """Wait until nothing is being imported, at most 10 seconds, then make the sink. Never raises."""
+        """Wait until nothing is being imported, at most 10 seconds, then make the sink. Never raises.
+
+        Waits on, until 5 seconds after the start, for an application that has yet to say which service it is:
+        records under the name ``unknown_service`` would look like another one.
+        """
         quiet_since = began = time.monotonic()
         while not self._ending():
             now = time.monotonic()
@@ -53,6 +60,8 @@ class LateSink:
         else:
             return  # the process ends: what there is to send decides whether the sink is needed
         self._make()
+        while not self._ending() and time.monotonic() - began < _DESCRIPTION_S and not self._described():
+            self._hurry.wait(_LOOK_AGAIN_S)
 
     def export(self, batch: Batch) -> Outcome:
         """See `Sink.export`."""
@@ -91,6 +100,13 @@ class LateSink:
         if self._forking == get_ident():
             self._forking = 0
             self._opening.release()
+
+    def _described(self) -> bool:
+        try:
+            return self._is_described()
+        except Exception:
+            logger.debug("the service's description cannot be read", exc_info=True)
+            return True
 
     def _ending(self) -> bool:
         return self._closed or self._hurried_s is not None

@@ -39,3 +39,11 @@ def _of_environment() -> Resource:
 @lru_cache(maxsize=8)
 def _with_pid(resource: Resource, pid: int) -> Resource:
     return resource.merge(Resource({PROCESS_PID: pid}))
+
+
+def is_described() -> bool:
+    """Whether a `TracerProvider` is configured or the environment names the service."""
+    if tracer_provider() is not None:
+        return True
+    name = current_resource().attributes.get(SERVICE_NAME)
+    return isinstance(name, str) and not name.startswith("unknown_service")

@@ -125,6 +125,38 @@ def test_a_fork_waits_for_a_sink_that_is_being_made() -> None:
     exporting.join()
 
 
+def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() -> None:
+    asked = threading.Semaphore(0)
+    described = threading.Event()
+
+    def is_described() -> bool:
+        asked.release()
+        return described.is_set()
+
+    opening = threading.Thread(target=LateSink(Taking, is_described).open)
+    opening.start()
+    for _ in range(3):
+        asked.acquire()
+    assert opening.is_alive()
+    described.set()
+    opening.join()
+
+
+def test_an_ending_process_does_not_wait_for_its_description() -> None:
+    asked = threading.Event()
+
+    def is_described() -> bool:
+        asked.set()
+        return False
+
+    late = LateSink(Taking, is_described)
+    opening = threading.Thread(target=late.open)
+    opening.start()
+    asked.wait()
+    late.hurry(1.0)
+    opening.join()
+
+
 def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> None:
     tries: list[int] = []
 
