@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from splunk_profiler.filtering import is_internal, waiting_on
+from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.model import Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
@@ -205,7 +205,7 @@ class Capture:
             running = cpu_ns > life.cpu_ns
             life.cpu_ns = cpu_ns or life.cpu_ns
             stack = seen.stack
-            if not stack.frames or (not self._include_internal and stack.derive(is_internal)):
+            if not stack.frames or (not self._include_internal and _is_internal(stack, life.thread.name)):
                 continue
             elapsed_ns = max(now - life.born_ns, 1) if life.born_ns is not None else 0
             wait = "" if running else stack.derive(waiting_on)
@@ -226,6 +226,10 @@ class Capture:
         thread = Thread(self._next_index, name, seen.ident, native_id)
         self._next_index += 1
         return _Life(thread, _born_ns(native_id), 0)
+
+
+def _is_internal(stack: Stack, name: str) -> bool:
+    return stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
 
 
 def _names() -> dict[int, threading.Thread]:

@@ -11,6 +11,7 @@ from splunk_profiler.model import Frame, Stack
 
 _BOOTSTRAP = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
 _INTERNAL = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
+_INTERNAL_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
 _GRPC_POLLING = frozenset(
     {"channel_spin", "_poll_connectivity", "_serve", "consume_request_iterator", "_consume_request_iterator"}
 )
@@ -60,6 +61,14 @@ def waiting_on(stack: Stack) -> str:
         module = module.rpartition(".")[0]
         wait = _WAITS.get((module, top.function))
     return wait or ""
+
+
+def has_internal_name(name: str) -> bool:
+    """Whether a thread's name is one that the profiler, the OpenTelemetry SDK or gRPC gives its threads.
+
+    For stacks that lost their root end to the depth limit; a user may give any name to any thread.
+    """
+    return name.startswith(_INTERNAL_NAMES) or name.endswith("(channel_spin)")
 
 
 def is_internal(stack: Stack) -> bool:

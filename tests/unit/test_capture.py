@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 import pytest
@@ -158,6 +158,17 @@ def test_recursion_of_100000_levels_is_cut_at_the_limit(watcher: Watcher) -> Non
         threading.stack_size(stack_size)
     assert len(sample.thread.stack.frames) == 1024
     assert sample.thread.stack.truncated
+
+
+def test_internal_threads_are_left_out_however_little_of_their_stack_is_kept(choice: Choice) -> None:
+    names = ("splunk-profiler-exporter", "OtelBatchSpanRecordProcessor", "application")
+    with ExitStack() as threads:
+        for name in names:
+            threads.enter_context(thread(lambda wait: wait(), name))
+        seen = {sample.thread.thread.name for sample in Watcher(choice, max_depth=1).look().samples}
+        everything = Watcher(choice, max_depth=1, include_internal=True).look()
+    assert seen & {*names} == {"application"}
+    assert {*names} <= {sample.thread.thread.name for sample in everything.samples}
 
 
 def test_threads_come_oldest_first_and_keep_their_index(watcher: Watcher) -> None:
