@@ -83,6 +83,18 @@ class _Walk(NamedTuple):
     context: Any | None
 
 
+def _other_interpreters() -> bool:
+    """Whether there are interpreters that may run without our GIL (CPython 3.12).
+
+    `sys._current_frames` makes frame objects for their threads as well, while these run: a crash. So nothing is
+    captured as long as they are there. Those of C programs, which load no module for it, share our GIL as a rule.
+    """
+    if sys.version_info < (3, 12):
+        return False
+    module: Any = sys.modules.get("_interpreters") or sys.modules.get("_xxsubinterpreters")
+    return module is not None and len(module.list_all()) > 1
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """CPython 3.11 may collect garbage while it makes a frame object, and a finaliser then let the thread go on
@@ -214,6 +226,9 @@ class PortableTicker:
         return self._counters
 
     def _capture(self, late_ns: int) -> None:
+        if _other_interpreters():
+            self._count(missed=1)
+            return
         started = self._clock.monotonic_ns()
         now, walks = self._walk()
         living = _living_threads()
