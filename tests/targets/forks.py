@@ -24,7 +24,7 @@ import splunk_profiler
 
 _THREADS = 16
 _CHILD_SPAN = 90
-_TURNS_OF_A_SHORT_LIFE = 100
+_TURNS_OF_A_SHORT_LIFE = 400
 
 trace.set_tracer_provider(TracerProvider(resource=Resource.create({"set.in.code": "yes", "process.pid": 1})))
 splunk_profiler.start()  # at import, as in a module of a service: spawned children come by here as well
