@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from splunk_profiler import config as settings
@@ -31,6 +32,7 @@ class ProcessProfiler:
         self._lock = _thread.allocate_lock()
         self._pid = os.getpid()
         self._hooked = False
+        self._told = False  # that it does not run in a subinterpreter
         self._forking = 0  # ident of the thread that is between Python's hooks before and after a fork
         self._resolved: settings.Resolved | None = None
         self._profiler: Profiler | None = None
@@ -42,7 +44,7 @@ class ProcessProfiler:
         with self._locked(), self._guard.watching():
             if self._profiler is None:
                 resolved = self._settings(config)
-                if resolved.config.enabled and not resolved.sdk_disabled:
+                if resolved.config.enabled and not resolved.sdk_disabled and self._may_run_here():
                     self._begin(resolved)
             return self._profiler is not None
         return False
@@ -54,6 +56,16 @@ class ProcessProfiler:
             if profiler is not None and self._pid == os.getpid():
                 atexit.unregister(self._at_exit)
                 profiler.stop(timeout_s)
+
+    def _may_run_here(self) -> bool:
+        """False in a subinterpreter: its end would come while threads of ours are in gRPC, which is not made for it."""
+        if not _in_main_interpreter() and not self._told:
+            self._told = True
+            logger.warning(
+                "the profiler runs in the main interpreter only and stays off in this subinterpreter"
+                " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+            )
+        return not self._told
 
     def _settings(self, config: settings.Config | None) -> settings.Resolved:
         if config is not None:
@@ -140,6 +152,15 @@ class ProcessProfiler:
             yield
         finally:
             lock.release()
+
+
+def _in_main_interpreter() -> bool:
+    try:
+        interpreters: Any = import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
+    except ImportError:
+        return True  # an implementation without them
+    current = interpreters.get_current()
+    return int(current[0] if isinstance(current, tuple) else current) == 0
 
 
 class Profiler:

@@ -43,6 +43,18 @@ class Signal:
         return True
 
 
+class _Thread(threading.Thread):
+    """Ends without a complaint where gevent has replaced the idents of threads since it began."""
+
+    def _delete(self) -> None:
+        try:
+            super()._delete()  # type: ignore[misc]
+        except KeyError:
+            active = vars(threading)["_active"]
+            for ident in [ident for ident, thread in active.copy().items() if thread is self]:
+                active.pop(ident, None)
+
+
 class Worker:
     """A daemon thread that runs `body` once. Started by `start`, which names it ``splunk-profiler-<role>``."""
 
@@ -62,7 +74,7 @@ class Worker:
         """
         new_thread = _original("_thread", "start_new_thread")
         if new_thread is _thread.start_new_thread:
-            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
         else:
             new_thread(self._run, ())

@@ -74,7 +74,7 @@ def parse(env: Mapping[str, str]) -> tuple[Transport, list[str]]:
     """The transport that `env` asks for, and one sentence for each value that could not be used."""
     warnings: list[str] = []
     transport = Transport(
-        headers=_headers(_variable(env, "HEADERS")[1], warnings),
+        headers=_headers(*_variable(env, "HEADERS"), warnings),
         timeout_s=_usable(env, "TIMEOUT", _seconds, 10.0, warnings),
         gzip=_usable(env, "COMPRESSION", _compression, False, warnings),
         certificates=_certificates(env, "LOGS_"),
@@ -117,7 +117,7 @@ def _compression(text: str) -> bool:
     return lowered == "gzip"
 
 
-def _headers(text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
+def _headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
     """``name=value,name=value`` with values percent-encoded; one that gRPC cannot send is left out."""
     found: list[tuple[str, str]] = []
     for position, item in enumerate(text.split(","), 1):
@@ -127,9 +127,9 @@ def _headers(text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
         name, value = unquote(name).strip().lower(), unquote(value).strip()
         if not separator or not _HEADER_NAME.fullmatch(name) or name.endswith("-bin") or name.startswith("grpc-"):
             # The text is not repeated: it may be a secret that lost its name.
-            warnings.append(f"OTLP headers: number {position} is no name=value that gRPC can send; it is left out")
+            warnings.append(f"{variable}: number {position} is no name=value that gRPC can send; it is left out")
         elif not _HEADER_VALUE.fullmatch(value):
-            warnings.append(f"OTLP headers: the value of {name!r} is not printable ASCII; it is left out")
+            warnings.append(f"{variable}: the value of {name!r} is not printable ASCII; it is left out")
         else:
             found.append((name, value))
     return tuple(found)

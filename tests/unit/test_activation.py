@@ -115,3 +115,24 @@ def test_a_thread_that_cannot_be_made_leaves_nothing_running_and_raises_nothing(
         f"assert p.start() is False\nassert {THREADS} == 1\n"
     )
     assert "cannot start new thread" in _run(code, SPLUNK_PROFILER_ENABLED="true")
+
+
+SUBINTERPRETER = """
+import sys, splunk_profiler
+import {module} as interpreters
+assert splunk_profiler.start()
+for _ in range(3):
+    other = interpreters.create()
+    error = interpreters.run_string(other, "import splunk_profiler; assert not splunk_profiler.start()")
+    assert error is None, error
+    interpreters.destroy(other)
+assert splunk_profiler.start()
+splunk_profiler.stop()
+"""
+
+
+def test_a_subinterpreter_is_left_alone_and_told_so() -> None:
+    module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    said = _run(SUBINTERPRETER.format(module=module), SPLUNK_PROFILER_ENABLED="true")
+    assert said.count("stays off in this subinterpreter") == 3
+    assert "Traceback" not in said

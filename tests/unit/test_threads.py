@@ -64,6 +64,7 @@ turns = []
 gevent.joinall([gevent.spawn(lambda: (turns.append(1), gevent.sleep(0))) for _ in range(3)])
 over.set()
 assert worker.join(60) and len(turns) == 3
+assert worker.name not in {thread.name for thread in threading.enumerate()}
 assert idents[0] != real_ident(), "the worker ran as a greenlet of the main thread"
 print("ok")
 """
@@ -71,7 +72,7 @@ print("ok")
 
 def _run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
