@@ -7,6 +7,7 @@ sinks, formats or OpenTelemetry: what is done with a snapshot is a callable.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from splunk_profiler.capture import Counters, RawSnapshot, Ticker
@@ -45,11 +46,13 @@ class Sampler:
         self._tick_thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop both; what is in the ring is handled. True if they ended within `timeout_s` seconds each."""
+        """Stop both; what is in the ring is handled. True if they ended within `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
         self._stopping = True
         self._ticker.stop()
         self._pause.set()
-        return self._tick_thread.join(timeout_s) and self._work_thread.join(timeout_s)
+        ended = [thread.join(max(until - time.monotonic(), 0.0)) for thread in (self._work_thread, self._tick_thread)]
+        return all(ended)
 
     def counters(self) -> Counters:
         """Ticks due, taken, missed and late since the start."""

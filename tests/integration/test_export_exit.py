@@ -12,7 +12,7 @@ from receiver_process import Receiver
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# Ends only when the exporting thread has met the collector, and tells the seconds that the end took.
+# Ends when it is told to, and tells the seconds that the end took. Has loaded gRPC as a service that exports its spans.
 SERVICE = """
 import atexit, sys, threading, time
 
@@ -20,6 +20,7 @@ begun = []
 atexit.register(lambda: print(f"{time.monotonic() - begun[0]:.3f}", flush=True))  # runs last
 
 import splunk_profiler
+import splunk_profiler.sinks.otlp, splunk_profiler.sinks.resource
 
 class Busy(threading.Thread):
     def run(self):
@@ -36,7 +37,10 @@ begun.append(time.monotonic())
 
 
 def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subprocess.Popen[str], str]:
-    """The service after its end, and what it wrote; fails if it does not end within a minute."""
+    """The service after its end, and what it wrote; fails if it does not end within a minute.
+
+    It is told to end once the receiver has been called, or, without one, once it has said that there is none.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPLUNK_", "GRPC_"))}
     env |= {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
@@ -45,6 +49,7 @@ def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subproce
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "10",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
+        "OTEL_SERVICE_NAME": "ending",
     }
     service = subprocess.Popen(
         [sys.executable, "-c", SERVICE],
@@ -57,13 +62,17 @@ def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subproce
     try:
         assert service.stdout is not None
         assert service.stdout.readline() == "ready\n"
+        assert service.stderr is not None
+        said = ""
         if receiver is not None:
             receiver.exports(1)
+        else:
+            said = service.stderr.readline()
         _, errors = service.communicate("end\n", timeout=60)
     finally:
         service.kill()
         service.communicate()
-    return service, errors
+    return service, said + errors
 
 
 @pytest.mark.parametrize("mode", ["ok", "hang", "refuse UNAUTHENTICATED", "refuse UNAVAILABLE"])
@@ -76,6 +85,7 @@ def test_a_service_ends_in_order_with_an_export_in_flight(mode: str) -> None:
 def test_a_service_ends_in_order_without_a_collector() -> None:
     service, errors = end_of_a_service("http://127.0.0.1:1", None)
     assert service.returncode == 0, errors
+    assert "no collector can be reached at http://127.0.0.1:1" in errors
     assert "were not delivered before the process ended" in errors
 
 

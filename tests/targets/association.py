@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marked_work import LEDGER, UntilTold, outside, wait, work
+from marked_work import LEDGER, UntilTold, load_exporter, outside, wait, work
 from opentelemetry import trace
 from opentelemetry.context import attach, detach  # as applications do: imported before the profiler starts
 from opentelemetry.sdk.trace import TracerProvider
@@ -321,6 +321,7 @@ def main(scenario: str) -> None:
         from gevent import monkey  # noqa: PLC0415  # only where this scenario runs
 
         monkey.patch_all()
+    load_exporter()
     trace.set_tracer_provider(TracerProvider(sampler=EverySecondName() if scenario == "unsampled" else ALWAYS_ON))
     assert splunk_profiler.start()
     _SCENARIOS[scenario](load)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from marked_work import LEDGER, UntilTold, say, wait, work
+from marked_work import LEDGER, UntilTold, load_exporter, say, wait, work
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -145,6 +145,7 @@ _WAYS = {
 
 
 def main(way: str) -> None:
+    load_exporter()
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
     told = UntilTold()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
@@ -132,3 +133,9 @@ class UntilTold:
         open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
         self.goes_on = False
         self._told.release()
+
+
+def load_exporter() -> None:
+    """Load gRPC now, as a service that exports its spans has: beside busy threads each import waits for the GIL."""
+    import_module("splunk_profiler.sinks.otlp")
+    import_module("splunk_profiler.sinks.resource")
