@@ -21,6 +21,7 @@ from population import APPLICATION, FRAMES, Still, busy, descend
 from result import Result, main, median, middle_half, significant
 
 import splunk_profiler
+from splunk_profiler.sinks import otlp, resource  # noqa: F401  # loads gRPC, which beside busy threads takes seconds
 
 BUSY = 8
 IDLE = 24
