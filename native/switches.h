@@ -10,6 +10,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#pragma GCC visibility push(hidden)
+
 /* Called with the GIL held on the thread whose context just changed. Keeps a pending exception; never raises. */
 typedef void (*switch_callback)(void);
 
@@ -38,5 +40,7 @@ int switches_trace_greenlets(void);
  * followed by the callback. Without hooks installed they set and reset alone. */
 PyObject *switches_attach(PyObject *self, PyObject *context); /* returns the Token, new */
 PyObject *switches_detach(PyObject *self, PyObject *token);   /* returns None */
+
+#pragma GCC visibility pop
 
 #endif
