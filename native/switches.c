@@ -147,6 +147,9 @@ PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *token)
         PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;
     }
+    if (!PyContextToken_CheckExact(token)) { /* in the words of ContextVar.reset */
+        return PyErr_Format(PyExc_TypeError, "expected an instance of Token, got %R", token);
+    }
     if (PyContextVar_Reset(installed.variable, token) != 0) {
         return NULL;
     }
