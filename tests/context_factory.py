@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from splunk_profiler import _context as native
 
 SPAN_KEY = "span of the test"
-current: ContextVar[Context] = ContextVar("current", default=Context())
+current: ContextVar[Context] = ContextVar("current", default=Context())  # noqa: B039  # nobody can change it
 labels: ContextVar[Any] = ContextVar("labels")
 _numbers = count(1)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-greenlet = pytest.importorskip("greenlet", reason="greenlet is not installed")
+pytest.importorskip("greenlet", reason="greenlet is not installed")
 
+import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from context_factory import attach, hooks, is_right, native
 
 
