@@ -162,6 +162,10 @@ def c_code(path: str = "", loaded: str = "later") -> None:
         counters = native.counters()
         library = before or ctypes.PyDLL(path)
         _in_context(library, Context(), attach)
+        if hasattr(library, "where_enter_is"):
+            library.where_enter_is.restype = ctypes.c_void_p
+            enter = ctypes.cast(ctypes.pythonapi.PyContext_Enter, ctypes.c_void_p).value
+            facts["restored"] += library.where_enter_is() == enter
         facts["noticed without the hooks"] += native.counters() != counters
 
 
