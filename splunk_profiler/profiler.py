@@ -186,7 +186,9 @@ class Profiler:
         self.resolved = resolved
         self._in_child = in_child
         self._goes_on = forked and parents is not None
-        self._publishing = parents._publishing if forked and parents is not None else self._make_publishing()
+        self._publishing: Publishing | None = (
+            parents._publishing if forked and parents is not None else self._make_publishing()
+        )
         self._sampling = self._make_sampling(parents) if resolved.config.enabled else None
 
     def start(self) -> bool:

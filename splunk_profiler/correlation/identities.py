@@ -75,7 +75,7 @@ class Identities:
         """Find the local root of each span that is under way, and remember it."""
         roots: dict[tuple[int, int], int] = {}
         for key in live:
-            chain = []
+            chain: list[tuple[int, int]] = []
             at, root = key, None
             while root is None and len(chain) < _LONGEST_CHAIN:
                 chain.append(at)
