@@ -75,9 +75,14 @@ typedef struct {
     size_t counts[2];
 } module;
 
+/* How often a module that seems to be half loaded is looked at again: the linker needs milliseconds, but a tool that left
+ * write-protected pages writable leaves them so. */
+enum { PATIENCE = 100 };
+
 static struct {
-    unsigned long long loads; /* of the last pass that settled everything; 0: none, or not installed */
     bool installed;
+    unsigned long long loads; /* at the last pass */
+    int unsettled;            /* passes since the last load; 0: everything is done */
 } state;
 
 /* How many bytes there are from `address` to the end of the module's segment it lies in; 0: in none with these flags. */
@@ -281,6 +286,17 @@ static pass make_pass(bool redirect, unsigned long long unchanged)
     return p;
 }
 
+static pass redirect(unsigned long long unchanged)
+{
+    pass p = make_pass(true, unchanged);
+    if (p.loads != unchanged || unchanged == 0) {
+        bool again = p.unsettled && p.loads == state.loads;
+        state.unsettled = !p.unsettled ? 0 : again ? state.unsettled + 1 : 1;
+        state.loads = p.loads;
+    }
+    return p;
+}
+
 /* Eager tasks are entered by _asyncio; where that is part of the interpreter the linker has no slot for it. */
 static bool misses_eager_tasks(const pass *p)
 {
@@ -301,9 +317,8 @@ const char *relocations_install(void)
         return "not known for this processor: tasks run by uvloop and eager tasks are published with the span of "
                "whatever ran before them on their thread";
     }
-    pass p = make_pass(true, 0);
+    pass p = redirect(0);
     state.installed = true;
-    state.loads = p.unsettled ? 0 : p.loads;
     if (p.failed > 0) {
         return "the system does not let call sites be changed: tasks run by uvloop and eager tasks are published with "
                "the span of whatever ran before them on their thread";
@@ -320,11 +335,8 @@ int relocations_refresh(void)
     if (!state.installed) {
         return 0;
     }
-    pass p = make_pass(true, state.loads);
-    if (p.loads != state.loads) {
-        state.loads = p.unsettled ? 0 : p.loads;
-    }
-    return p.changed;
+    bool look_again = state.unsettled > 0 && state.unsettled < PATIENCE;
+    return redirect(look_again ? 0 : state.loads).changed;
 }
 
 void relocations_remove(void)

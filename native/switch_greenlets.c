@@ -133,7 +133,9 @@ void switch_greenlets_remove(void)
     greenlets.settrace = greenlets.gettrace = NULL;
     if (settrace != NULL) {
         traced = 0;
-        take_off(settrace, gettrace);
+        if (!compat_ends()) {
+            take_off(settrace, gettrace);
+        }
         Py_DECREF(settrace);
         Py_DECREF(gettrace);
     }
