@@ -38,8 +38,7 @@ static PyMethodDef trace_method = {
 
 static bool is_ours(PyObject *function)
 {
-    return PyCFunction_CheckExact(function)
-           && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
+    return PyCFunction_CheckExact(function) && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
 }
 
 const char *switch_greenlets_install(void)
