@@ -1,6 +1,6 @@
 """Reads what this process publishes as a host profiler would, from inside: through the libraries' own objects.
 
-The layouts are written out anew here, apart from the sources. Shares nothing with the package but the names of the files.
+The layouts are written out anew here, apart from the sources.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Publishing:
 
     variable: ContextVar[Any] = field(default_factory=lambda: ContextVar("current_context"))
     labels: ContextVar[Any] = field(default_factory=lambda: ContextVar("labels"))
+    span_key: str = SPAN_KEY
     asked: list[Any] = field(default_factory=list)  # spans that `identify` was called with
     answer: Callable[[Any], Any] | None = None
 
@@ -122,9 +123,13 @@ class Publishing:
 
     def install(self) -> None:
         """Also again."""
-        _context.install(self.variable, SPAN_KEY, self.labels, ATTRIBUTE, self.identify)
+        _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify)
         _context.load_labels(LABELS_PATH)
         _context.load_elastic(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
+        self.publish()
+
+    def publish(self) -> None:
+        """The calling thread's context as it is now."""
         _context.publish()
 
     def uninstall(self) -> None:
@@ -134,4 +139,4 @@ class Publishing:
 
     def attach(self, span: Any) -> Any:
         """`span` is current from now on: a token for `_context.detach`."""
-        return _context.attach({SPAN_KEY: span})
+        return _context.attach({self.span_key: span})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,19 +14,6 @@ from splunk_profiler import _context
 
 TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
 NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
-
-
-@pytest.fixture
-def publishing() -> Iterator[Publishing]:
-    publishing = Publishing()
-    publishing.install()
-    yield publishing
-    publishing.uninstall()
-
-
-@pytest.fixture
-def memory(publishing: Publishing) -> OwnMemory:
-    return OwnMemory()
 
 
 def trace_labels(trace_id: int, span_id: int, root_id: int) -> list[tuple[bytes, bytes]]:
@@ -86,7 +72,7 @@ def test_what_is_shown_is_complete_before_the_pointer_leads_to_it(publishing: Pu
         _context.detach(token)
 
 
-def test_the_same_context_again_writes_nothing(publishing: Publishing, memory: OwnMemory) -> None:
+def test_the_same_context_again_writes_nothing(publishing: Publishing) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     before = _context.counters()
     _context.publish()
@@ -119,7 +105,7 @@ def test_a_context_without_a_span_is_no_trace(publishing: Publishing, memory: Ow
     _context.detach(outer)
 
 
-def test_a_thread_that_never_had_a_span_or_labels_has_no_memory(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_thread_that_never_had_a_span_or_labels_has_no_memory(memory: OwnMemory) -> None:
     def run() -> Any:
         before = _context.counters().threads
         _context.publish()
