@@ -34,16 +34,17 @@ LAYERS: dict[str, int] = {
     "portable": 1,
     "capture": 1,
     "spans": 1,
-    "labels": 1,
+    "user_labels": 1,
     "formats": 1,
-    "correlation.publisher": 1,
-    "correlation.messages": 1,
+    "correlation": 1,
     "delivery": 2,
     "sampler": 2,
     "recorder": 2,
     "runtime": 2,
     "sinks": 2,
     "correlation.processor": 2,
+    "sampling": 3,
+    "publishing": 3,
     "profiler": 3,
     "__init__": 4,
     "__main__": 4,
@@ -55,6 +56,7 @@ BESIDE: dict[str, set[str]] = {
     "config": {"transport"},
     "capture": {"naming", "filtering", "portable"},
     "recorder": {"delivery"},
+    "profiler": {"sampling", "publishing"},
     "__main__": {"cli", "__init__"},
     "cli": {"__init__", "__main__"},
 }
@@ -75,14 +77,18 @@ NEVER: dict[str, set[str]] = {
     "sampler": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
     "recorder": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
     "delivery": {"sinks", "formats", "opentelemetry", "grpc", "config"},
-    "correlation": {"sampler", "recorder"},
+    "correlation": {"sampler", "recorder", "config", "user_labels", "socket", "opentelemetry.sdk", "grpc"},
+    "user_labels": {"config", "correlation", "opentelemetry", "grpc"},
+    "sampling": {"correlation", "user_labels"},
+    "publishing": {"sinks", "recorder", "sampler", "opentelemetry.sdk", "grpc"},
     "inspector": {OURS},
-    "cli.run": {"profiler", "opentelemetry", "grpc", "rich"},
+    "cli.run": {"profiler", "sampling", "publishing", "opentelemetry", "grpc", "rich"},
     "cli.autostart": {"profiler", "opentelemetry", "grpc", "click"},
 }
 
 EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the modules
 FORMATS_IMPORT_OF_OURS = {"model"}
+EXTENSIONS = {"_walker", "_context"}
 PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
 READS_THE_ENVIRONMENT = {"config", "switch"}
 HOOKS_FORK_AND_EXIT = {"profiler"}
