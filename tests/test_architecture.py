@@ -86,6 +86,7 @@ NEVER: dict[str, set[str]] = {
     "cli.autostart": {"profiler", "opentelemetry", "grpc", "click"},
 }
 
+EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the modules
 FORMATS_IMPORT_OF_OURS = {"model"}
 EXTENSIONS = {"_walker", "_context"}
 PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
