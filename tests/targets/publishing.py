@@ -1,9 +1,9 @@
 """A service that publishes to host profilers: ``publishing.py HOW [COUNT]``. What its environment says is published.
 
-HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so), ``threads``
-(COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works in one span until
-told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and whether the span and
-labels that a thread shows are its own.
+HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
+``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works in
+one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and whether
+the span and labels that a thread shows are its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from marked_work import say
@@ -33,9 +34,12 @@ TRACER = trace.get_tracer("publishing")
 def _state() -> dict[str, Any]:
     """What is published, as this process reads itself."""
     storage = told()
-    with TRACER.start_as_current_span("root", Context()) as root, splunk_profiler.labels(process=os.getpid()):
-        with TRACER.start_as_current_span("inner") as inner:
-            right = shown() == ids_of(inner, root) and shown_labels() == {"process": str(os.getpid())}
+    with (
+        TRACER.start_as_current_span("root", Context()) as root,
+        splunk_profiler.labels(process=os.getpid()),
+        TRACER.start_as_current_span("inner") as inner,
+    ):
+        right = shown() == ids_of(inner, root) and shown_labels() == {"process": str(os.getpid())}
     return {
         "pid": os.getpid(),
         "storage": storage and [storage.name, storage.environment, str(storage.socket)],
@@ -48,13 +52,12 @@ def _state() -> dict[str, Any]:
 def _sockets() -> list[str]:
     """Sockets with a name in the file system that this process has open."""
     own = set()
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+            own.add(str(descriptor.readlink()))
         except OSError:
             continue  # it was the one that lists the directory
-    with open("/proc/self/net/unix", encoding="utf-8") as table:
-        rows = [line.split() for line in table]
+    rows = [line.split() for line in Path("/proc/self/net/unix").read_text("utf-8").splitlines()]
     return [row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in own]
 
 
