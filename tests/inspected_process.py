@@ -60,20 +60,7 @@ class Workshop:
         folder.mkdir(exist_ok=True)
         made = folder / name
         if not made.exists():
-            command = [
-                "gcc",
-                "-std=c11",
-                "-O2",
-                "-g",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                *options,
-                "-o",
-                made,
-                *sources,
-                "-ldl",
-            ]
+            command = ["gcc", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", *options, "-o", made, *sources, "-ldl"]
             subprocess.run(command, check=True, capture_output=True, text=True)
         return made
 

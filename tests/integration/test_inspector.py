@@ -109,9 +109,7 @@ def test_a_program_may_publish_labels_itself(workshop: Workshop) -> None:
     assert first_thread(report).labels == (Label(b"own", b"program"),)
 
 
-def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
-    workshop: Workshop, socket_path: str
-) -> None:
+def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(workshop: Workshop, socket_path: str) -> None:
     with inspected(workshop) as target:
         target.publish(workshop.elastic("-DPADDING=65536"), workshop.labels("-DPADDING=65536"), socket_path=socket_path)
         target.do("hold 2", "started")
@@ -136,8 +134,8 @@ def test_nothing_loaded_in_a_python_process_is_said(workshop: Workshop) -> None:
 WRONG_LIBRARIES = {
     "another name": ({"name": "libcorrelation.so"}, {"name": "labels.so"}, "library-name", "library-name"),
     "hidden symbols": (
-        {"options": ('-DVISIBILITY="hidden"',)},
-        {"options": ('-DVISIBILITY="hidden"',)},
+        {"options": ("-DVISIBILITY=\"hidden\"",)},
+        {"options": ("-DVISIBILITY=\"hidden\"",)},
         "symbol-hidden",
         "symbol-hidden",
     ),

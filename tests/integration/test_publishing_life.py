@@ -56,7 +56,7 @@ def test_forked_children_publish_as_themselves_and_leave_their_parent_alone(
         "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
     }
-    with Target("publishing.py", "fork", str(_CHILDREN), env=env) as target:
+    with Target("publishing_life.py", "fork", str(_CHILDREN), env=env) as target:
         own = assert_is_right(target.json("state"))
         target.tell("fork")
         target.line("forked")
@@ -79,7 +79,7 @@ def _states(target: Target) -> list[dict[str, Any]]:
 
 
 def test_many_threads_that_start_and_stop_it_leave_nothing_wrong_behind(settings: dict[str, str]) -> None:
-    with Target("publishing.py", "threads", "8", env=settings) as target:
+    with Target("publishing_life.py", "threads", "8", env=settings) as target:
         assert target.json("failures", timeout_s=120) == []
         assert target.json("off") == {"storage": True, "sockets": [], "threads": 1}
         assert_is_right(target.json("again"))
@@ -91,12 +91,12 @@ def test_many_threads_that_start_and_stop_it_leave_nothing_wrong_behind(settings
 def test_a_process_that_ends_takes_its_socket_along_and_a_killed_ones_is_cleared_by_the_next(
     settings: dict[str, str],
 ) -> None:
-    with Target("publishing.py", "serve", env=settings) as killed:
+    with Target("publishing_life.py", "serve", env=settings) as killed:
         left = assert_is_right(killed.json("state"))
         killed.signal(signal.SIGKILL)
         killed.finish()
     assert sockets(settings) == {left}
-    with Target("publishing.py", "serve", env=settings) as target:
+    with Target("publishing_life.py", "serve", env=settings) as target:
         own = assert_is_right(target.json("state"))
         assert sockets(settings) == {own}
         target.tell("end")

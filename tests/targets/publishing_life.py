@@ -1,4 +1,4 @@
-"""A service that publishes to host profilers: ``publishing.py HOW [COUNT]``. What its environment says is published.
+"""A service that publishes to host profilers: ``publishing_life.py HOW [COUNT]``. What its environment says is published.
 
 HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
 ``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works in
