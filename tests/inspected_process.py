@@ -72,8 +72,8 @@ class Workshop:
                 "-Werror",
                 *options,
                 "-o",
-                made,
-                *sources,
+                str(made),
+                *map(str, sources),
                 "-ldl",
             ]
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -94,6 +94,9 @@ class Inspected(Target):
         said = self.lines(self._answers)[-1]
         assert said.startswith(answer), said
         return said
+
+    def __enter__(self) -> Inspected:
+        return self
 
     def publish(self, *libraries: Path, socket_path: str = "") -> None:
         """Load the libraries and publish a storage, if there is room for one."""

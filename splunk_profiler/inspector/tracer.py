@@ -148,7 +148,7 @@ class Tracer:
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 if pause_s == _LONGEST_PAUSE_S:
-                    self._forget_lost(tids)
+                    self._ask_again(tids)
 
     def _stands(self, tid: int) -> bool:
         if self._held.get(tid, 0) is not None:
@@ -173,20 +173,21 @@ class Tracer:
     def _follow_exec(self) -> None:
         """A thread that executes another program in the meantime goes on under the id of the process, still ours."""
         tracer = int(_status(self._pid, self._pid).get("TracerPid", "0"))
-        if tracer == threading.get_native_id() and self._pid not in self._held:
-            self._held[self._pid] = None
-            # Asked again: its number may have changed just before it was asked.
-            self._ptrace(_INTERRUPT, self._pid, None, None)
+        if tracer == threading.get_native_id():
+            self._held.setdefault(self._pid, None)
 
-    def _forget_lost(self, tids: Sequence[int]) -> None:
-        """A first thread that another one replaced by executing a program is not ours any more, and will not stop."""
-        for tid in tids:
-            if self._held.get(tid, 0) is None and _status(self._pid, tid).get("TracerPid") == "0":
-                del self._held[tid]
+    def _ask_again(self, tids: Sequence[int]) -> None:
+        """The first thread's place may be taken by one that executes a program: it did not hear us, or is not ours."""
+        if self._pid in tids and self._held.get(self._pid, 0) is None:
+            if _status(self._pid, self._pid).get("TracerPid") == "0":
+                del self._held[self._pid]
+            else:
+                self._ptrace(_INTERRUPT, self._pid, None, None)
 
     def _let_go(self, tid: int) -> None:
         if self._ptrace(_DETACH, tid, None, self._held[tid]) < 0:
-            self._held[tid] = None  # SIGKILL alone moves a thread that stands: its end is still to be seen
+            # Only its end moves a thread that stands: that is still to be seen, or another thread came in its place.
+            self._held[tid] = None
         else:
             del self._held[tid]
 

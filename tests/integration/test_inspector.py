@@ -132,7 +132,7 @@ def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
     assert not any(thread.correlation or thread.labels for thread in strict.threads)
 
 
-def test_nothing_loaded_in_a_python_process_is_said(workshop: Workshop) -> None:
+def test_nothing_loaded_in_a_python_process_is_said() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         report = read(target.pid)
@@ -141,7 +141,7 @@ def test_nothing_loaded_in_a_python_process_is_said(workshop: Workshop) -> None:
     assert not report.visible(LABELS)
 
 
-WRONG = {
+WRONG: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "another name": ("library-name", {"name": "libcorrelation.so"}, "library-name", {"name": "labels.so"}),
     "hidden": ("symbol-hidden", {"options": HIDDEN}, "symbol-hidden", {"options": HIDDEN}),
     "the usual dialect": ("tls-dialect", {"dialect": OTHER_DIALECT}, "tls-dialect", {"dialect": OTHER_DIALECT}),

@@ -89,7 +89,7 @@ def is_mixed(thread: ThreadReading) -> bool:
 
 
 def read_flipping(target: Inspected, wanted: int) -> tuple[int, int, int]:
-    """How many of `wanted` reads of flipping threads were a mixture, not valid, and how many different ones there were."""
+    """Of `wanted` reads of flipping threads: how many were a mixture, not valid, and different from each other."""
     done = mixed = invalid = 0
     seen = set()
     with Reader(target.pid) as reader:
