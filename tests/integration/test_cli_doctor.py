@@ -6,8 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
