@@ -175,28 +175,6 @@ void stack_release(core *c, raw_stack *stack)
     }
 }
 
-/* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
- * Python code runs and nothing is allocated. The comparison of two different variables goes through the general rich
- * comparison, whose recursion check would raise in a thread at its limit: the headroom CPython keeps for its own error
- * handling prevents that. The context is borrowed: to take it from a thread state needs the GIL, which we hold. */
-static PyObject *context_value(PyThreadState *self, PyObject *context, PyObject *variable)
-{
-    if (context == NULL || variable == NULL) {
-        return NULL;
-    }
-    PyObject *value = NULL;
-    self->recursion_headroom++;
-    int found = PySequence_Contains(context, variable);
-    if (found == 1) {
-        value = PyObject_GetItem(context, variable);
-    }
-    if (found < 0 || (found == 1 && value == NULL)) {
-        PyErr_Clear();
-    }
-    self->recursion_headroom--;
-    return value;
-}
-
 /* Keeps what this capture saw for the next one to compare with. */
 static void remember(core *c, const raw_snapshot *snapshot)
 {
@@ -238,7 +216,7 @@ static raw_snapshot *own_walked(core *c, size_t count)
         thread->ident = walked->ident;
         thread->native_id = walked->native_id;
         thread->stack = stack;
-        thread->context = context_value(self, walked->context, c->context_var);
+        thread->context = compat_context_value(self, walked->context, c->context_var);
     }
     return snapshot;
 }

@@ -73,6 +73,17 @@ static inline unsigned long compat_native_id(const PyThreadState *thread)
 #endif
 }
 
+/* Whether the thread gives its state up: its context is gone before it is unlinked. Not known before 3.12. */
+static inline bool compat_is_ending(const PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return thread->_status.finalizing || thread->_status.cleared;
+#else
+    (void)thread;
+    return false;
+#endif
+}
+
 /* The head lock is held by whoever links thread states in or out, some of them foreign threads without the GIL. It is
  * only tried for a bounded time: the thread that runs us may itself hold it (sys._current_frames allocates under it,
  * and on 3.10 and 3.11 an allocation can run the collector and with it Python code). */
@@ -111,6 +122,30 @@ static inline void compat_unlock_head(void)
 #else
     PyThread_release_lock(_PyRuntime.interpreters.mutex);
 #endif
+}
+
+/* ---- contexts ---- */
+
+/* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
+ * Python code runs and nothing is allocated. The comparison of two different variables goes through the general rich
+ * comparison, whose recursion check would raise in a thread at its limit: the headroom CPython keeps for its own error
+ * handling prevents that. The context is borrowed: to take it from a thread state needs the GIL, which we hold. */
+static inline PyObject *compat_context_value(PyThreadState *self, PyObject *context, PyObject *variable)
+{
+    if (context == NULL || variable == NULL) {
+        return NULL;
+    }
+    PyObject *value = NULL;
+    self->recursion_headroom++;
+    int found = PySequence_Contains(context, variable);
+    if (found == 1) {
+        value = PyObject_GetItem(context, variable);
+    }
+    if (found < 0 || (found == 1 && value == NULL)) {
+        PyErr_Clear();
+    }
+    self->recursion_headroom--;
+    return value;
 }
 
 /* ---- frames: walk from compat_top_frame by compat_calling_frame, both skip what sys._current_frames does not show ---- */
@@ -276,6 +311,12 @@ static inline bool compat_is_gil_taken(PyInterpreterState *interp)
     (void)interp;
     return false;
 #endif
+}
+
+/* Whether this is the thread that handles signals. */
+static inline bool compat_is_main_thread(void)
+{
+    return PyThread_get_thread_ident() == _PyRuntime.main_thread;
 }
 
 static inline bool compat_is_finalizing(void)

@@ -1,0 +1,253 @@
+/* The extension splunk_profiler._context: arguments in, values out. What it does is in the other files.
+ *
+ * The contract is splunk_profiler/_context.pyi.
+ */
+#include "publisher.h"
+#include "switches.h"
+
+#define END_CAPSULE "splunk_profiler._context"
+
+typedef struct {
+    PyTypeObject *identity;    /* owned */
+    PyTypeObject *user_labels; /* owned */
+    PyTypeObject *library;     /* owned */
+    PyTypeObject *counters;    /* owned */
+} module_state;
+
+static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"variable", "span_key", "labels", "attribute", "identify", NULL};
+    const module_state *state = PyModule_GetState(module);
+    publisher_inputs inputs = {.identity_type = state->identity, .user_labels_type = state->user_labels};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!UO:install", names, &PyContextVar_Type, &inputs.variable,
+                                     &inputs.span_key, &PyContextVar_Type, &inputs.labels, &inputs.attribute,
+                                     &inputs.identify)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(inputs.identify)) {
+        return PyErr_Format(PyExc_TypeError, "identify must be callable, not %.100s", Py_TYPE(inputs.identify)->tp_name);
+    }
+    return publisher_install(&inputs);
+}
+
+static PyObject *uninstall(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    publisher_uninstall();
+    Py_RETURN_NONE;
+}
+
+static PyObject *trace_greenlets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    int traced = switches_trace_greenlets();
+    return traced < 0 ? NULL : PyBool_FromLong(traced);
+}
+
+static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    switches_thread_seen();
+    publisher_publish();
+    Py_RETURN_NONE;
+}
+
+static PyObject *refresh(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    (void)switches_refresh();
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_labels(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"path", NULL};
+    const module_state *state = PyModule_GetState(module);
+    PyObject *path;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:load_labels", names, &path)) {
+        return NULL;
+    }
+    return libraries_load_labels(state->library, path);
+}
+
+static PyObject *load_elastic(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"path", "storage", NULL};
+    const module_state *state = PyModule_GetState(module);
+    PyObject *path, *storage;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OS:load_elastic", names, &path, &storage)) {
+        return NULL;
+    }
+    return libraries_load_elastic(state->library, path, storage);
+}
+
+static PyObject *counters(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    const module_state *state = PyModule_GetState(module);
+    const publisher_counts *counts = publisher_counters();
+    return PyObject_CallFunction((PyObject *)state->counters, "KKKKK", counts->published, counts->unchanged,
+                                 counts->repaired, (unsigned long long)thread_records_count(), counts->failed);
+}
+
+static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    thread_records_after_fork();
+    Py_RETURN_NONE;
+}
+
+/* ---- module ---- */
+
+/* Called by CPython when it clears the interpreter: the last moment at which its objects may be touched. */
+static void interpreter_ends(PyObject *Py_UNUSED(capsule))
+{
+    publisher_uninstall();
+    switches_forget();
+}
+
+static int note_end_of_interpreter(void)
+{
+    PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
+    if (dict == NULL) {
+        PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
+        return -1;
+    }
+    if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
+        return 0; /* imported again */
+    }
+    PyObject *capsule = PyCapsule_New(&identity_spec, END_CAPSULE, interpreter_ends);
+    int result = capsule == NULL ? -1 : PyDict_SetItemString(dict, END_CAPSULE, capsule);
+    Py_XDECREF(capsule);
+    return result;
+}
+
+static PyTypeObject *add_named_tuple(PyObject *module, const char *name, const char *fields)
+{
+    PyObject *type = NULL, *namedtuple = NULL;
+    PyObject *collections = PyImport_ImportModule("collections");
+    PyObject *arguments = Py_BuildValue("(ss)", name, fields);
+    PyObject *options = Py_BuildValue("{ss}", "module", "splunk_profiler._context");
+    if (collections != NULL && arguments != NULL && options != NULL) {
+        namedtuple = PyObject_GetAttrString(collections, "namedtuple");
+    }
+    if (namedtuple != NULL) {
+        type = PyObject_Call(namedtuple, arguments, options);
+    }
+    if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
+        Py_CLEAR(type);
+    }
+    Py_XDECREF(namedtuple);
+    Py_XDECREF(options);
+    Py_XDECREF(arguments);
+    Py_XDECREF(collections);
+    return (PyTypeObject *)type;
+}
+
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type != NULL && PyModule_AddType(module, type) != 0) {
+        Py_CLEAR(type);
+    }
+    return type;
+}
+
+static int module_exec(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "contexts are published of the main interpreter only");
+        return -1;
+    }
+    if (note_end_of_interpreter() != 0) {
+        return -1;
+    }
+    state->identity = add_type(module, &identity_spec);
+    if (state->identity == NULL) {
+        return -1;
+    }
+    state->user_labels = add_type(module, &user_labels_spec);
+    if (state->user_labels == NULL) {
+        return -1;
+    }
+    state->library = add_named_tuple(module, "Library", "path tls");
+    if (state->library == NULL) {
+        return -1;
+    }
+    state->counters = add_named_tuple(module, "Counters", "published unchanged repaired threads failed");
+    return state->counters == NULL ? -1 : 0;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_VISIT(state->identity);
+    Py_VISIT(state->user_labels);
+    Py_VISIT(state->library);
+    Py_VISIT(state->counters);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->identity);
+    Py_CLEAR(state->user_labels);
+    Py_CLEAR(state->library);
+    Py_CLEAR(state->counters);
+    return 0;
+}
+
+static void module_free(void *module)
+{
+    (void)module_clear(module);
+}
+
+#define KEYWORDS (METH_VARARGS | METH_KEYWORDS)
+
+static PyMethodDef module_methods[] = {
+    {"install", (PyCFunction)(void (*)(void))install, KEYWORDS,
+     "install($module, variable, span_key, labels, attribute, identify)\n--\n\nPublish contexts at every switch."},
+    {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing; threads show nothing."},
+    {"attach", switches_attach, METH_O, "attach($module, context, /)\n--\n\nSet the variable, then publish."},
+    {"detach", switches_detach, METH_O, "detach($module, token, /)\n--\n\nReset the variable, then publish."},
+    {"trace_greenlets", trace_greenlets, METH_NOARGS,
+     "trace_greenlets($module)\n--\n\nTrace the calling thread's greenlet switches."},
+    {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
+    {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,
+     "inherit($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
+    {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for modules loaded since."},
+    {"load_labels", (PyCFunction)(void (*)(void))load_labels, KEYWORDS,
+     "load_labels($module, path)\n--\n\nPublish through libcustomlabels.so."},
+    {"load_elastic", (PyCFunction)(void (*)(void))load_elastic, KEYWORDS,
+     "load_elastic($module, path, storage)\n--\n\nPublish through elastic-jvmti-linux-<arch>.so."},
+    {"replace_storage", libraries_replace_storage, METH_O,
+     "replace_storage($module, storage, /)\n--\n\nReplace the process storage in one store."},
+    {"withdraw_storage", libraries_withdraw_storage, METH_NOARGS,
+     "withdraw_storage($module)\n--\n\nThe process storage is gone for readers."},
+    {"audit", audit, METH_NOARGS, "audit($module)\n--\n\nCompare what all threads show with the truth."},
+    {"counters", counters, METH_NOARGS, "counters($module)\n--\n\nWhat was done since the module was loaded."},
+    {"reset_after_fork", reset_after_fork, METH_NOARGS,
+     "reset_after_fork($module)\n--\n\nForget the threads that did not come along."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "splunk_profiler._context",
+    .m_doc = "Publishes each thread's trace context where host profilers read it.",
+    .m_size = sizeof(module_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__context(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

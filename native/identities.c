@@ -1,0 +1,262 @@
+/* The types Identity and UserLabels: what is published of a span and of a user's labels, encoded once. */
+#include "context_compat.h"
+#include "publisher.h"
+
+#include <structmember.h>
+#include <string.h>
+
+/* ---- Identity ---- */
+
+static void to_hex(char *text, const uint8_t *bytes, size_t size)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < size; i++) {
+        text[2 * i] = digits[bytes[i] >> 4];
+        text[2 * i + 1] = digits[bytes[i] & 15];
+    }
+}
+
+Identity *identity_new(PyTypeObject *type, const span_bytes *ids)
+{
+    Identity *made = (Identity *)type->tp_alloc(type, 0);
+    if (made != NULL) {
+        made->bytes = *ids;
+        made->bytes.serial = publisher_next_serial();
+        to_hex(made->bytes.trace_hex, ids->trace_id, TRACE_ID_BYTES);
+        to_hex(made->bytes.span_hex, ids->span_id, SPAN_ID_BYTES);
+        to_hex(made->bytes.local_root_hex, ids->local_root_id, SPAN_ID_BYTES);
+    }
+    return made;
+}
+
+/* Readers drop a sample in which one of the ids is zero. */
+static int id_to_bytes(const char *name, PyObject *number, uint8_t *bytes, size_t size)
+{
+    static const uint8_t zero[TRACE_ID_BYTES];
+    if (compat_int_to_bytes(number, bytes, (Py_ssize_t)size) != 0) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_ValueError, "%s must be from 1 to 2**%zu - 1", name, 8 * size);
+        }
+        return -1;
+    }
+    if (memcmp(bytes, zero, size) == 0) {
+        PyErr_Format(PyExc_ValueError, "%s must not be zero", name);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *identity_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"trace_id", "span_id", "local_root_id", "trace_flags", NULL};
+    PyObject *trace_id, *span_id, *local_root_id;
+    int flags;
+    span_bytes ids;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOi:Identity", names, &trace_id, &span_id, &local_root_id,
+                                     &flags)) {
+        return NULL;
+    }
+    if (id_to_bytes("trace_id", trace_id, ids.trace_id, TRACE_ID_BYTES) != 0
+        || id_to_bytes("span_id", span_id, ids.span_id, SPAN_ID_BYTES) != 0
+        || id_to_bytes("local_root_id", local_root_id, ids.local_root_id, SPAN_ID_BYTES) != 0) {
+        return NULL;
+    }
+    if (flags < 0 || flags > 255) {
+        return PyErr_Format(PyExc_ValueError, "trace_flags must be from 0 to 255, not %d", flags);
+    }
+    ids.trace_flags = (uint8_t)flags;
+    return (PyObject *)identity_new(type, &ids);
+}
+
+static void plain_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *identity_trace_id(Identity *self, void *Py_UNUSED(closure))
+{
+    return compat_int_from_bytes(self->bytes.trace_id, TRACE_ID_BYTES);
+}
+
+static PyObject *identity_span_id(Identity *self, void *Py_UNUSED(closure))
+{
+    return compat_int_from_bytes(self->bytes.span_id, SPAN_ID_BYTES);
+}
+
+static PyObject *identity_local_root_id(Identity *self, void *Py_UNUSED(closure))
+{
+    return compat_int_from_bytes(self->bytes.local_root_id, SPAN_ID_BYTES);
+}
+
+static PyGetSetDef identity_properties[] = {
+    {"trace_id", (getter)identity_trace_id, NULL, NULL, NULL},
+    {"span_id", (getter)identity_span_id, NULL, NULL, NULL},
+    {"local_root_id", (getter)identity_local_root_id, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef identity_members[] = {
+    {"trace_flags", T_UBYTE, offsetof(Identity, bytes.trace_flags), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot identity_slots[] = {
+    {Py_tp_doc, "What is published of one span."},
+    {Py_tp_new, identity_make},
+    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_getset, identity_properties},
+    {Py_tp_members, identity_members},
+    {0, NULL},
+};
+
+PyType_Spec identity_spec = {
+    .name = "splunk_profiler._context.Identity",
+    .basicsize = sizeof(Identity),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = identity_slots,
+};
+
+/* ---- UserLabels ---- */
+
+static bool is_reserved(const label_bytes *label)
+{
+    static const char *const ours[] = {"trace_id", "span_id", "local_root_span_id"};
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
+        if (strlen(ours[i]) == label->key_length && memcmp(ours[i], label->key, label->key_length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int text_to_bytes(const char *what, const char *text, Py_ssize_t length, char *bytes, Py_ssize_t most)
+{
+    if (length > most) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd bytes, readers take %zd", what, length, most);
+        return -1;
+    }
+    if (memchr(text, 0, (size_t)length) != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s has a NUL byte, where readers cut it", what);
+        return -1;
+    }
+    PyObject *decoded = PyUnicode_DecodeUTF8(text, length, "strict"); /* readers drop what is none */
+    if (decoded == NULL) {
+        return -1;
+    }
+    Py_DECREF(decoded);
+    memcpy(bytes, text, (size_t)length);
+    return 0;
+}
+
+static int pair_to_label(PyObject *pair, label_bytes *label)
+{
+    const char *key, *value;
+    Py_ssize_t key_length, value_length;
+    if (!PyTuple_Check(pair)) {
+        PyErr_Format(PyExc_TypeError, "a label must be a tuple (key, value), not %.100s", Py_TYPE(pair)->tp_name);
+        return -1;
+    }
+    if (!PyArg_ParseTuple(pair, "y#y#:UserLabels", &key, &key_length, &value, &value_length)) {
+        return -1;
+    }
+    if (key_length == 0) {
+        PyErr_SetString(PyExc_ValueError, "the key of a label must not be empty");
+        return -1;
+    }
+    if (text_to_bytes("the key of a label", key, key_length, label->key, LABEL_KEY_BYTES) != 0
+        || text_to_bytes("the value of a label", value, value_length, label->value, LABEL_VALUE_BYTES) != 0) {
+        return -1;
+    }
+    label->key_length = (uint8_t)key_length;
+    label->value_length = (uint8_t)value_length;
+    if (is_reserved(label)) {
+        PyErr_Format(PyExc_ValueError, "the label %.25s is the profiler's own", label->key);
+        return -1;
+    }
+    return 0;
+}
+
+/* Which of two equal keys counts is where the specification and its readers differ. */
+static int refuse_twins(const label_bytes *labels, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 1; i < count; i++) {
+        for (Py_ssize_t j = 0; j < i; j++) {
+            if (labels[i].key_length == labels[j].key_length
+                && memcmp(labels[i].key, labels[j].key, labels[i].key_length) == 0) {
+                PyErr_Format(PyExc_ValueError, "the label %.25s is there twice", labels[i].key);
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+static PyObject *user_labels_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pairs", NULL};
+    PyObject *pairs;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:UserLabels", names, &PyTuple_Type, &pairs)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(pairs);
+    if (count > MOST_USER_LABELS) {
+        return PyErr_Format(PyExc_ValueError, "at most %d labels, not %zd", MOST_USER_LABELS, count);
+    }
+    UserLabels *made = (UserLabels *)type->tp_alloc(type, count);
+    if (made == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (pair_to_label(PyTuple_GET_ITEM(pairs, i), &made->labels[i]) != 0) {
+            goto error;
+        }
+    }
+    if (refuse_twins(made->labels, count) != 0) {
+        goto error;
+    }
+    made->bytes = (labels_bytes){publisher_next_serial(), made->labels, (size_t)count};
+    publisher_labels_exist();
+    return (PyObject *)made;
+error:
+    Py_DECREF(made);
+    return NULL;
+}
+
+static PyObject *user_labels_pairs(UserLabels *self, void *Py_UNUSED(closure))
+{
+    PyObject *pairs = PyTuple_New(Py_SIZE(self));
+    for (Py_ssize_t i = 0; pairs != NULL && i < Py_SIZE(self); i++) {
+        const label_bytes *label = &self->labels[i];
+        PyObject *pair = Py_BuildValue("(y#y#)", label->key, (Py_ssize_t)label->key_length, label->value,
+                                       (Py_ssize_t)label->value_length);
+        if (pair == NULL) {
+            Py_CLEAR(pairs);
+            break;
+        }
+        PyTuple_SET_ITEM(pairs, i, pair);
+    }
+    return pairs;
+}
+
+static PyGetSetDef user_labels_properties[] = {
+    {"pairs", (getter)user_labels_pairs, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot user_labels_slots[] = {
+    {Py_tp_doc, "What is published of one set of labels of the user."},
+    {Py_tp_new, user_labels_make},
+    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_getset, user_labels_properties},
+    {0, NULL},
+};
+
+PyType_Spec user_labels_spec = {
+    .name = "splunk_profiler._context.UserLabels",
+    .basicsize = offsetof(UserLabels, labels),
+    .itemsize = sizeof(label_bytes),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = user_labels_slots,
+};

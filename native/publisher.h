@@ -1,0 +1,87 @@
+/* What publishes contexts, shared by the C files of splunk_profiler._context. All of it expects the GIL to be held.
+ *
+ * publisher.c finds out what the calling thread's context is and has it shown; audit.c does so for all threads;
+ * identities.c has the two types of what is published; libraries.c loads what readers look for; thread_records.c owns the
+ * memory they read; switches.h is where changes of context are noticed.
+ */
+#ifndef SPLUNK_PROFILER_PUBLISHER_H
+#define SPLUNK_PROFILER_PUBLISHER_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "thread_records.h"
+
+/* What is published of one span. Immutable. */
+typedef struct {
+    PyObject_HEAD
+    span_bytes bytes;
+} Identity;
+
+/* What is published of one set of labels of the user. Immutable. */
+typedef struct {
+    PyObject_VAR_HEAD
+    labels_bytes bytes; /* its labels are those below */
+    label_bytes labels[];
+} UserLabels;
+
+/* identities.c */
+HIDDEN extern PyType_Spec identity_spec;
+HIDDEN extern PyType_Spec user_labels_spec;
+/* From span_bytes without serial and hex text. New reference. */
+HIDDEN Identity *identity_new(PyTypeObject *type, const span_bytes *ids);
+
+/* What is to be published. Owned; NULL: none. */
+typedef struct {
+    Identity *identity;
+    UserLabels *labels;
+} published_context;
+
+/* publisher.c: what Python gave to install, all borrowed from the publisher. */
+typedef struct {
+    PyObject *variable;            /* OpenTelemetry's ContextVar */
+    PyObject *span_key;            /* under which a Context has its span */
+    PyObject *labels;              /* the ContextVar of UserLabels */
+    PyObject *attribute;           /* under which a span has its Identity, or None for a span that has none */
+    PyObject *identify;            /* makes it */
+    PyTypeObject *identity_type;   /* exactly this type counts */
+    PyTypeObject *user_labels_type;
+} publisher_inputs;
+
+HIDDEN PyObject *publisher_install(const publisher_inputs *inputs); /* list of (hook name, problem) */
+HIDDEN void publisher_uninstall(void);
+HIDDEN const publisher_inputs *publisher_installed(void); /* NULL: not installed in this interpreter */
+HIDDEN void publisher_publish(void); /* the calling thread's context as it is now; never raises */
+HIDDEN PyObject *publisher_inherit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+HIDDEN uint64_t publisher_next_serial(void);
+HIDDEN void publisher_labels_exist(void); /* from now on contexts are asked for labels */
+HIDDEN bool publisher_may_have_labels(void);
+
+typedef enum { UNKNOWN = -1, MISSING, FOUND } lookup;
+
+/* The span in a value of OpenTelemetry's variable, borrowed; NULL: none. Leaves no exception. */
+HIDDEN PyObject *publisher_span_in(const publisher_inputs *inputs, PyObject *context);
+/* The identity cached on a span, new reference, NULL if it is known to have none. UNKNOWN: something else is there, or an
+ * exception is pending. */
+HIDDEN lookup publisher_cached_identity(const publisher_inputs *inputs, PyObject *span, Identity **identity);
+
+typedef struct {
+    unsigned long long published, unchanged, repaired, failed;
+} publisher_counts;
+HIDDEN publisher_counts *publisher_counters(void);
+/* The pending exception was raised where none may leave. Those that are not errors are raised again later. */
+HIDDEN void publisher_swallow(void);
+
+/* audit.c */
+HIDDEN PyObject *audit(PyObject *module, PyObject *unused);
+
+/* libraries.c: methods of the module. The type of what they return is in the module's state. */
+HIDDEN PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path);
+HIDDEN PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject *storage);
+HIDDEN PyObject *libraries_replace_storage(PyObject *module, PyObject *storage);
+HIDDEN PyObject *libraries_withdraw_storage(PyObject *module, PyObject *unused);
+
+#endif

@@ -1,0 +1,222 @@
+/* Calls of PyContext_Enter and PyContext_Exit by C code before 3.14: uvloop, eager tasks, extensions made with Cython.
+ *
+ * A module calls them through a slot that the dynamic linker filled in. Those slots are pointed at our functions here, in
+ * every module but our own, and back again on removal. Nothing is remembered but the two directions: on removal the slots
+ * are looked for anew, so a module that was unloaded meanwhile is never written to.
+ *
+ * A module that another thread is loading is listed before it is relocated. It is recognised (a slot that is not filled
+ * in, or one that should be write-protected by now and is not) and left for the next time: the linker still writes there.
+ */
+#include "switch_hooks.h"
+
+#include "loaded_modules.h"
+#include "switch_compat.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+enum { JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT };
+#elif defined(__aarch64__)
+enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
+#else
+#error "call sites are known on x86-64 and aarch64"
+#endif
+
+static int enter_noticed(PyObject *context)
+{
+    int result = PyContext_Enter(context);
+    if (result == 0) {
+        switch_noticed();
+    }
+    return result;
+}
+
+static int exit_noticed(PyObject *context)
+{
+    int result = PyContext_Exit(context);
+    if (result == 0) {
+        switch_noticed();
+    }
+    return result;
+}
+
+typedef struct {
+    const char *name;
+    size_t size; /* of the name, with its end */
+    uintptr_t cpython, ours;
+} call;
+
+#define CALL(function, replacement) {#function, sizeof(#function), (uintptr_t)(function), (uintptr_t)(replacement)}
+
+/* One pass over all loaded modules. */
+typedef struct {
+    call calls[2];
+    bool redirect;                /* or back */
+    bool found_in_cpython;        /* a slot in the module that defines the functions */
+    bool unsettled;               /* some module was being loaded */
+    int changed, failed;          /* slots */
+    unsigned long long unchanged; /* the count of loads at which there is nothing to do */
+    unsigned long long loads;
+} pass;
+
+/* How often a module that seems to be half loaded is looked at again: the linker needs milliseconds, but a tool that left
+ * write-protected pages writable leaves them so. */
+enum { PATIENCE = 100 };
+
+static struct {
+    bool installed;
+    unsigned long long loads; /* at the last pass */
+    int unsettled;            /* passes since the last load; 0: everything is done */
+} state;
+
+static void store(pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
+{
+    uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *page = (void *)((uintptr_t)slot & ~(page_size - 1));
+    int protection = PROT_READ | PROT_WRITE;
+    if (loaded_module_protects(info, (uintptr_t)slot, page_size)) {
+        protection = mapped_protection((uintptr_t)slot);
+        if (protection >= 0 && (protection & PROT_WRITE) && p->redirect) {
+            p->unsettled = true;
+            return;
+        }
+    }
+    bool is_writable = protection >= 0 && (protection & PROT_WRITE);
+    if (protection < 0 || (!is_writable && mprotect(page, page_size, protection | PROT_WRITE) != 0)) {
+        p->failed++;
+        return;
+    }
+    __atomic_store_n(slot, value, __ATOMIC_RELEASE);
+    if (!is_writable) {
+        (void)mprotect(page, page_size, protection);
+    }
+    p->changed++;
+}
+
+static void visit_slot(pass *p, const loaded_module *m, const elf_relocation *relocation, const call *c)
+{
+    uintptr_t *slot = (uintptr_t *)(m->info->dlpi_addr + relocation->r_offset);
+    if ((uintptr_t)slot % sizeof(*slot) != 0 || loaded_module_room(m->info, (uintptr_t)slot, PF_W) < sizeof(*slot)) {
+        return;
+    }
+    uintptr_t value = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+    p->found_in_cpython |= loaded_module_room(m->info, c->cpython, PF_X) != 0;
+    if (!p->redirect) {
+        if (value == c->ours) {
+            store(p, m->info, slot, c->cpython);
+        }
+        return;
+    }
+    bool bound_lazily = ELF64_R_TYPE(relocation->r_info) == JUMP_SLOT && loaded_module_room(m->info, value, PF_X) != 0;
+    if (value == c->cpython || bound_lazily) {
+        store(p, m->info, slot, c->ours);
+    }
+    else if (value == 0 || loaded_module_room(m->info, m->info->dlpi_addr + value, PF_X) != 0) {
+        p->unsettled = true; /* as it is in the file */
+    } /* else ours already, or another tool's, which is left to it */
+}
+
+static void visit_table(pass *p, const loaded_module *m, const elf_relocation *table, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t type = ELF64_R_TYPE(table[i].r_info), number = ELF64_R_SYM(table[i].r_info);
+        if ((type != JUMP_SLOT && type != GLOB_DAT) || number == 0 || number >= m->symbols_room) {
+            continue;
+        }
+        size_t name = m->symbols[number].st_name;
+        for (size_t k = 0; k < 2; k++) {
+            const call *c = &p->calls[k];
+            if (name < m->strings_size && m->strings_size - name >= c->size
+                && memcmp(m->strings + name, c->name, c->size) == 0) {
+                visit_slot(p, m, &table[i], c);
+            }
+        }
+    }
+}
+
+static int visit_module(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    pass *p = argument;
+    if (size >= offsetof(struct dl_phdr_info, dlpi_adds) + sizeof(info->dlpi_adds)) {
+        p->loads = info->dlpi_adds;
+        if (p->loads == p->unchanged) {
+            return 1;
+        }
+    }
+    loaded_module m;
+    if (loaded_module_room(info, p->calls[0].ours, PF_X) == 0 && loaded_module_read(&m, info)) {
+        visit_table(p, &m, m.tables[0], m.counts[0]);
+        visit_table(p, &m, m.tables[1], m.counts[1]);
+    }
+    return 0;
+}
+
+static pass make_pass(bool redirect, unsigned long long unchanged)
+{
+    pass p = {
+        .calls = {CALL(PyContext_Enter, enter_noticed), CALL(PyContext_Exit, exit_noticed)},
+        .redirect = redirect,
+        .unchanged = unchanged,
+    };
+    dl_iterate_phdr(visit_module, &p);
+    return p;
+}
+
+static pass redirect(unsigned long long unchanged)
+{
+    pass p = make_pass(true, unchanged);
+    if (p.loads != unchanged || unchanged == 0) {
+        bool again = p.unsettled && p.loads == state.loads;
+        state.unsettled = !p.unsettled ? 0 : again ? state.unsettled + 1 : 1;
+        state.loads = p.loads;
+    }
+    return p;
+}
+
+/* Eager tasks are entered by _asyncio; where that is part of the interpreter the linker has no slot for it. */
+static bool misses_eager_tasks(const pass *p)
+{
+    bool misses = false;
+    PyObject *builtin = PySys_GetObject("builtin_module_names"); /* borrowed */
+    if (COMPAT_HAS_EAGER_TASKS && !p->found_in_cpython && builtin != NULL) {
+        PyObject *name = PyUnicode_FromString("_asyncio");
+        misses = name != NULL && PySequence_Contains(builtin, name) == 1;
+        Py_XDECREF(name);
+    }
+    PyErr_Clear();
+    return misses;
+}
+
+const char *relocations_install(void)
+{
+    pass p = redirect(0);
+    state.installed = true;
+    if (p.failed > 0) {
+        return "the system does not let call sites be changed: tasks run by uvloop and eager tasks are published with "
+               "the span of whatever ran before them on their thread";
+    }
+    if (misses_eager_tasks(&p)) {
+        return "asyncio is built into this interpreter: eager tasks are published with the span of their creator until "
+               "they first wait";
+    }
+    return NULL;
+}
+
+int relocations_refresh(void)
+{
+    if (!state.installed) {
+        return 0;
+    }
+    bool look_again = state.unsettled > 0 && state.unsettled < PATIENCE;
+    return redirect(look_again ? 0 : state.loads).changed;
+}
+
+void relocations_remove(void)
+{
+    if (state.installed) {
+        state.installed = false;
+        (void)make_pass(false, 0);
+    }
+}

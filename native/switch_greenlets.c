@@ -1,0 +1,141 @@
+/* Greenlets (gevent, eventlet, SQLAlchemy's asyncio): each has a context of its own, which greenlet exchanges without a word
+ * to CPython. Its trace function tells; there is one for each thread, which that thread has to set.
+ *
+ * Ours calls the one that was set before. It cannot be taken off other threads, so it stays there after removal and then
+ * does nothing but that.
+ */
+#include "switch_hooks.h"
+
+#include "switch_compat.h"
+
+static struct {
+    PyObject *settrace, *gettrace; /* owned; NULL: greenlet is not loaded, or no hooks are installed */
+    unsigned installation;         /* counts; a thread is traced if it has this number */
+} greenlets;
+
+static _Thread_local unsigned traced;
+
+/* The trace function. `previous` is the one it was put above, or None. */
+static PyObject *trace(PyObject *previous, PyObject *const *args, Py_ssize_t count)
+{
+    switch_noticed();
+    if (previous == Py_None) {
+        Py_RETURN_NONE;
+    }
+    PyObject *result = PyObject_Vectorcall(previous, args, (size_t)count, NULL);
+    if (result == NULL) {
+        traced = 0; /* greenlet takes off a trace function that raises: ours goes with the other and comes back alone */
+    }
+    return result;
+}
+
+static PyMethodDef trace_method = {
+    "trace_context",
+    (PyCFunction)(void (*)(void))trace,
+    METH_FASTCALL,
+    "Notices a greenlet's context, then calls the trace function that was set before.",
+};
+
+static bool is_ours(PyObject *function)
+{
+    return PyCFunction_CheckExact(function) && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
+}
+
+const char *switch_greenlets_install(void)
+{
+    greenlets.installation++;
+    return NULL; /* nothing can fail yet: greenlet is found by the refresh that follows, or much later */
+}
+
+bool switch_greenlets_refresh(PyObject *modules)
+{
+    if (greenlets.settrace != NULL) {
+        return true;
+    }
+    PyObject *module = PyDict_GetItemString(modules, "greenlet"); /* borrowed */
+    if (module == NULL || module == Py_None) {
+        return true;
+    }
+    Py_INCREF(module);
+    PyObject *settrace = PyObject_GetAttrString(module, "settrace");
+    PyObject *gettrace = settrace == NULL ? NULL : PyObject_GetAttrString(module, "gettrace");
+    Py_DECREF(module);
+    if (gettrace == NULL) { /* not there yet */
+        PyErr_Clear();
+        Py_XDECREF(settrace);
+        return false;
+    }
+    Py_XSETREF(greenlets.settrace, settrace);
+    Py_XSETREF(greenlets.gettrace, gettrace);
+    return true;
+}
+
+int switches_trace_greenlets(void)
+{
+    if (!switch_is_wanted() || greenlets.settrace == NULL) {
+        return 0;
+    }
+    /* These allocate, so the collector can run and let another thread install or remove in the middle. */
+    unsigned installation = greenlets.installation;
+    PyObject *settrace = Py_NewRef(greenlets.settrace);
+    PyObject *gettrace = Py_NewRef(greenlets.gettrace);
+    PyObject *current = NULL, *ours = NULL, *before = NULL;
+    int result = -1;
+    current = PyObject_CallNoArgs(gettrace);
+    if (current == NULL) {
+        goto error;
+    }
+    if (!is_ours(current)) {
+        ours = PyCFunction_New(&trace_method, current);
+        before = ours == NULL ? NULL : PyObject_CallOneArg(settrace, ours);
+        if (before == NULL) {
+            goto error;
+        }
+    }
+    traced = installation;
+    result = 1;
+error:
+    Py_XDECREF(before);
+    Py_XDECREF(ours);
+    Py_XDECREF(current);
+    Py_DECREF(gettrace);
+    Py_DECREF(settrace);
+    return result;
+}
+
+void switches_thread_seen(void)
+{
+    if (greenlets.settrace == NULL || traced == greenlets.installation || !switch_is_wanted()) {
+        return;
+    }
+    compat_error pending = compat_save_error();
+    if (switches_trace_greenlets() < 0) {
+        PyErr_Clear(); /* no memory; the next switch tries again */
+    }
+    compat_restore_error(pending);
+}
+
+static void take_off(PyObject *settrace, PyObject *gettrace)
+{
+    PyObject *current = PyObject_CallNoArgs(gettrace);
+    if (current != NULL && is_ours(current)) {
+        PyObject *ours = PyObject_CallOneArg(settrace, PyCFunction_GET_SELF(current));
+        Py_XDECREF(ours);
+    }
+    Py_XDECREF(current);
+    PyErr_Clear();
+}
+
+void switch_greenlets_remove(void)
+{
+    PyObject *settrace = greenlets.settrace, *gettrace = greenlets.gettrace;
+    greenlets.settrace = greenlets.gettrace = NULL;
+    if (settrace != NULL) {
+        traced = 0;
+        if (!compat_ends()) {
+            take_off(settrace, gettrace);
+        }
+        Py_DECREF(settrace);
+        Py_DECREF(gettrace);
+    }
+}

@@ -1,0 +1,44 @@
+/* What the hooks share: each is one file, and reports what it saw to switch_noticed.
+ *
+ * Everything here expects the GIL of the installing interpreter to be held, apart from what is marked *any*: those may be
+ * reached from an interpreter with a GIL of its own, since Context.run and the call sites of C code belong to the process.
+ */
+#ifndef SPLUNK_PROFILER_SWITCH_HOOKS_H
+#define SPLUNK_PROFILER_SWITCH_HOOKS_H
+
+#include "switches.h"
+
+#include <stdbool.h>
+
+#pragma GCC visibility push(hidden)
+
+/* switches.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
+bool switch_is_wanted(void);
+
+/* switches.c. The calling thread's context has just changed. *any*; keeps a pending exception. */
+void switch_noticed(void);
+
+/* Each hook: install returns NULL or, as a static string, what it costs the user that it could not be done. Installing
+ * what is installed and removing what is not does nothing. None of them leaves an exception. */
+
+/* switch_run.c: Context.run, before 3.14. */
+const char *switch_run_install(void);
+void switch_run_remove(void);
+
+/* relocations.c: PyContext_Enter and PyContext_Exit called by other C code, before 3.14. */
+const char *relocations_install(void);
+int relocations_refresh(void); /* how many call sites were redirected; cheap if no module was loaded since */
+void relocations_remove(void);
+
+/* switch_watcher.c: all of the above, since 3.14. */
+const char *switch_watcher_install(void);
+void switch_watcher_remove(void);
+
+/* switch_greenlets.c: greenlets, once greenlet is loaded. */
+const char *switch_greenlets_install(void);
+bool switch_greenlets_refresh(PyObject *modules); /* sys.modules; false: greenlet is being imported just now */
+void switch_greenlets_remove(void);
+
+#pragma GCC visibility pop
+
+#endif

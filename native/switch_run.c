@@ -1,0 +1,70 @@
+/* Context.run before 3.14: what asyncio's handles, executors and anyio switch contexts with.
+ *
+ * The method's entry in CPython's own table is exchanged. Every bound method, method descriptor and specialised
+ * instruction goes through that entry at each call, so those made before are caught too. The entry belongs to the process:
+ * interpreters that installed nothing are passed through to the original.
+ */
+#include "switch_hooks.h"
+
+#include "switch_compat.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+
+static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
+static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
+
+static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1 || !switch_is_wanted()) {
+        return atomic_load_explicit(&original, memory_order_relaxed)(context, args, count, names);
+    }
+    if (PyContext_Enter(context) != 0) {
+        return NULL;
+    }
+    switch_noticed();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
+    if (PyContext_Exit(context) != 0) {
+        Py_CLEAR(result);
+        return NULL;
+    }
+    switch_noticed();
+    return result;
+}
+
+static PyCFunction as_entry(run_function function)
+{
+    return (PyCFunction)(void (*)(void))function;
+}
+
+const char *switch_run_install(void)
+{
+    PyMethodDef *found = PyContext_Type.tp_methods;
+    while (found != NULL && found->ml_name != NULL && strcmp(found->ml_name, "run") != 0) {
+        found++;
+    }
+    if (found == NULL || found->ml_name == NULL || found->ml_flags != (METH_FASTCALL | METH_KEYWORDS)) {
+        return "this build of CPython has another Context.run: tasks of asyncio and work handed to executors are "
+               "published with the span of whatever ran before them on their thread";
+    }
+    if (method != NULL) {
+        /* Restored by remove, ours still, or somebody else's who calls ours: setting it again would make a circle. */
+        if (found->ml_meth == as_entry(original)) {
+            __atomic_store_n(&found->ml_meth, as_entry(run_noticed), __ATOMIC_RELEASE);
+        }
+        return NULL;
+    }
+    atomic_store(&original, (run_function)(void (*)(void))found->ml_meth);
+    __atomic_store_n(&found->ml_meth, as_entry(run_noticed), __ATOMIC_RELEASE);
+    method = found;
+    return NULL;
+}
+
+void switch_run_remove(void)
+{
+    if (method != NULL && method->ml_meth == as_entry(run_noticed)) {
+        __atomic_store_n(&method->ml_meth, as_entry(original), __ATOMIC_RELEASE);
+    }
+}

@@ -1,0 +1,38 @@
+/* CPython 3.14 and newer report every switch of a context to a watcher, whoever made it. Before, this does nothing. */
+#include "switch_hooks.h"
+
+#include "switch_compat.h"
+
+static int watcher = -1;
+
+/* May be entered with an exception set, and leaves it as it is. */
+static int watched(compat_event event, PyObject *Py_UNUSED(context))
+{
+    if (event == COMPAT_SWITCHED) {
+        switch_noticed();
+    }
+    return 0;
+}
+
+const char *switch_watcher_install(void)
+{
+    if (watcher < 0) {
+        watcher = compat_watch(watched);
+        if (watcher < 0) {
+            PyErr_Clear();
+            return "other tools have taken every context watcher: tasks of asyncio and uvloop and work handed to "
+                   "executors are published with the span of whatever ran before them on their thread";
+        }
+    }
+    return NULL;
+}
+
+void switch_watcher_remove(void)
+{
+    if (watcher >= 0) {
+        if (compat_unwatch(watcher) != 0) {
+            PyErr_Clear();
+        }
+        watcher = -1;
+    }
+}

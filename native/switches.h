@@ -1,0 +1,49 @@
+/* Notices that a thread's current context has changed: the hooks inside CPython and greenlet, and the joint to whoever
+ * wants to know.
+ *
+ * Everything here expects the GIL to be held unless it says otherwise, and belongs to the interpreter that installed it.
+ * The callback is the only thing known about the other side.
+ */
+#ifndef SPLUNK_PROFILER_SWITCHES_H
+#define SPLUNK_PROFILER_SWITCHES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#pragma GCC visibility push(hidden)
+
+/* Called with the GIL held on the thread whose context just changed. Keeps a pending exception; never raises. */
+typedef void (*switch_callback)(void);
+
+/* Install every hook this interpreter can have. Idempotent. `variable` is the ContextVar that switches_attach sets; it is
+ * kept until the next install, also after switches_remove. Returns a new list of (hook name, problem) str pairs for hooks
+ * that could not be installed, NULL with an exception on failure (nothing left installed). */
+PyObject *switches_install(PyObject *variable, switch_callback changed);
+
+/* Look for newly loaded modules: call sites of PyContext_Enter to redirect, greenlet. Cheap if nothing was loaded. The
+ * hooks do so themselves whenever they see that modules were imported. Keeps a pending exception; never raises. Returns
+ * how many call sites were redirected. */
+int switches_refresh(void);
+
+/* Take every hook out again. A hook that is running, or that somebody else holds, passes through from now on. */
+void switches_remove(void);
+
+/* The interpreter ends: take the hooks out and give up what was kept for calls that might still come. */
+void switches_forget(void);
+
+/* The calling thread takes part: traces its greenlet switches if greenlet is loaded and they are not traced yet. Cheap.
+ * Keeps a pending exception; never raises. The hooks call it themselves at every switch. */
+void switches_thread_seen(void);
+
+/* The same at once, for a caller who wants to know: 1 traced, 0 greenlet is not loaded or no hooks are installed, -1 and
+ * an exception. */
+int switches_trace_greenlets(void);
+
+/* METH_O replacements for attach and detach of OpenTelemetry's runtime context: ContextVar.set and ContextVar.reset, each
+ * followed by the callback. Without hooks installed they set and reset alone. */
+PyObject *switches_attach(PyObject *self, PyObject *context); /* returns the Token, new */
+PyObject *switches_detach(PyObject *self, PyObject *token);   /* returns None */
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,219 @@
+"""A greenlet's context is noticed when greenlet exchanges it, whoever else traces greenlets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+pytest.importorskip("greenlet", reason="greenlet is not installed")
+
+import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from context_factory import attach, hooks, is_right, noticed
+
+from splunk_profiler import _context as native
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_traced() -> Iterator[None]:
+    assert greenlet.gettrace() is None
+    yield
+    assert greenlet.gettrace() is None, "a trace function was left behind"
+
+
+@pytest.fixture
+def published() -> Iterator[None]:
+    with hooks():
+        token = attach()
+        yield
+        native.detach(token)
+
+
+def child(body: Callable[[], object]) -> Any:
+    return greenlet.greenlet(body)
+
+
+def _switches(times: int) -> list[bool]:
+    """Whether the right span was published after each switch between this greenlet and another that holds one too."""
+    parent, right = greenlet.getcurrent(), []
+
+    def body() -> None:
+        right.append(is_right())
+        attach()
+        for _ in range(times):
+            parent.switch()
+            right.append(is_right())
+
+    other = child(body)
+    for _ in range(times + 1):
+        other.switch()
+        right.append(is_right())
+    assert other.dead
+    return right
+
+
+@pytest.mark.usefixtures("published")
+def test_each_greenlet_is_published_with_its_own_span() -> None:
+    assert _switches(5) == [True] * 12
+
+
+@pytest.mark.usefixtures("published")
+def test_an_exception_thrown_into_a_greenlet_is_a_switch() -> None:
+    parent, right = greenlet.getcurrent(), []
+
+    def body() -> None:
+        attach()
+        try:
+            parent.switch()
+        except LookupError:
+            right.append(is_right())
+            raise
+
+    other = child(body)
+    other.switch()
+    assert is_right()
+    with pytest.raises(LookupError):
+        other.throw(LookupError)
+    assert right == [True]
+    assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_greenlets_of_every_thread_are_published() -> None:
+    right: list[bool] = []
+
+    def body() -> None:
+        attach()
+        right.extend(_switches(3))
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 8 * 4
+
+
+def test_a_trace_function_that_was_there_sees_the_same_and_is_there_again_afterwards() -> None:
+    events: list[tuple[str, Any]] = []
+
+    def trace(event: str, switch: Any) -> None:
+        events.append((event, switch))
+
+    def some_switches() -> list[tuple[str, Any]]:
+        events.clear()
+        other = child(lambda: None)
+        other.switch()
+        main = greenlet.getcurrent()
+        assert events == [("switch", (main, other)), ("switch", (other, main))]
+        return events
+
+    greenlet.settrace(trace)
+    try:
+        some_switches()
+        with hooks():
+            attach()
+            assert greenlet.gettrace() is not trace
+            assert native.trace_greenlets()
+            some_switches()
+            assert _switches(2) == [True] * 6
+        assert greenlet.gettrace() is trace
+        some_switches()
+    finally:
+        greenlet.settrace(None)
+
+
+def test_a_trace_function_set_later_stays() -> None:
+    events: list[str] = []
+    with hooks():
+        attach()
+        ours = greenlet.gettrace()
+
+        def later(event: str, switch: Any) -> None:
+            events.append(event)
+            ours(event, switch)
+
+        greenlet.settrace(later)
+        last = greenlet.gettrace()
+        assert _switches(1) == [True] * 4
+    try:
+        assert greenlet.gettrace() is last
+        child(lambda: None).switch()
+        assert len(events) == 6
+    finally:
+        greenlet.settrace(None)
+
+
+def test_a_trace_function_that_raises_is_taken_off_and_the_hook_is_not() -> None:
+    def trace(_event: str, _switch: Any) -> None:
+        raise ArithmeticError
+
+    greenlet.settrace(trace)
+    with hooks():
+        attach()
+        with pytest.raises(ArithmeticError):
+            child(lambda: None).switch()
+        assert greenlet.gettrace() is None, "as it is without the hooks"
+        attach()
+        assert _switches(2) == [True] * 6
+    assert greenlet.gettrace() is None
+
+
+def test_in_other_threads_nothing_is_noticed_any_more_and_what_was_there_is_still_called() -> None:
+    events: list[str] = []
+    traced, over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def body() -> None:
+        greenlet.settrace(lambda event, _switch: events.append(event))
+        attach()
+        traced.set()
+        over.wait()
+        child(lambda: None).switch()
+        ended.set()
+
+    thread = threading.Thread(target=body)
+    with hooks():
+        attach()
+        thread.start()
+        traced.wait()
+    before = noticed()
+    over.set()
+    thread.join()
+    assert ended.is_set()
+    assert (events, noticed()) == (["switch", "switch"], before)
+
+
+def test_hooks_that_come_again_find_the_trace_function_they_left() -> None:
+    def depth() -> int:
+        found, function = 0, greenlet.gettrace()
+        while function is not None:
+            found, function = found + 1, function.__self__
+        return found
+
+    depths: list[int] = []
+
+    def body() -> None:
+        for _ in range(3):
+            go.wait()
+            attach()
+            depths.append(depth())
+            assert _switches(2) == [True] * 6
+            done.wait()
+
+    go, done = threading.Barrier(2), threading.Barrier(2)
+    thread = threading.Thread(target=body)
+    thread.start()
+    for _ in range(3):
+        with hooks():
+            attach()
+            go.wait()
+            done.wait()
+    thread.join()
+    assert depths == [1, 1, 1]
+
+
+def test_without_hooks_greenlets_are_not_traced() -> None:
+    assert not native.trace_greenlets()

@@ -1,0 +1,372 @@
+"""Each way in which a thread's context changes is noticed at once, and behaves as it does without the hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
+from context_factory import Span, attach, current, entered, hooks, install, is_right, noticed
+
+from splunk_profiler import _context as native
+
+Loop = Callable[[], asyncio.AbstractEventLoop]
+
+
+@pytest.fixture
+def published() -> Iterator[None]:
+    """The hooks are in, and a span is current."""
+    with hooks() as problems:
+        assert problems == []
+        token = attach()
+        yield
+        native.detach(token)
+
+
+@pytest.mark.usefixtures("published")
+def test_the_audit_tells_what_was_changed_behind_the_hooks_back() -> None:
+    known = Span()
+    native.detach(attach(known))
+    token = current.set(entered(known))
+    assert not is_right()
+    assert is_right()
+    current.reset(token)
+    assert not is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_attach_and_detach_publish_what_they_set() -> None:
+    outer, context = current.get(), entered()
+    token = native.attach(context)
+    assert (token.var, token.old_value, current.get()) == (current, outer, context)
+    assert is_right()
+    native.detach(token)
+    assert current.get() is outer
+    assert is_right()
+
+
+def noticed_in(body: Callable[[], object]) -> int:
+    """How many switches were noticed while it ran."""
+    before = noticed()
+    body()
+    return noticed() - before
+
+
+def _used() -> contextvars.Token[Any]:
+    token = current.set(entered())
+    current.reset(token)
+    return token
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: None,
+        lambda: 7,
+        lambda: contextvars.ContextVar[int]("other").set(1),
+        _used,
+        lambda: copy_context().run(current.set, entered()),
+    ],
+    ids=["None", "no token", "of another variable", "used", "of another context"],
+)
+def test_detach_refuses_what_reset_refuses_and_in_its_words(wrong: Callable[[], Any]) -> None:
+    errors = []
+    for reset in (current.reset, native.detach):
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as raised:
+            reset(wrong())
+        errors.append((raised.type, str(raised.value).partition(" at 0x")[0]))
+    assert errors[0] == errors[1]
+    assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_a_context_that_is_run_is_published_and_so_is_the_one_that_comes_back() -> None:
+    inside = Context()
+
+    def body() -> None:
+        assert is_right()
+        attach()
+        assert is_right()
+        copy_context().run(lambda: is_right() or pytest.fail("nested"))
+        assert is_right()
+
+    for run in (inside.run, partial(Context.run, inside), partial(getattr(inside, "run"))):  # noqa: B009
+        assert noticed_in(lambda run=run: run(body)) >= 3  # type: ignore[misc]
+        assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_run_hands_over_arguments_results_and_exceptions() -> None:
+    def body(*args: int, **kwargs: int) -> tuple[tuple[int, ...], dict[str, int]]:
+        attach()
+        return args, kwargs
+
+    assert copy_context().run(body) == ((), {})
+    assert copy_context().run(body, 1, 2, three=3) == ((1, 2), {"three": 3})
+
+    def fails() -> None:
+        attach()
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError) as raised:
+        copy_context().run(fails)
+    assert [frame.name for frame in traceback.extract_tb(raised.tb)][1:] == ["fails"]
+    assert is_right()
+
+
+def errors_of_run() -> list[tuple[type[Exception], str]]:
+    inside = Context()
+    found: list[tuple[type[Exception], str]] = []
+    wrong: list[Callable[[], object]] = [
+        inside.run,  # type: ignore[list-item]
+        Context.run,  # type: ignore[list-item]
+        lambda: Context.run(3, print),  # type: ignore[arg-type]
+        lambda: inside.run(None),  # type: ignore[arg-type]
+        lambda: inside.run(callable=print),
+        lambda: inside.run(len, 1, 2),  # type: ignore[arg-type, call-arg]
+        lambda: inside.run(inside.run, print),
+    ]
+    for call in wrong:
+        with pytest.raises((TypeError, RuntimeError)) as raised:
+            call()
+        found.append((raised.type, str(raised.value).replace(hex(id(inside)), "it")))
+    return found
+
+
+def test_run_refuses_what_it_refuses_without_the_hooks_and_in_the_same_words() -> None:
+    without = errors_of_run()
+    with hooks():
+        attach()
+        assert errors_of_run() == without
+        assert is_right()
+    assert errors_of_run() == without
+
+
+@pytest.mark.usefixtures("published")
+def test_the_recursion_limit_is_met_as_without_the_hooks_and_leaves_the_right_span() -> None:
+    deepest = 0
+
+    def deeper(depth: int) -> None:
+        nonlocal deepest
+        deepest = depth
+        attach()
+        copy_context().run(deeper, depth + 1)
+
+    with pytest.raises(RecursionError):
+        deeper(0)
+    assert deepest > 50
+    assert is_right()
+
+
+def test_a_run_that_began_before_the_hooks_came_or_ends_after_they_went_is_left_alone() -> None:
+    run = Context().run
+
+    def comes() -> None:
+        install()
+        attach()
+        assert is_right()
+
+    run(comes)
+    assert sys.version_info < (3, 14) or is_right()
+
+    def goes() -> str:
+        attach()
+        assert is_right()
+        native.uninstall()
+        return "result"
+
+    assert Context().run(goes) == "result"
+    assert noticed_in(lambda: run(attach)) == 0
+
+
+def test_without_the_hooks_nothing_is_noticed() -> None:
+    with hooks():
+        native.detach(attach())
+    with ThreadPoolExecutor(1) as pool:
+        for submit in (lambda: pool.submit(attach).result(), lambda: copy_context().run(attach)):
+            assert noticed_in(submit) == 0
+    assert noticed_in(lambda: native.detach(attach())) == 0
+
+
+@pytest.mark.usefixtures("published")
+def test_work_in_other_threads_is_published_with_its_own_span() -> None:
+    def body() -> bool:
+        attach()
+        return is_right() and copy_context().run(is_right)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda _: copy_context().run(body), range(50)))
+        assert all(pool.map(lambda _: body(), range(50)))
+    assert is_right()
+
+
+def loops() -> list[Any]:
+    uvloop = pytest.param("uvloop", marks=pytest.mark.skipif(not find_spec("uvloop"), reason="uvloop is not installed"))
+    return ["asyncio", uvloop]
+
+
+@pytest.fixture(params=loops())
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that is imported before the hooks look for what is loaded, or anew, if it is the first test to do so."""
+    made: asyncio.AbstractEventLoop = import_module(request.param).new_event_loop()
+    yield made
+    made.run_until_complete(made.shutdown_default_executor())
+    made.close()
+
+
+async def _holds_a_span(turns: int) -> int:
+    wrong = int(not is_right())
+    attach()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        wrong += not is_right()
+    return wrong
+
+
+async def _has_none(turns: int) -> int:
+    wrong = 0
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        wrong += not is_right()
+    return wrong
+
+
+@pytest.mark.usefixtures("published")
+def test_every_task_is_published_with_its_own_span(loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> list[int]:
+        return await asyncio.gather(*(task(20) for task in (_holds_a_span, _has_none) for _ in range(10)))
+
+    before = native.counters().published
+    assert sum(loop.run_until_complete(main())) == 0
+    assert native.counters().published - before >= 20 * 10
+    assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_callbacks_timers_and_threads_of_a_loop_have_the_context_they_were_given(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    right: list[bool] = []
+
+    def timer(over: asyncio.Event) -> None:
+        right.append(is_right())
+        over.set()
+
+    async def main() -> None:
+        over = asyncio.Event()
+        attach()
+        asyncio.get_running_loop().call_soon(lambda: right.append(is_right()), context=Context())
+        asyncio.get_running_loop().call_later(0, timer, over, context=Context())
+        await over.wait()
+        right.append(is_right())
+        right.append(await asyncio.to_thread(is_right))
+
+    loop.run_until_complete(main())
+    assert right == [True] * 4
+    assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
+def test_a_task_that_starts_at_once_is_published_with_its_own_span(loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> int:
+        running, wrong = asyncio.get_running_loop(), 0
+        attach()
+        for context in (Context(), copy_context()):
+            coroutine: Coroutine[Any, Any, int] = _holds_a_span(3)
+            task = asyncio.Task(coroutine, loop=running, context=context, eager_start=True)  # type: ignore[call-arg]
+            wrong += not is_right()
+            wrong += await task
+        return wrong
+
+    assert loop.run_until_complete(main()) == 0
+    assert is_right()
+
+
+@pytest.mark.usefixtures("published")
+def test_a_generator_that_holds_a_span_leaves_it_to_whoever_drives_it() -> None:
+    def holds() -> Generator[bool, None, None]:
+        token = attach()
+        yield is_right()
+        native.detach(token)
+
+    generator = holds()
+    assert next(generator)
+    assert is_right()
+    assert copy_context().run(is_right)
+    generator.close()
+
+
+def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
+    run = Context.run
+    for _ in range(3):
+        with hooks(), hooks():
+            attach()
+            assert is_right()
+        assert noticed_in(lambda: copy_context().run(attach)) == 0
+    assert Context.run is run
+    native.uninstall()
+
+
+def test_install_wants_a_context_variable() -> None:
+    with pytest.raises(TypeError):
+        native.install(object(), "key", object(), "attribute", Span)  # type: ignore[arg-type]
+    assert noticed_in(lambda: copy_context().run(int)) == 0
+
+
+def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_on() -> None:
+    there, go, right = threading.Event(), threading.Event(), []
+
+    def body() -> None:
+        run = copy_context().run
+        there.set()
+        go.wait()
+        run(attach_and_look)
+        right.append(is_right())
+
+    def attach_and_look() -> None:
+        attach()
+        right.append(is_right())
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    there.wait()
+    with hooks():
+        go.set()
+        thread.join()
+    assert right == [True, True]
+
+
+def test_hooks_that_come_and_go_keep_nothing() -> None:
+    def cycle() -> None:
+        with hooks():
+            copy_context().run(lambda: native.detach(attach()))
+            native.refresh()
+
+    cycle()
+    references, blocks = sys.getrefcount(current), sys.getallocatedblocks()
+    for _ in range(1000):
+        cycle()
+    assert sys.getrefcount(current) == references
+    assert sys.getallocatedblocks() - blocks < 200
+
+
+def test_eager_tasks_that_cannot_be_seen_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "builtin_module_names", (*sys.builtin_module_names, "_asyncio"))
+    with hooks() as problems:
+        names = [name for name, problem in problems if "eager tasks" in problem]
+    assert names == (["PyContext_Enter"] if (3, 12) <= sys.version_info < (3, 14) else [])
