@@ -45,7 +45,7 @@ def test_it_is_loaded_before_any_python_and_its_arguments_are_the_programs() -> 
 
 
 def test_what_is_preloaded_already_stays_in_its_place(tmp_path: Path) -> None:
-    other = shutil.copy(LIBRARY, tmp_path / "other.so")  # one that does nothing when it is loaded
+    other = str(shutil.copy(LIBRARY, tmp_path / "other.so"))  # one that does nothing when it is loaded
     assert preloaded(LD_PRELOAD=other) == f"{other}:{LIBRARY}"
     assert preloaded(LD_PRELOAD=LIBRARY) == LIBRARY
     ended = launched(*COMMAND, "run", "--", *ASK_THE_SHELL)
