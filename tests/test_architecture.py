@@ -145,6 +145,12 @@ def imports(path: Path) -> Iterator[Import]:
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for inner in ast.walk(outer)
     }
+    lazy |= {  # what only a type checker sees is not loaded at all
+        inner
+        for block in ast.walk(tree_of(path))
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for inner in ast.walk(block)
+    }
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

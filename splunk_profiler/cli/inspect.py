@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
 
     Reads the memory of another process as Elastic's and Parca's eBPF profilers do: the trace context and the labels
     of every thread, the process storage, and whether its socket would be accepted. Says why, if they would see nothing.
-    Each thread is stopped for well under a millisecond and is never left stopped.
+    Each thread is stopped for about a millisecond at most and is never left stopped.
 
     \b
     splunk-profiler inspect $(pgrep -of gunicorn)
@@ -49,6 +50,8 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
     Exit code 0 if a host profiler would follow at least one of the two interfaces, 1 if not or if the process cannot
     be read.
     """
+    if sys.platform != "linux":
+        raise CommandError("processes can be inspected on Linux only, as host profilers do")
     from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)

@@ -52,9 +52,12 @@ class Process:
         stat = _stat(Path(f"/proc/{pid}"))
         if stat is None:
             raise NoSuchProcessError(f"there is no process {pid}")
+        owner = _owner(pid)
+        if owner != pid:
+            raise NoSuchProcessError(f"{pid} is no process but a thread of process {owner}: inspect that one")
         self.command, fields = stat
         self._started = fields[_STARTED]
-        living = [task.tid for task in self.tasks() if task.state not in _DEAD]
+        living = [task.tid for task in self.tasks() if task.lives]
         if not living:
             raise NoSuchProcessError(f"process {pid} has ended and waits for its parent to notice")
         # The first thread may have ended before the others: then the kernel shows files and memory by another's id.
@@ -68,7 +71,8 @@ class Process:
     def check(self) -> None:
         """Raise ProcessEndedError unless it is still the same process."""
         stat = _stat(Path(f"/proc/{self.pid}"))
-        if stat is None or stat[1][_STARTED] != self._started:
+        ended = stat is None or stat[1][_STARTED] != self._started
+        if ended or not any(task.lives for task in self.tasks()):
             raise ProcessEndedError(f"process {self.pid} ended while it was read")
 
     def tasks(self) -> list[Task]:
@@ -98,6 +102,8 @@ class Process:
             raise not_permitted(self.pid, f"reading the memory map of process {self.pid} is not permitted") from None
         except (FileNotFoundError, ProcessLookupError):
             raise ProcessEndedError(f"process {self.pid} ended while it was read") from None
+        if not text:
+            raise ProcessEndedError(f"process {self.pid} ended while it was read")
         return parse_maps(text)
 
     def program_header(self, size: int) -> bytes:
@@ -123,6 +129,15 @@ class Process:
             raise not_permitted(self.pid, f"looking at the program of process {self.pid} is not permitted") from None
         except OSError:
             raise ProcessEndedError(f"process {self.pid} ended while it was read") from None
+
+
+def _owner(tid: int) -> int:
+    """The process that a thread belongs to."""
+    try:
+        lines = Path(f"/proc/{tid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return tid  # it has ended just now, which is found soon enough
+    return next((int(line.split()[1]) for line in lines if line.startswith("Tgid:")), tid)
 
 
 def _stat(folder: Path) -> tuple[str, list[str]] | None:

@@ -17,8 +17,8 @@ from inspected_process import (
     ELASTIC_NAME,
     LABELS_NAME,
     MACHINE,
+    Inspected,
     Workshop,
-    import_path,
     inspected,
     labels,
     receiving,
@@ -28,7 +28,6 @@ from inspected_process import (
 from target_process import Target
 
 from splunk_profiler.inspector import Reader, Report, read
-from splunk_profiler.inspector.errors import NoSuchProcessError, NotPermittedError, NotPythonError, ProcessEndedError
 from splunk_profiler.inspector.model import Interface, Label, Level, ThreadReading, TlsKind
 
 ELASTIC, LABELS = Interface.ELASTIC, Interface.LABELS
@@ -374,62 +373,24 @@ def test_pointers_into_nowhere_are_said_to_be_and_do_not_end_the_read(workshop: 
         assert first_thread(report).labels is None
 
 
-def test_a_process_that_is_not_there_is_said_not_to_be() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with pytest.raises(NoSuchProcessError, match=f"there is no process {gone.pid}"):
-        read(gone.pid)
+def _mount_namespaces() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
-def test_a_process_that_has_ended_but_is_not_collected_is_said_to_have() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(NoSuchProcessError, match="has ended"):
-        read(child.pid)
-    child.wait()
-
-
-def test_a_process_that_runs_no_python_and_publishes_nothing_is_refused(workshop: Workshop) -> None:
-    with inspected(workshop) as target, pytest.raises(NotPythonError, match="does not run Python"):
-        read(target.pid)
-
-
-def test_a_process_that_ends_between_two_reads_is_said_to_have_ended(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
-        target.publish(workshop.elastic())
-        with Reader(target.pid) as reader:
-            assert len(reader.sample()) == 1
-            target.hang_up()
-            assert target.finish() == 0
-            with pytest.raises(ProcessEndedError):
-                reader.sample()
-            with pytest.raises(ProcessEndedError):
-                reader.read()
-            assert reader.sample_one(target.pid) is None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_another_user_is_told_what_to_do(workshop: Workshop) -> None:
-    program = "import os, sys; from splunk_profiler.inspector import read; os.setuid(65534); read(int(sys.argv[1]))"
-    with inspected(workshop) as target:
-        target.publish(workshop.elastic())
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(target.pid)], capture_output=True, text=True, check=False
-        )
-    assert "NotPermittedError" in done.stderr
-    assert "belongs to user 0 and this is user 65534: run as that user, or as root" in done.stderr
-
-
-def test_a_process_that_somebody_else_traces_is_said_to_be_traced(workshop: Workshop) -> None:
-    hold = (
-        "import sys; from splunk_profiler.inspector.tracer import Tracer\n"
-        "from splunk_profiler.inspector.architecture import ARCHITECTURES\n"
-        "pid = int(sys.argv[1])\n"
-        "Tracer(pid, ARCHITECTURES[0]).visit([pid], lambda tid: print('holding', flush=True) or input())"
-    )
-    with inspected(workshop) as target:
-        target.publish(workshop.elastic())
-        with Target(sys.executable, "-c", hold, str(target.pid), env={"PYTHONPATH": import_path()}) as other:
-            other.line("holding")
-            with pytest.raises(NotPermittedError, match=f"already traced by process {other.pid}"):
-                read(target.pid)
+@pytest.mark.skipif(not _mount_namespaces(), reason="mount namespaces are not permitted here")
+def test_files_and_sockets_in_a_mount_namespace_of_the_process_are_found(workshop: Workshop, tmp_path: Path) -> None:
+    script = 'mount -t tmpfs none "$1" && cp "$2" "$3" "$1" && echo mounted && exec "$4"'
+    arguments = [str(tmp_path), str(workshop.elastic()), str(workshop.labels()), str(workshop.program())]
+    with Inspected("unshare", "--mount", "sh", "-c", script, "sh", *arguments) as target:
+        target.line("ready")
+        target.tell(f"load {tmp_path / ELASTIC_NAME}")
+        target.tell(f"load {tmp_path / LABELS_NAME}")
+        target.tell(f"socket {tmp_path}/s")
+        target.tell(storage("inside", "test", f"{tmp_path}/s"))
+        target.tell(labels((b"where", b"inside")))
+        target.lines(2, "set")
+        assert not list(tmp_path.iterdir()), "they are not to be seen from here"
+        report = read(target.pid)
+    assert first_thread(report).labels == (Label(b"where", b"inside"),)
+    assert report.socket_accepted
+    assert not codes(report)
