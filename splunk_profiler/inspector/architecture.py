@@ -1,0 +1,124 @@
+"""What differs between processor architectures: registers, relocation numbers, where thread-local variables lie.
+
+Owns no thread. Imports nothing of the package but errors. From "ELF Handling For Thread-Local Storage", the processors'
+ELF supplements and the kernel's headers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splunk_profiler.inspector.errors import UnsupportedError
+
+_POINTER_BYTES = 8
+_STATIC_REACH = 1 << 20
+_ELF_64_LITTLE = b"\x7fELF\x02\x01"
+
+HEADER_BYTES = 20
+"""How much of a program's file says what it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture.
+
+    Attributes:
+        name: as ``uname -m`` says.
+        elf_machine: ``e_machine``.
+        register_set: which set PTRACE_GETREGSET is asked for.
+        register_set_bytes: how much of it is read.
+        thread_pointer_at: byte offset of the thread pointer in it.
+        tlsdesc: the relocation of a TLS descriptor.
+        other_dialects: relocations of thread-local variables that host profilers do not follow, with what they are.
+        below: True if static thread-local variables lie below the thread pointer (variant II), else above (variant I).
+        block_header_bytes: what lies between the thread pointer and the executable's own variables (variant I).
+        dtv_at: where glibc keeps the thread's module table, from the thread pointer.
+        host_labels_skew: bytes by which Parca's reader misses a library's label pointer.
+    """
+
+    name: str
+    elf_machine: int
+    register_set: int
+    register_set_bytes: int
+    thread_pointer_at: int
+    tlsdesc: int
+    other_dialects: dict[int, str]
+    below: bool
+    block_header_bytes: int
+    dtv_at: int
+    host_labels_skew: int
+
+    def static_offset(self, argument: int) -> int | None:
+        """The offset that the second word of a TLS descriptor stands for; None if it is no static one."""
+        if self.below:
+            signed = argument - (1 << 64) if argument >> 63 else argument
+            return signed if -_STATIC_REACH < signed < 0 else None
+        return argument if 0 < argument < _STATIC_REACH else None
+
+    def executable_offset(self, value: int, size: int, alignment: int) -> int:
+        """Where the main executable's variable at `value` of its TLS segment lies from the thread pointer."""
+        alignment = max(alignment, 1)
+        if self.below:
+            return value - _round_up(size, alignment)
+        return value + _round_up(self.block_header_bytes, alignment)
+
+    def thread_pointer(self, registers: bytes) -> int:
+        """The thread pointer in a register set that was read."""
+        at = self.thread_pointer_at
+        return int.from_bytes(registers[at : at + _POINTER_BYTES], "little")
+
+
+def _round_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
+
+
+ARCHITECTURES = (
+    Architecture(
+        name="x86_64",
+        elf_machine=62,
+        register_set=1,  # NT_PRSTATUS: 27 words, fs_base is the 22nd
+        register_set_bytes=27 * 8,
+        thread_pointer_at=21 * 8,
+        tlsdesc=36,
+        other_dialects={
+            16: "general dynamic without descriptors (R_X86_64_DTPMOD64)",
+            17: "general dynamic without descriptors (R_X86_64_DTPOFF64)",
+            18: "initial exec (R_X86_64_TPOFF64)",
+        },
+        below=True,
+        block_header_bytes=0,
+        dtv_at=8,
+        host_labels_skew=0,
+    ),
+    Architecture(
+        name="aarch64",
+        elf_machine=183,
+        register_set=0x401,  # NT_ARM_TLS: the thread pointer alone (a second word where there is SME)
+        register_set_bytes=8,
+        thread_pointer_at=0,
+        tlsdesc=1031,
+        other_dialects={
+            1028: "general dynamic without descriptors (R_AARCH64_TLS_DTPMOD)",
+            1029: "general dynamic without descriptors (R_AARCH64_TLS_DTPREL)",
+            1030: "initial exec (R_AARCH64_TLS_TPREL)",
+        },
+        below=False,
+        block_header_bytes=16,
+        dtv_at=0,
+        host_labels_skew=16,
+    ),
+)
+
+
+def architecture_of(header: bytes) -> Architecture:
+    """The architecture of the program whose file begins with `header`.
+
+    Raises:
+        UnsupportedError: it is not one that the interfaces are specified for.
+    """
+    if header[:6] == _ELF_64_LITTLE and len(header) >= HEADER_BYTES:
+        machine = int.from_bytes(header[18:20], "little")
+        for candidate in ARCHITECTURES:
+            if candidate.elf_machine == machine:
+                return candidate
+    raise UnsupportedError("its program is not a 64-bit one for x86-64 or aarch64, the architectures of the interfaces")

@@ -1,0 +1,108 @@
+"""The limits of real host profilers: what they make of the memory that the specifications allow.
+
+Upstream's eBPF profiler for the Elastic interface, Parca's agent for custom labels. Pure: values in, values and
+problems out. Owns no thread. Must not import anything of the package but the inspector's own modules.
+"""
+
+from __future__ import annotations
+
+from splunk_profiler.inspector.layouts import LabelSet, Limits, Slot
+from splunk_profiler.inspector.model import Correlation, Interface, Label, Problem, ProcessStorage
+
+HOST_LIMITS = Limits(slots=10, key_bytes=25, value_bytes=53)
+
+_ELASTIC, _LABELS = Interface.ELASTIC, Interface.LABELS
+_MOST_NAME_BYTES = 128
+_MOST_ENVIRONMENT_BYTES = 128
+_MOST_PATH_BYTES = 1024
+_NO_TRACE = "0" * 32
+_NO_SPAN = "0" * 16
+
+
+def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
+    """The labels as Parca's agent shows them: cut, keys that are no text dropped, of equal keys the last."""
+    labels: dict[bytes, Label] = {}
+    for slot in label_set.slots[: HOST_LIMITS.slots]:
+        if slot.key is None or slot.value is None:
+            continue
+        key = _cut(slot.key, HOST_LIMITS.key_bytes)
+        if _is_text(key):
+            labels[key] = Label(key, _cut(slot.value, HOST_LIMITS.value_bytes))
+    return tuple(labels.values())
+
+
+def label_problems(label_set: LabelSet) -> list[Problem]:
+    """What a host profiler loses or changes of a label set."""
+    found = []
+    if label_set.count > HOST_LIMITS.slots:
+        found.append(Problem(_LABELS, "labels-too-many", f"{label_set.count} places"))
+    seen: set[bytes] = set()
+    for slot in label_set.slots:
+        if slot.key is None:
+            continue
+        found += _slot_problems(slot)
+        if slot.key in seen:
+            found.append(Problem(_LABELS, "labels-duplicate", _shown(slot.key)))
+        seen.add(slot.key)
+    return found
+
+
+def _slot_problems(slot: Slot) -> list[Problem]:
+    assert slot.key is not None
+    if slot.value is None:
+        return [Problem(_LABELS, "label-without-value", _shown(slot.key))]
+    found = []
+    cut = _cut(slot.key, HOST_LIMITS.key_bytes)
+    if not _is_text(cut):
+        found.append(Problem(_LABELS, "label-key-not-text", _shown(slot.key)))
+    if slot.key_length > HOST_LIMITS.key_bytes or len(cut) < len(slot.key):
+        found.append(Problem(_LABELS, "label-key-cut", _shown(slot.key)))
+    if slot.value_length > HOST_LIMITS.value_bytes or len(_cut(slot.value, HOST_LIMITS.value_bytes)) < len(slot.value):
+        found.append(Problem(_LABELS, "label-value-cut", _shown(slot.key)))
+    return found
+
+
+def record_problems(record: Correlation) -> list[Problem]:
+    """Why a host profiler would use nothing, or not all, of a thread's record."""
+    if record.valid == 0:
+        return [Problem(_ELASTIC, "record-not-valid")]
+    if not record.trace_present:
+        return []
+    found = []
+    if record.trace_id == _NO_TRACE:
+        found.append(Problem(_ELASTIC, "trace-id-zero"))
+    if record.transaction_id == _NO_SPAN:
+        found.append(Problem(_ELASTIC, "transaction-id-zero"))
+    return found
+
+
+def storage_problems(storage: ProcessStorage) -> list[Problem]:
+    """Why a host profiler would refuse the process storage."""
+    found = []
+    for code, text, most in (
+        ("service-name-too-long", storage.service_name, _MOST_NAME_BYTES),
+        ("environment-too-long", storage.service_environment, _MOST_ENVIRONMENT_BYTES),
+        ("storage-path-too-long", storage.socket_path, _MOST_PATH_BYTES),
+    ):
+        size = len(text.encode("utf-8", "surrogateescape"))
+        if size > most:
+            found.append(Problem(_ELASTIC, code, f"{size} bytes, {most} are read"))
+    if not storage.service_name:
+        found.append(Problem(_ELASTIC, "service-name-empty"))
+    return found
+
+
+def _cut(data: bytes, most: int) -> bytes:
+    return data[:most].partition(b"\0")[0]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(data: bytes) -> str:
+    return data[:40].decode("utf-8", "backslashreplace")

@@ -1,0 +1,83 @@
+"""``/proc/PID/maps``: what files are mapped in a process, and which of them a host profiler would take for a publisher.
+
+Owns no thread. Must not import anything of the package but the inspector's own modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from splunk_profiler.inspector.model import Interface
+
+_LINE = re.compile(
+    r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S{4}) (?P<offset>[0-9a-f]+) \S+ \d+ *(?P<path>.*)"
+)
+_DELETED = " (deleted)"
+
+# As host profilers write them; neither is anchored at its end.
+LIBRARY_NAMES = {
+    Interface.ELASTIC: re.compile(r".*/elastic-jvmti-linux-([\w-]*)\.so"),
+    Interface.LABELS: re.compile(r".*/(libcustomlabels.*\.so|customlabels\.node)"),
+}
+_PYTHON = re.compile(r"/(lib)?python\d|/libpypy|/pypy")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A part of a file that is mapped.
+
+    Attributes:
+        start: first address.
+        end: address behind the last.
+        executable: whether code in it may run.
+        offset: where in the file it begins.
+        path: of the file, as the process sees it.
+        deleted: whether the file has gone from there.
+    """
+
+    start: int
+    end: int
+    executable: bool
+    offset: int
+    path: str
+    deleted: bool
+
+
+def parse_maps(text: str) -> list[Mapping]:
+    """The file mappings in `text`; lines that are something else are left out."""
+    found = []
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None or not match["path"].startswith("/"):
+            continue
+        path = match["path"]
+        deleted = path.endswith(_DELETED)
+        if deleted:
+            path = path[: -len(_DELETED)]
+        found.append(
+            Mapping(
+                start=int(match["start"], 16),
+                end=int(match["end"], 16),
+                executable="x" in match["rights"],
+                offset=int(match["offset"], 16),
+                path=path.replace("\\012", "\n"),
+                deleted=deleted,
+            )
+        )
+    return found
+
+
+def code_of_each_file(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
+    """The first executable mapping of each file."""
+    found: dict[str, Mapping] = {}
+    for mapping in mappings:
+        if mapping.executable:
+            found.setdefault(mapping.path, mapping)
+    return found
+
+
+def runs_python(mappings: Iterable[Mapping]) -> bool:
+    """Whether an interpreter is among the mapped files, as the program or as a library."""
+    return any(_PYTHON.search(mapping.path) for mapping in mappings if mapping.executable)

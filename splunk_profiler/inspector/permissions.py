@@ -1,0 +1,46 @@
+"""Says in words why the kernel keeps this user from looking into a process, and what to do about it.
+
+Owns no thread. Must not import anything of the package but the inspector's errors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from splunk_profiler.inspector.errors import NotPermittedError
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def not_permitted(pid: int, what: str) -> NotPermittedError:
+    """The error for a refusal; `what` is what was refused."""
+    hints = []
+    owner, own = _owner(pid), os.geteuid()
+    if owner is not None and owner != own:
+        hints.append(f"process {pid} belongs to user {owner} and this is user {own}: run as that user, or as root")
+    scope = _ptrace_scope()
+    if scope in (1, 2) and own != 0:
+        hints.append(f"kernel.yama.ptrace_scope is {scope}: run as root, or sysctl kernel.yama.ptrace_scope=0")
+    if scope == 3:
+        hints.append("kernel.yama.ptrace_scope is 3: nobody may, until the next boot with another setting")
+    if not hints:
+        hints.append(
+            "run as the user of the process (or as root) with CAP_SYS_PTRACE; in a container, add that capability"
+        )
+    return NotPermittedError(f"{what}; " + "; ".join(hints))
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
+
+
+def _ptrace_scope() -> int | None:
+    try:
+        return int(_YAMA.read_text("ascii"))
+    except (OSError, ValueError):
+        return None

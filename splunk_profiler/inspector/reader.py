@@ -1,0 +1,210 @@
+"""Reads a process as a host profiler would: from outside, by names and offsets, a moment at a time for each thread.
+
+Everything runs on the thread that made the Reader (the kernel wants that of a tracer). Must not import anything of the
+package but the inspector's own modules: a constant shared with the publisher would hide a shared mistake.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from splunk_profiler.inspector import layouts
+from splunk_profiler.inspector.architecture import HEADER_BYTES, Architecture, architecture_of
+from splunk_profiler.inspector.errors import (
+    MalformedError,
+    NotPythonError,
+    ProcessEndedError,
+    UnreadableError,
+    UnsupportedError,
+)
+from splunk_profiler.inspector.host import storage_problems
+from splunk_profiler.inspector.maps import runs_python
+from splunk_profiler.inspector.memory import Memory
+from splunk_profiler.inspector.model import Interface, Problem, ProcessStorage, Report, ThreadReading
+from splunk_profiler.inspector.process import Process, Task
+from splunk_profiler.inspector.published import Published, ThreadMemory
+from splunk_profiler.inspector.publishers import Finder, Search, Variable
+from splunk_profiler.inspector.reasons import blocks, reasons_for
+from splunk_profiler.inspector.sockets import socket_problem
+from splunk_profiler.inspector.tracer import Tracer
+
+_FAREWELL_S = 1.0
+
+
+class Reader:
+    """Reads process `pid`, any number of times.
+
+        with Reader(pid) as reader:
+            report = reader.read()        # everything, and what is wrong
+            threads = reader.sample()     # only the threads, with what was learned of the process before
+            thread = reader.sample_one(tid)
+
+    Args:
+        pid: the process.
+        strict_host: give values as real host profilers see them, limits and all, not as the specifications say.
+
+    Raises:
+        InspectorError: what keeps it from being read (see `errors`).
+    """
+
+    def __init__(self, pid: int, *, strict_host: bool = False) -> None:
+        self.pid = pid
+        self.strict_host = strict_host
+        self._process = Process(pid)
+        architecture = _architecture(self._process)
+        self._memory = Memory(self._process.via)
+        self._threads = ThreadMemory(self._memory, architecture, strict_host)
+        self._tracer = Tracer(pid, architecture)
+        self._finder = Finder(self._process.proc, self._memory, architecture)
+        self._search = Search()
+        self._storage: ProcessStorage | None = None
+        self._storage_problems: list[Problem] = []
+        self._socket_problem: Problem | None = None
+        self._variables: dict[Interface, Variable] = {}
+        self.refresh()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of a thread that slept in the kernel when it was asked to stop; the end of this process does too."""
+        self._tracer.settle(_FAREWELL_S)
+
+    def settle(self) -> bool:
+        """Let go of such threads if they stand by now; True if there are none. For whoever waits between reads."""
+        return self._tracer.settle()
+
+    def refresh(self) -> None:
+        """Look again at what is mapped, at the process storage and at its socket.
+
+        Raises:
+            InspectorError: what keeps the process from being read (see `errors`).
+        """
+        self._process.check()
+        mappings, program = self._process.mappings(), self._process.program()
+        search = self._finder.search(mappings, program)
+        if not search.publishers and not runs_python(mappings):
+            raise NotPythonError(f"process {self.pid} ({program}) does not run Python and publishes nothing")
+        self._search = search
+        self._read_storage()
+        blocked = {problem.interface for problem in self._problems() if blocks(problem)} if self.strict_host else set()
+        self._variables = {
+            interface: publisher.variable
+            for interface, publisher in search.publishers.items()
+            if interface not in blocked and publisher.variable is not None and self._threads.follows(publisher)
+        }
+
+    def read(self) -> Report:
+        """Everything, and why a host profiler would see less.
+
+        Raises:
+            InspectorError: what keeps the process from being read (see `errors`).
+        """
+        time_ns = time.time_ns()
+        self.refresh()
+        threads = self.sample()
+        problems = self._problems()
+        blocked = {problem.interface for problem in problems if blocks(problem)}
+        if Interface.ELASTIC not in blocked and not any(thread.correlation for thread in threads):
+            problems.append(Problem(Interface.ELASTIC, "no-thread-publishes"))
+        if Interface.LABELS not in blocked and all(thread.labels is None for thread in threads):
+            problems.append(Problem(Interface.LABELS, "no-thread-publishes"))
+        refused = self.strict_host and Interface.ELASTIC in blocked
+        return Report(
+            pid=self.pid,
+            command=self._process.command,
+            time_ns=time_ns,
+            strict_host=self.strict_host,
+            libraries=tuple(publisher.library for publisher in self._search.publishers.values()),
+            storage=None if refused else self._storage,
+            socket_accepted=None if self._storage is None else self._socket_problem is None,
+            threads=threads,
+            reasons=reasons_for(problems, threads),
+        )
+
+    def sample(self) -> tuple[ThreadReading, ...]:
+        """All threads; those that end meanwhile are left out.
+
+        Raises:
+            InspectorError: the process has ended, or may not be read.
+        """
+        tasks = self._process.tasks()
+        readings = self._visit(tasks)
+        if not readings:
+            self._process.check()
+        return tuple(readings)
+
+    def sample_one(self, tid: int) -> ThreadReading | None:
+        """One thread; None if it has ended."""
+        task = self._process.task(tid)
+        readings = self._visit([task]) if task is not None else []
+        return readings[0] if readings else None
+
+    def _visit(self, tasks: Sequence[Task]) -> list[ThreadReading]:
+        wanted = [task.tid for task in tasks if task.can_stop] if self._variables else []
+        seen = self._tracer.visit(wanted, self._look)
+        readings = []
+        for task in tasks:
+            published = seen.get(task.tid)
+            if published is not None:
+                readings.append(
+                    ThreadReading(task.tid, task.name, published.correlation, published.labels, published.problems)
+                )
+            elif task.lives and (task.tid not in wanted or task.tid in self._tracer.late):
+                readings.append(ThreadReading(task.tid, task.name, None, None, stopped=False))
+        return readings
+
+    def _look(self, tid: int) -> Published | None:
+        thread_pointer = self._tracer.thread_pointer(tid)
+        if thread_pointer is None:
+            return None  # killed in the meantime
+        try:
+            return self._threads.published(thread_pointer, self._variables)
+        except ProcessEndedError:
+            return None
+
+    def _problems(self) -> list[Problem]:
+        return [
+            *self._search.problems,
+            *self._storage_problems,
+            *([self._socket_problem] if self._socket_problem is not None else []),
+        ]
+
+    def _read_storage(self) -> None:
+        self._storage, self._storage_problems, self._socket_problem = None, [], None
+        publisher = self._search.publishers.get(Interface.ELASTIC)
+        if publisher is None or publisher.process_wide is None:
+            return
+        try:
+            address = layouts.decode_word(self._memory.read([(publisher.process_wide, 8)])[0])
+            if not address:
+                self._storage_problems = [Problem(Interface.ELASTIC, "storage-null")]
+                return
+            storage = layouts.read_storage(self._memory.read, address)
+        except (UnreadableError, MalformedError) as error:
+            self._storage_problems = [Problem(Interface.ELASTIC, "storage-unreadable", str(error))]
+            return
+        self._storage = storage
+        self._storage_problems = storage_problems(storage)
+        self._socket_problem = socket_problem(self._process.proc / "root", storage.socket_path)
+
+
+def read(pid: int, *, strict_host: bool = False) -> Report:
+    """Read process `pid` once (see `Reader`)."""
+    with Reader(pid, strict_host=strict_host) as reader:
+        return reader.read()
+
+
+def _architecture(process: Process) -> Architecture:
+    architecture = architecture_of(process.program_header(HEADER_BYTES))
+    if architecture.name != platform.machine():
+        raise UnsupportedError(f"its program is for {architecture.name} and this machine is {platform.machine()}")
+    return architecture

@@ -1,0 +1,66 @@
+"""Whether messages that a host profiler sends to the socket of the process storage would arrive.
+
+Owns no thread. Sends nothing: it connects, as a sender would, and closes. Must not import anything of the package but
+the inspector's own modules.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from splunk_profiler.inspector.model import Interface, Problem
+
+_MOST_PATH_BYTES = 89
+"""``/proc/PID/root`` is put before the path, and an address has room for 108 bytes."""
+
+
+def socket_problem(root: Path, path: str) -> Problem | None:
+    """Why the socket at `path` below `root` would not be accepted or not be reached; None if it would.
+
+    Args:
+        root: ``/proc/PID/root``.
+        path: as the process storage names it.
+    """
+    return _path_problem(path) or _file_problem(f"{root}{path}", path) or _connection_problem(f"{root}{path}", path)
+
+
+def _path_problem(path: str) -> Problem | None:
+    size = len(os.fsencode(path))
+    wrong = (
+        (not path, "socket-path-empty", ""),
+        ("\0" in path, "socket-path-not-text", ""),
+        (not path.startswith("/"), "socket-path-relative", path),
+        (".." in path.split("/"), "socket-path-dots", path),
+        (size > _MOST_PATH_BYTES, "socket-path-too-long", f"{size} bytes, at most {_MOST_PATH_BYTES} fit"),
+    )
+    return next((_problem(code, detail) for is_wrong, code, detail in wrong if is_wrong), None)
+
+
+def _file_problem(outside: str, path: str) -> Problem | None:
+    try:
+        mode = Path(outside).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return _problem("socket-absent", path)
+    except OSError as error:
+        return _problem("socket-unknown", f"{path}: {error.strerror}")
+    return None if stat.S_ISSOCK(mode) else _problem("socket-not-socket", path)
+
+
+def _connection_problem(outside: str, path: str) -> Problem | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.connect(outside)
+        except ConnectionRefusedError:
+            return _problem("socket-refused", path)
+        except OSError as error:
+            wrong_kind = error.errno == errno.EPROTOTYPE
+            return _problem("socket-not-datagram" if wrong_kind else "socket-unknown", f"{path}: {error.strerror}")
+    return None
+
+
+def _problem(code: str, detail: str = "") -> Problem:
+    return Problem(Interface.ELASTIC, code, detail)

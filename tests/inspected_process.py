@@ -1,0 +1,137 @@
+"""Processes and libraries in plain C for the tests of the inspector: compiled from `targets/`, told what to publish.
+
+    with inspected(workshop) as target:
+        target.do("load " + str(workshop.elastic()))
+        target.do(storage("shop", "production", "/run/shop"))
+
+The layouts are packed here once more from the specifications. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from target_process import TESTS, Target
+
+MACHINE = platform.machine()
+DIALECT = "-mtls-dialect=gnu2" if MACHINE == "x86_64" else "-mtls-dialect=desc"
+ELASTIC_NAME = f"elastic-jvmti-linux-{MACHINE}.so"
+LABELS_NAME = "libcustomlabels.so"
+
+
+class Workshop:
+    """Compiles into `folder`; the same thing only once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def program(self, *options: str) -> Path:
+        """The target; with `options` it can publish by itself."""
+        sources = [TESTS / "targets" / "inspected.c"]
+        if options:
+            sources.append(TESTS / "targets" / "inspected_library.c")
+        return self._compile("inspected", sources, "-pthread", *options)
+
+    def library(self, name: str, *options: str, dialect: str = DIALECT) -> Path:
+        """A library of that file name."""
+        return self._compile(
+            name,
+            [TESTS / "targets" / "inspected_library.c"],
+            *("-shared", "-fPIC", "-Wl,-z,now", "-ftls-model=global-dynamic", dialect),
+            *options,
+        )
+
+    def elastic(self, *options: str, name: str = ELASTIC_NAME, dialect: str = DIALECT) -> Path:
+        """A library for the Elastic interface."""
+        return self.library(name, "-DELASTIC", *options, dialect=dialect)
+
+    def labels(self, *options: str, name: str = LABELS_NAME, dialect: str = DIALECT) -> Path:
+        """A library for custom labels."""
+        return self.library(name, "-DLABELS", *options, dialect=dialect)
+
+    def _compile(self, name: str, sources: list[Path], *options: str) -> Path:
+        folder = self._folder / "".join(letter for letter in "".join(options) if letter.isalnum())
+        folder.mkdir(exist_ok=True)
+        made = folder / name
+        if not made.exists():
+            command = ["gcc", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", *options, "-o", made, *sources, "-ldl"]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        return made
+
+
+class Inspected(Target):
+    """A running target."""
+
+    def __init__(self, *command: str | Path, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(*map(str, command), env=env)
+        self._answers = 1
+
+    def do(self, line: str, answer: str = "") -> str:
+        """Have it obey `line`; what it answered, which must begin with `answer`."""
+        self.tell(line)
+        self._answers += 1
+        said = self.lines(self._answers)[-1]
+        assert said.startswith(answer), said
+        return said
+
+    def publish(self, *libraries: Path, socket_path: str = "") -> None:
+        """Load the libraries and publish a storage, if there is room for one."""
+        for library in libraries:
+            self.do(f"load {library}", "loaded")
+        self.do(storage("shop", "production", socket_path))
+
+
+@contextmanager
+def inspected(workshop: Workshop, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Inspected]:
+    """A target that is ready."""
+    with Inspected(workshop.program(*options), env=env) as target:
+        target.line("ready")
+        yield target
+
+
+@contextmanager
+def receiving(folder: Path, name: str = "s") -> Iterator[str]:
+    """The path of a socket that takes datagrams."""
+    path = str(folder / name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        yield path
+
+
+def storage_bytes(service: bytes, environment: bytes, path: bytes, minor: int = 1) -> bytes:
+    """A process storage."""
+    texts = b"".join(struct.pack("<I", len(text)) + text for text in (service, environment, path))
+    return struct.pack("<H", minor) + texts
+
+
+def storage(service: str, environment: str, path: str) -> str:
+    """The line that publishes it."""
+    return "storage " + storage_bytes(service.encode(), environment.encode(), path.encode()).hex()
+
+
+def record_bytes(
+    trace: bytes = b"\x11" * 16,
+    span: bytes = b"\x22" * 8,
+    transaction: bytes = b"\x33" * 8,
+    *,
+    valid: int = 1,
+    present: int = 1,
+    flags: int = 1,
+) -> bytes:
+    """A thread's record."""
+    return struct.pack("<HBBB", 1, valid, present, flags) + trace + span + transaction
+
+
+def labels(*pairs: tuple[bytes | None, bytes | None]) -> str:
+    """The line that publishes a label set; None is a null pointer."""
+
+    def shown(text: bytes | None) -> str:
+        return "-" if text is None else text.hex()
+
+    return "labels " + ",".join(f"{shown(key)}={shown(value)}" for key, value in pairs)
