@@ -25,6 +25,7 @@ MEASURES = (
     "throughput",
     "record_cost",
     "attach_cost",
+    "context_switches",
     "disabled",
     "memory",
 )

@@ -172,7 +172,7 @@ static int pair_to_label(PyObject *pair, label_bytes *label)
     label->key_length = (uint8_t)key_length;
     label->value_length = (uint8_t)value_length;
     if (is_reserved(label)) {
-        PyErr_Format(PyExc_ValueError, "the label %.*s is the profiler's own", (int)key_length, key);
+        PyErr_Format(PyExc_ValueError, "the label %.25s is the profiler's own", label->key);
         return -1;
     }
     return 0;
@@ -185,8 +185,7 @@ static int refuse_twins(const label_bytes *labels, Py_ssize_t count)
         for (Py_ssize_t j = 0; j < i; j++) {
             if (labels[i].key_length == labels[j].key_length
                 && memcmp(labels[i].key, labels[j].key, labels[i].key_length) == 0) {
-                PyErr_Format(PyExc_ValueError, "the label %.*s is there twice", (int)labels[i].key_length,
-                             labels[i].key);
+                PyErr_Format(PyExc_ValueError, "the label %.25s is there twice", labels[i].key);
                 return -1;
             }
         }

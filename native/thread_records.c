@@ -58,6 +58,7 @@ typedef struct thread_record {
     unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
     bool shown;                         /* the pointers lead to `current` */
     half *current;
+    half *newest; /* of the two, the one that was written last */
     half halves[2];
     half rest; /* no span, no labels: always there, never written again */
 } thread_record;
@@ -164,8 +165,10 @@ static half *half_with(thread_record *record, const span_bytes *span, const labe
             return &record->halves[i];
         }
     }
-    half *other = &record->halves[record->current == &record->halves[0]];
+    const half *kept = record->current == &record->rest ? record->newest : record->current;
+    half *other = &record->halves[kept == &record->halves[0]];
     write_half(other, span, labels);
+    record->newest = other;
     return other;
 }
 

@@ -1,7 +1,7 @@
-"""Always-on call-stack sampling for Python services, joined to OpenTelemetry spans.
+"""Always-on call-stack sampling for Python services, joined to OpenTelemetry spans, and readable by host profilers.
 
-The whole public API: `start`, `stop`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing this
-package loads nothing else, and neither does a `start` that is switched off: off means off.
+The whole public API: `start`, `stop`, `labels`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing
+this package loads nothing else, and neither does a `start` that is switched off: off means off.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from splunk_profiler.config import Config, ConfigError, ProfilerError
+    from splunk_profiler.user_labels import labels
 
 __version__ = "0.1.0"
-__all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "start", "stop"]
+__all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "start", "stop"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +22,11 @@ def __getattr__(name: str) -> object:
         from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
 
         return getattr(config, name)
+    if name == "labels":
+        from splunk_profiler.user_labels import labels  # noqa: PLC0415
+
+        globals()[name] = labels  # asked for in every request
+        return labels
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -28,14 +34,15 @@ def start(config: Config | None = None) -> bool:
     """Start the profiler of this process, if it is switched on.
 
     Without `config` the environment decides, and ``SPLUNK_PROFILER_ENABLED`` is false by default: a call left
-    in an application's code does nothing until whoever runs it switches the profiler on. Starting a profiler
+    in an application's code does nothing until whoever runs it switches the profiler on. What is published to host
+    profilers is switched on with it, or alone (docs/configuration.md). Starting a profiler
     that runs changes nothing. Settings are read once, by the first start, and hold for the life of the process.
 
     Args:
         config: settings made in code, in place of the environment's.
 
     Returns:
-        True if the profiler runs when this returns.
+        True if the profiler runs when this returns: it samples, or publishes to host profilers, or both.
 
     Specification: Splunk profiling conventions, "Activation".
     """

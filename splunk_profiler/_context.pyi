@@ -89,7 +89,10 @@ def publish() -> None:
     """Publish the calling thread's context as it is now."""
 
 def inherit(span: Any, parent_context: Any = None) -> None:
-    """Give a local span that starts its `Identity`: the local root is its parent's, or itself. A `SpanProcessor.on_start`."""
+    """Give a local span that starts its `Identity`: its local root is its parent's, or itself.
+
+    Made to be a span processor's `on_start`.
+    """
 
 def refresh() -> None:
     """Look for modules loaded since that switch contexts in C."""

@@ -5,7 +5,8 @@ A wrong value never raises: it becomes one warning that names the setting, the v
 instead. A `Config` made in code is checked when it is made and does raise. Runs on the caller's thread;
 imports `transport`, its part for connections, and nothing else of ours.
 
-Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest".
+Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest"; Elastic
+universal profiling integration, "Configuration Options".
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
@@ -78,6 +79,22 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def _three_way(text: str) -> str:
+    """``true``, ``false`` or ``auto`` in any case."""
+    lowered = text.lower()
+    if lowered not in ("true", "false", "auto"):
+        raise ConfigError("not one of true, false, auto")
+    return lowered
+
+
+def _directory(text: str) -> str:
+    if not text.startswith("/"):
+        raise ConfigError("not an absolute path")
+    if "\0" in text or ".." in text.split("/"):
+        raise ConfigError("not a plain path (no .. in it)")
+    return text
 
 
 def _probability(text: str) -> float:
@@ -166,6 +183,24 @@ SETTINGS: tuple[Setting, ...] = (
         _one_of("auto", "native", "portable"),
         "which stack walker reads the threads",
     ),
+    Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED",
+        "correlation",
+        _three_way,
+        "shows host profilers of Elastic's kind which span each thread is in",
+    ),
+    Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
+        "socket_directory",
+        _directory,
+        "directory of the socket that host profilers send to",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
+        "custom_labels",
+        _three_way,
+        "shows host profilers of Parca's kind ids and labels of each thread",
+    ),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
     Setting("SPLUNK_SNAPSHOT_PROFILER_ENABLED", "snapshot_enabled", parse_boolean, "snapshot profiling"),
     Setting(
@@ -202,6 +237,11 @@ class Config:
         tracing_stacks_only: send only samples that were taken inside a span.
         data_format: ``text``; ``pprof-gzip-base64`` is known but not built yet and falls back to text.
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
+        correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
+            ``auto`` (as `enabled`).
+        socket_directory: where the socket for host profilers is made, an absolute path; None is the system's
+            directory for temporary files.
+        custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
         memory_enabled: known, not built yet.
         snapshot_enabled: known, not built yet.
         snapshot_interval_ms: known, not built yet.
@@ -220,6 +260,9 @@ class Config:
     tracing_stacks_only: bool = False
     data_format: str = "text"
     walker: str = "auto"
+    correlation: str = "auto"
+    socket_directory: str | None = None
+    custom_labels: str = "auto"
     memory_enabled: bool = False
     snapshot_enabled: bool = False
     snapshot_interval_ms: int = 10
@@ -243,6 +286,24 @@ class Config:
         """Nanoseconds between two samples."""
         return self.call_stack_interval_ms * 1_000_000
 
+    @property
+    def publishes_correlation(self) -> bool:
+        """Whether Elastic's ABI is published; `correlation` may ask for it with sampling off."""
+        return self._wants(self.correlation)
+
+    @property
+    def publishes_labels(self) -> bool:
+        """Whether the Custom Labels ABI is published; `custom_labels` may ask for it with sampling off."""
+        return self._wants(self.custom_labels)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to start."""
+        return self.enabled or self.publishes_correlation or self.publishes_labels
+
+    def _wants(self, choice: str) -> bool:
+        return self.enabled if choice.lower() == "auto" else choice.lower() == "true"
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
@@ -255,6 +316,8 @@ class Resolved:
         origins: `Config` field → where its value came from (``default`` or the variable's name).
         warnings: one sentence for each value that could not be used.
         transport: headers, timeout, compression and certificates of the exports.
+        described: the resource attributes that the environment gives the service (``OTEL_SERVICE_NAME``,
+            ``OTEL_RESOURCE_ATTRIBUTES``), for the time before a `TracerProvider` says more.
     """
 
     config: Config
@@ -263,6 +326,7 @@ class Resolved:
     origins: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     transport: Transport = field(default_factory=Transport)
+    described: Mapping[str, str] = field(default_factory=dict)
 
 
 _NOT_BUILT = {
@@ -320,6 +384,8 @@ def _next_endpoint(env: Mapping[str, str]) -> str:
 
 def _default_text(setting: Setting) -> str:
     default = Config.__dataclass_fields__[setting.field].default
+    if default is None:
+        return "the default"
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
@@ -341,7 +407,16 @@ def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], wa
         except ConfigError as error:
             warnings.append(f"{name}={url!r} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
     transport, more = parse_transport(env)
-    return Resolved(config, endpoint, sdk_disabled, origins, (*warnings, *(more if config.enabled else ())), transport)
+    warnings += more if config.enabled else ()
+    return Resolved(config, endpoint, sdk_disabled, origins, tuple(warnings), transport, _described(env))
+
+
+def _described(env: Mapping[str, str]) -> dict[str, str]:
+    """OpenTelemetry's own rules: ``key=value`` pairs, percent-encoded; ``OTEL_SERVICE_NAME`` goes before them."""
+    pairs = (item.partition("=") for item in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in item)
+    attributes = {key.strip(): unquote(value.strip()) for key, _, value in pairs}
+    name = env.get("OTEL_SERVICE_NAME", "").strip()
+    return {**attributes, "service.name": name} if name else attributes
 
 
 def _boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool:

@@ -1,8 +1,7 @@
 """The composition root: builds the profiler, starts and stops it, and carries it over forks and exits.
 
 The only place that registers fork and exit hooks. `ProcessProfiler` is the switch that the public functions
-turn; `Profiler` is one life of it: threads, ticker, queue and sink, replaced as a whole in a forked child,
-which never repairs, joins or closes what its parent had.
+turn; `Profiler` is one life of it: sampling (`sampling`), publishing to host profilers (`publishing`), or both.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import config as settings
 from splunk_profiler.guard import Guard, logger
 
+if TYPE_CHECKING:
+    from splunk_profiler.publishing import Publishing
+    from splunk_profiler.sampling import Sampling
+
 _EXIT_S = 1.5  # what stopping takes at most on top of it (joins, a cancelled export) stays below half a second
-_JOIN_S = 0.1
 _FORK_WAIT_S = 0.5
-_OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
 
 
 class ProcessProfiler:
@@ -44,7 +45,7 @@ class ProcessProfiler:
         with self._locked(), self._guard.watching():
             if self._profiler is None:
                 resolved = self._settings(config)
-                if resolved.config.enabled and not resolved.sdk_disabled and self._may_run_here():
+                if resolved.config.runs and not resolved.sdk_disabled and self._may_run_here():
                     self._begin(resolved)
             return self._profiler is not None
         return False
@@ -76,14 +77,15 @@ class ProcessProfiler:
             return self._resolved  # read once: not again, and not warned of again
         for warning in self._resolved.warnings:
             logger.warning("%s", warning)
-        if self._resolved.sdk_disabled and self._resolved.config.enabled:
+        if self._resolved.sdk_disabled and self._resolved.config.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
         return self._resolved
 
-    def _begin(self, resolved: settings.Resolved) -> None:
+    def _begin(self, resolved: settings.Resolved, *, forked: bool = False) -> None:
         parents = self._abandoned[-1] if self._abandoned else None
-        profiler = Profiler(resolved, self._noticed_to_be_a_child, parents=parents)
-        profiler.start()
+        profiler = Profiler(resolved, self._noticed_to_be_a_child, parents=parents, forked=forked)
+        if not profiler.start():
+            return
         self._profiler = profiler
         self._pid = os.getpid()
         self._resolved = resolved
@@ -140,7 +142,7 @@ class ProcessProfiler:
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
                 self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
-                self._begin(profiler.resolved)
+                self._begin(profiler.resolved, forked=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -164,139 +166,108 @@ def _in_main_interpreter() -> bool:
 
 
 class Profiler:
-    """One life of the profiler, from start to stop.
+    """One life of the profiler, from start to stop: sampling, publishing to host profilers, or both.
 
     Args:
         resolved: the settings.
         in_child: called in a forked child when no fork hook of Python's has run there.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
+        forked: this is the first life in a forked child; what `parents` published goes on here.
     """
 
-    def __init__(self, resolved: settings.Resolved, in_child: Callable[[], None], *, parents: Profiler | None) -> None:
-        from splunk_profiler import capture, spans  # noqa: PLC0415  # loaded by a start that is switched on
-        from splunk_profiler.recorder import Recorder  # noqa: PLC0415
-        from splunk_profiler.runtime.otel import ContextShadow  # noqa: PLC0415
-        from splunk_profiler.sampler import Sampler  # noqa: PLC0415
-        from splunk_profiler.sinks.late import LateSink  # noqa: PLC0415
-        from splunk_profiler.threads import Worker  # noqa: PLC0415
-
-        config = resolved.config
+    def __init__(
+        self,
+        resolved: settings.Resolved,
+        in_child: Callable[[], None],
+        *,
+        parents: Profiler | None,
+        forked: bool,
+    ) -> None:
         self.resolved = resolved
         self._in_child = in_child
-        self._forked = parents is not None
-        self._choice = capture.choose_walker(config.walker)
-        # A child goes on with its parent's: that knows what the thread that forked has attached.
-        self._shadow: ContextShadow = (
-            ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
+        self._goes_on = forked and parents is not None
+        self._publishing: Publishing | None = (
+            parents._publishing if forked and parents is not None else self._make_publishing()
         )
-        variable = spans.context_variable()
-        if variable is None and self._choice.name == "native":
-            self._choice = capture.Choice(
-                "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
-            )
-        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
-        self._capture = capture.Capture(
-            spans.span_ref,
-            capture.thread_clocks(self._choice),
-            config.period_ns,
-            include_internal=config.include_internal_stacks,
-        )
-        self._sink = LateSink(self._open_sink, self._is_described)
-        self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
-        self._ticker = ticker
-        self._sampler = Sampler(ticker, config.period_ns, self._handle)
-        self._export_thread = Worker("exporter", self._export)
-        self._primed = False
+        self._sampling = self._make_sampling(parents) if resolved.config.enabled else None
 
-    def start(self) -> None:
-        """Start the threads.
+    def start(self) -> bool:
+        """Start what there is. True if something runs.
 
         Raises:
             RuntimeError: the process can make no more threads; nothing is left running.
         """
-        resolved, choice = self.resolved, self._choice
-        if choice.name == "portable":
-            self._shadow.install()
-            log = logger.info if resolved.config.walker == "portable" else logger.warning
-            log(
-                "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
-                " in copied contexts (asyncio.to_thread) spans may be missing",
-                choice.reason,
-            )
-        else:
-            self._watch_forks(self._in_child)
+        if self._publishing is not None:
+            self._start_publishing(self._publishing)
         try:
-            self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
-            self._sampler.start()
-            self._recorder.expect_run()
-            self._export_thread.start()
+            if self._sampling is not None:
+                self._sampling.start()
         except BaseException:
-            self.stop(0.1)
+            if self._publishing is not None:
+                self._publishing.stop()
             raise
-        logger.info(
-            "profiling all threads every %d ms with the %s walker; records go to %s (from %s)",
-            resolved.config.call_stack_interval_ms,
-            choice.name,
-            resolved.endpoint.url,
-            resolved.endpoint.setting,
-        )
+        runs = self._sampling is not None or self._publishing is not None
+        if runs:
+            self._watch_forks(self._in_child)
+        return runs
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
-        self._sampler.stop(_JOIN_S)
-        self._recorder.stop(timeout_s * 0.8)
-        self._export_thread.join(_JOIN_S)
-        if self._choice.name == "portable":
-            self._shadow.remove()
-        else:
-            self._watch_forks(None)
+        """Stop all of it, sending what is there; returns within about `timeout_s` seconds."""
+        self._watch_forks(None)
+        if self._sampling is not None:
+            self._sampling.stop(timeout_s)
+        if self._publishing is not None:
+            self._publishing.stop()
 
     def hold(self, timeout_s: float) -> None:
-        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
-        self._sink.hold_for_fork(_OPENING_S)
-        self._recorder.hold_for_fork(timeout_s)
+        """Let nothing be under way that must not be forked; waits at most about `timeout_s` seconds for it."""
+        if self._sampling is not None:
+            self._sampling.hold(timeout_s)
+        if self._publishing is not None:
+            self._publishing.hold(timeout_s)
 
     def release(self) -> None:
         """Go on after `hold`."""
-        self._recorder.release_after_fork()
-        self._sink.release_after_fork()
+        if self._publishing is not None:
+            self._publishing.release()
+        if self._sampling is not None:
+            self._sampling.release()
 
-    def _export(self) -> None:
-        self._sink.open()
-        self._recorder.run()
+    def _start_publishing(self, publishing: Publishing) -> None:
+        try:
+            if self._goes_on:
+                publishing.after_fork()
+            else:
+                publishing.start()
+        except Exception as error:  # sampling does not depend on it
+            self._publishing = None
+            logger.warning("nothing is published to host profilers: %s", error, exc_info=True)
 
-    def _handle(self, raw: Any) -> None:
-        snapshot = self._capture.snapshot(raw)
-        if not self._primed:
-            self._primed = True
-            return
-        samples = snapshot.samples
-        if self.resolved.config.tracing_stacks_only:
-            samples = tuple(sample for sample in samples if sample.span is not None)
-        self._recorder.record(samples)
+    def _make_publishing(self) -> Publishing | None:
+        from splunk_profiler.publishing import make_publishing  # noqa: PLC0415  # loaded by a start that is switched on
+
+        return make_publishing(self.resolved, audited=self.resolved.config.enabled)
+
+    def _make_sampling(self, parents: Profiler | None) -> Sampling:
+        from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
+
+        publishing = self._publishing
+        audit = publishing.audit if publishing is not None else _nothing
+        before = None if parents is None else parents._sampling
+        return Sampling(self.resolved, self._in_child, audit, parents=before)
 
     def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
-        from splunk_profiler import _walker  # noqa: PLC0415  # there whenever it was chosen
-
+        if self._sampling is not None and not self._sampling.is_native:
+            return  # the portable walker has a way of its own
+        try:
+            from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+        except ImportError:
+            return
         _walker.watch_forks(in_child)
 
-    def _is_described(self) -> bool:
-        from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
 
-        return self._forked or is_described()
-
-    def _open_sink(self) -> Any:
-        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
-        from splunk_profiler.sinks.resource import current_resource, tracer_provider  # noqa: PLC0415
-
-        current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
-        return OtlpSink(
-            self.resolved.endpoint,
-            current_resource,
-            self.resolved.transport,
-            tracer_provider,
-            share_connection=not self._forked,
-        )
+def _nothing() -> None:
+    """Nothing is published, so there is nothing to compare."""
 
 
 _PROCESS = ProcessProfiler()

@@ -1,7 +1,7 @@
-"""OpenTelemetry context → the span that is active in it.
+"""OpenTelemetry context → the span that is active in it; and where OpenTelemetry's API keeps these things.
 
-Imported only once the profiler is on. Runs on the sampling worker's thread; imports OpenTelemetry's API and
-the model.
+Imported only once the profiler is on. Runs on the sampling worker's thread, the look-ups on the one that starts the
+profiler; imports OpenTelemetry's API and the model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import opentelemetry.context as otel_context
 from opentelemetry import trace
+from opentelemetry.trace import propagation
 
 from splunk_profiler.model import SpanRef
 
@@ -35,3 +36,14 @@ def context_variable() -> ContextVar[Any] | None:
     """The variable that holds the current context; None where ``OTEL_PYTHON_CONTEXT`` has chosen another way."""
     variable = getattr(runtime_context(), "_current_context", None)
     return variable if isinstance(variable, ContextVar) else None
+
+
+def span_key() -> str:
+    """The key under which a context holds its span."""
+    return propagation._SPAN_KEY
+
+
+def tracer_provider() -> Any | None:
+    """The provider that the application has set, or None."""
+    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
+    return getattr(trace, "_TRACER_PROVIDER", None)

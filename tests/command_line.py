@@ -23,7 +23,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of the profiler or of OpenTelemetry, and with `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_", "ELASTIC_"))}
     return {**kept, **(changes or {})}
 
 

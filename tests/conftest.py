@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import opentelemetry.context as otel_context
 import pytest
+from wheel_builder import build_wheel, copy_of_the_sources
 
 from splunk_profiler.threads import NAME_PREFIX
 
@@ -23,6 +26,15 @@ def _sockets() -> set[str]:
         if target.startswith("socket:"):
             found.add(target)
     return found
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Iterator[zipfile.ZipFile]:
+    """The wheel as this machine builds it."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = build_wheel(copy_of_the_sources(Path(folder)), os.environ["PATH"])
+        with zipfile.ZipFile(built) as opened:
+            yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -60,3 +60,9 @@ def is_right() -> bool:
     compared, repaired = native.audit()
     assert compared, "nothing is published of any thread"
     return repaired == 0
+
+
+def noticed() -> int:
+    """How many switches there have been."""
+    counters = native.counters()
+    return counters.published + counters.unchanged

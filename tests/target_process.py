@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 TESTS = Path(__file__).parent
-_OURS = ("SPLUNK_", "OTEL_", "PYTHON", "GRPC_")
+_OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,54 +1,24 @@
 """What is shipped, and that the promises of the README, the Makefile and the gate are the same promises.
 
-Builds the real wheel (twice: with and without a compiler in reach) in a folder of its own.
+Looks into the real wheel, and builds a second one without a compiler in reach.
 """
 
 from __future__ import annotations
 
 import email
-import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 
 import pytest
+from wheel_builder import build_wheel, copy_of_the_sources
 
 import splunk_profiler
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ("splunk_profiler", "native", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
-
-
-def _copy_of_the_sources(folder: Path) -> Path:
-    """What a build needs, copied, so that no build leaves anything in the work tree."""
-    for name in SHIPPED:
-        subprocess.run(["cp", "-r", str(ROOT / name), str(folder)], check=True)
-    for built in [*folder.rglob("*.so"), *folder.rglob("__pycache__")]:
-        subprocess.run(["rm", "-r", str(built)], check=True)
-    return folder
-
-
-def _build(folder: Path, path: str) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", "wheels", "."]
-    env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Iterator[zipfile.ZipFile]:
-    """The wheel as this machine builds it."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = _build(_copy_of_the_sources(Path(folder)), os.environ["PATH"])
-        with zipfile.ZipFile(built) as opened:
-            yield opened
 
 
 def _metadata(wheel: zipfile.ZipFile) -> Message:
@@ -56,12 +26,13 @@ def _metadata(wheel: zipfile.ZipFile) -> Message:
     return email.message_from_bytes(wheel.read(name))
 
 
-def test_the_wheel_holds_the_native_walker(wheel: zipfile.ZipFile) -> None:
-    assert [name for name in wheel.namelist() if re.fullmatch(r"splunk_profiler/_walker\..*\.so", name)]
+@pytest.mark.parametrize("extension", ["_walker", "_context"])
+def test_the_wheel_holds_the_extensions(wheel: zipfile.ZipFile, extension: str) -> None:
+    assert [name for name in wheel.namelist() if re.fullmatch(rf"splunk_profiler/{extension}\..*\.so", name)]
 
 
 def test_the_wheel_holds_what_a_type_checker_and_a_launched_process_look_for(wheel: zipfile.ZipFile) -> None:
-    wanted = {"py.typed", "_walker.pyi", "cli/autostart/sitecustomize.py"}
+    wanted = {"py.typed", "_walker.pyi", "_context.pyi", "cli/autostart/sitecustomize.py"}
     assert {f"splunk_profiler/{name}" for name in wanted} <= set(wheel.namelist())
 
 
@@ -99,7 +70,7 @@ def test_without_a_compiler_the_wheel_is_built_without_the_walker(tmp_path: Path
         (programs / program).symlink_to(f"/bin/{program}")
     sources = tmp_path / "sources"
     sources.mkdir()
-    with zipfile.ZipFile(_build(_copy_of_the_sources(sources), str(programs))) as built:
+    with zipfile.ZipFile(build_wheel(copy_of_the_sources(sources), str(programs))) as built:
         names = built.namelist()
     assert "splunk_profiler/portable.py" in names
     assert not [name for name in names if name.endswith(".so")]

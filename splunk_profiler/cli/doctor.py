@@ -15,6 +15,7 @@ from rich.text import Text
 
 from splunk_profiler.cli import checks
 from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.cli.host_profilers import host_profilers
 from splunk_profiler.cli.report import report_console
 from splunk_profiler.cli.running import environment_of, process
 from splunk_profiler.config import Resolved, environment, from_env
@@ -51,6 +52,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         "Interpreter": checks.interpreter(resolved),
         "Samples": checks.filters(resolved),
         "Way to the collector": checks.endpoint(resolved, env),
+        "Host profilers": host_profilers(resolved, env),
     }
     if pid is not None:
         sections = {"Process": process(pid, resolved.endpoint.target), **sections}

@@ -4,7 +4,8 @@ Runs on the main thread, before `exec`: what it imports is paid for by each star
 import the profiler or OpenTelemetry.
 
 The command's Python is told by PYTHONPATH to import `autostart/sitecustomize.py` first, so the application
-needs no change, and the processes it starts (gunicorn's and Celery's workers, multiprocessing) inherit it.
+needs no change, and the processes it starts (gunicorn's and Celery's workers, multiprocessing) inherit it. LD_PRELOAD
+has the dynamic loader load the library by which host profilers read labels, at the start as its specification asks.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from typing import Any
 import click
 
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
-from splunk_profiler.config import SETTINGS, ConfigError, environment, parse_boolean
+from splunk_profiler.config import SETTINGS, ConfigError, environment, from_env
+from splunk_profiler.correlation.libraries import labels_library
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
+_ENDS_A_PRELOAD = " :"  # what the dynamic loader splits LD_PRELOAD at; there is no way to quote it
 
 
 def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
@@ -97,14 +100,30 @@ def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dic
     env = {**env, **chosen}
     if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
         env["SPLUNK_PROFILER_ENABLED"] = "true"
-    try:
-        if not parse_boolean(env["SPLUNK_PROFILER_ENABLED"].strip()):
-            return env
-    except ConfigError:
-        pass  # start() says what is wrong with the value, in the process that it concerns
+    resolved = from_env(env)  # start() says what is wrong with a value, in the process that it concerns
+    config = resolved.config
+    if not config.runs and env["SPLUNK_PROFILER_ENABLED"].strip().lower() == "false":
+        return env
     before = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
     env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(before if any(before) else [])])
+    if config.publishes_labels and not resolved.sdk_disabled:
+        _preload(env, str(labels_library()))
     return env
+
+
+def _preload(env: dict[str, str], library: str) -> None:
+    """Put `library` into LD_PRELOAD, after what is there: some libraries (sanitizers') have to come first, ours not."""
+    preloaded = env.get("LD_PRELOAD", "")
+    if library in re.split("[ :]", preloaded) or not Path(library).is_file():
+        return
+    if any(character in library for character in _ENDS_A_PRELOAD):
+        click.echo(
+            f"splunk-profiler: LD_PRELOAD cannot carry {library}, which has a space or a colon in it: host profilers"
+            " may not see labels; install the package elsewhere",
+            err=True,
+        )
+        return
+    env["LD_PRELOAD"] = f"{preloaded}:{library}" if preloaded else library
 
 
 def find_program(name: str, search_path: str) -> str:

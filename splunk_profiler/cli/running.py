@@ -57,6 +57,11 @@ def process(pid: int, target: str) -> list[Finding]:
     else:
         fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
         found.append(Finding(Verdict.WARNING, "profiler", fact, "see whether the process logged why it did not start"))
+    published = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
+    if published:
+        fact = f"libraries that they look for are loaded ({', '.join(published)}…)"
+        remedy = f"to see what they would read: splunk-profiler inspect {pid}"
+        found.append(Finding(Verdict.GOOD, "host profilers", fact, remedy))
     if "/cygrpc" not in maps:
         found.append(Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet"))
     port = int(target.rpartition(":")[2])

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from splunk_profiler.runtime.decoration import Decoration
+
 _REMEMBERED = 256  # attached and not detached, of one thread; a program that never detaches must not fill memory
 
 
@@ -70,17 +72,19 @@ class ContextShadow:
         self._on_attach = on_attach
         self._current: dict[int, Any] = {}
         self._local = _thread._local()
+        self._decoration = Decoration(runtime)
 
     def install(self) -> None:
         """Decorate; calling it twice is one decoration."""
-        if "attach" in vars(self._runtime):
+        if self._decoration.installed:
             return
         attach, detach, get_current = self._runtime.attach, self._runtime.detach, self._runtime.get_current
 
         def shadowing_attach(context: Any) -> Any:
             self._on_attach()
             token = attach(context)
-            self._life().enter(context)
+            if self._decoration.installed:
+                self._life().enter(context)
             return token
 
         def shadowing_detach(token: Any) -> None:
@@ -90,13 +94,11 @@ class ContextShadow:
             finally:
                 self._life().leave(left, get_current())
 
-        self._runtime.attach = shadowing_attach
-        self._runtime.detach = shadowing_detach
+        self._decoration.install({"attach": shadowing_attach, "detach": shadowing_detach})
 
     def remove(self) -> None:
         """Undo `install`."""
-        for name in ("attach", "detach"):
-            vars(self._runtime).pop(name, None)
+        self._decoration.remove()
         self._current.clear()
 
     def context_of(self, ident: int) -> Any | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from opentelemetry import trace
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, OTELResourceDetector, Resource
+
+from splunk_profiler.spans import tracer_provider
 
 
 def current_resource() -> Resource:
@@ -20,12 +21,6 @@ def current_resource() -> Resource:
     """
     resource = getattr(tracer_provider(), "resource", None)
     return _with_pid(resource if isinstance(resource, Resource) else _of_environment(), os.getpid())
-
-
-def tracer_provider() -> object | None:
-    """The provider that the application has set, or None."""
-    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
-    return getattr(trace, "_TRACER_PROVIDER", None)
 
 
 @lru_cache(maxsize=1)

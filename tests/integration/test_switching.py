@@ -1,4 +1,4 @@
-"""The hooks for context switches in processes of their own: modules that come later, other interpreters, C code, storms."""
+"""The hooks for context switches in processes of their own: late modules, other interpreters, C code, forks, storms."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ int call_in_context(void *context, int (*body)(void))
     int result = body();
     return PyContext_Exit(context) == 0 ? result : -1;
 }
+
+#ifdef NO_PLT /* else this would make the linker give the calls a slot that is not bound lazily */
+void *where_enter_is(void)
+{
+    return (void *)PyContext_Enter;
+}
+#endif
 """
 
 
@@ -69,7 +76,12 @@ def test_a_forked_child_keeps_noticing() -> None:
 @pytest.mark.parametrize("loaded", ["preloaded", "before", "later"])
 @pytest.mark.parametrize(
     "options",
-    [("-Wl,-z,lazy", "-Wl,-z,norelro"), ("-Wl,-z,lazy",), ("-Wl,-z,now", "-Wl,-z,relro"), ("-fno-plt", "-Wl,-z,now")],
+    [
+        ("-Wl,-z,lazy", "-Wl,-z,norelro"),
+        ("-Wl,-z,lazy", "-Wl,-z,relro"),
+        ("-Wl,-z,now", "-Wl,-z,relro"),
+        ("-Wl,-z,now", "-Wl,-z,relro", "-fno-plt", "-DNO_PLT"),
+    ],
     ids=lambda options: " ".join(options).replace("-Wl,", ""),
 )
 def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(
@@ -79,11 +91,9 @@ def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(
     source.write_text(C_CODE)
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", *options, "-o", library, source], check=True)
     preload = {"LD_PRELOAD": str(library)} if loaded == "preloaded" else {}
-    assert facts("c_code", str(library), loaded, **preload) == {
-        "right": 8,
-        "protected as before": 2,
-        "noticed without the hooks": 0,
-    }
+    seen = facts("c_code", str(library), loaded, **preload)
+    assert seen.pop("restored", 2) == 2, "the module still calls our function"
+    assert seen == {"right": 8, "protected as before": 2, "noticed without the hooks": 0}
 
 
 def test_hooks_may_come_and_go_in_eight_threads_while_others_switch() -> None:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from context_factory import attach, hooks, is_right, native
+from context_factory import attach, hooks, is_right, native, noticed
 
 facts: Counter[str] = Counter()
 
@@ -113,12 +113,12 @@ async def main():
     with hooks():
         attach()
         for way in ways * 2:
-            before = native.counters()
+            before = noticed()
             interpreter = module.create(**way)
             failure = module.run_string(interpreter, code)
             module.destroy(interpreter)
             facts["failed"] += failure is not None
-            facts["noticed"] += native.counters() != before
+            facts["noticed"] += noticed() != before
             look()
     facts["ran"] = len(ways) * 2
 
@@ -159,10 +159,14 @@ def c_code(path: str = "", loaded: str = "later") -> None:
             if before is None:
                 import_module("_ctypes").dlclose(library._handle)
                 protections = []
-        counters = native.counters()
+        counters = noticed()
         library = before or ctypes.PyDLL(path)
         _in_context(library, Context(), attach)
-        facts["noticed without the hooks"] += native.counters() != counters
+        if hasattr(library, "where_enter_is"):
+            library.where_enter_is.restype = ctypes.c_void_p
+            enter = ctypes.cast(ctypes.pythonapi.PyContext_Enter, ctypes.c_void_p).value
+            facts["restored"] += library.where_enter_is() == enter
+        facts["noticed without the hooks"] += noticed() != counters
 
 
 def forked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ OFF = "http://127.0.0.1:9"  # nobody listens there; what is sent is not what the
 
 
 def _run(code: str, **variables: str) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_", "ELASTIC_"))}
     env |= {"SPLUNK_PROFILER_LOGS_ENDPOINT": OFF, **variables}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=False
@@ -22,6 +23,7 @@ def _run(code: str, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+PUBLISHING = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
 THREADS = "len(__import__('threading').enumerate())"
 
 
@@ -37,6 +39,60 @@ def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
         "import os; assert len(os.listdir('/proc/self/task')) == 1\n"
     )
     _run(code, SPLUNK_PROFILER_ENABLED=value)
+
+
+@pytest.mark.parametrize("value", ["", "false", " FALSE ", "auto"])
+def test_publishing_to_host_profilers_is_off_with_the_profiler_unless_it_is_asked_for(value: str) -> None:
+    code = (
+        "import sys, splunk_profiler as p\nassert p.start() is False\n"
+        "assert 'splunk_profiler.config' not in sys.modules\n"
+    )
+    for name in PUBLISHING:
+        _run(code, **{name: value})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+@pytest.mark.parametrize("name", PUBLISHING)
+def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_the_sdk(name: str) -> None:
+    code = (
+        "import sys, threading, splunk_profiler as p\nassert p.start() and p.start()\n"
+        "names = {t.name for t in threading.enumerate()} - {'MainThread'}\n"
+        "assert names == {'splunk-profiler-auditor'}, names\n"
+        "loaded = {'grpc', 'ssl', 'socket', 'opentelemetry.sdk', 'splunk_profiler.sampling'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        f"p.stop()\nassert {THREADS} == 1\n"
+        f"assert p.start()\np.stop()\nassert {THREADS} == 1\n"
+    )
+    assert "Traceback" not in _run(code, **{name: "true"})
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_without_the_extension_publishing_is_off_and_said_where_it_was_asked_for(asked: bool) -> None:
+    code = (
+        "import sys; sys.modules['splunk_profiler._context'] = None\n"
+        f"import splunk_profiler as p\nassert p.start() is {not asked}\np.stop()\n"
+    )
+    settings = {PUBLISHING[0]: "true"} if asked else {"SPLUNK_PROFILER_ENABLED": "true"}
+    said = _run(code, **settings)
+    assert said.count("nothing is published to host profilers: the C extension") == asked
+
+
+@pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_opentelemetrys_own_switch_and_another_kind_of_context_keep_publishing_off() -> None:
+    said = _run(
+        "import splunk_profiler as p\nassert not p.start()\n", OTEL_SDK_DISABLED="true", **{PUBLISHING[1]: "true"}
+    )
+    assert said.count("OTEL_SDK_DISABLED=true") == 1
+    code = (
+        "import opentelemetry.context as c\n"
+        "class Runtime:\n"
+        "    def attach(self, context): return None\n"
+        "    def detach(self, token): pass\n"
+        "    def get_current(self): return c.Context()\n"
+        "c._RUNTIME_CONTEXT = Runtime()\n"
+        "import splunk_profiler as p\nassert not p.start()\n"
+    )
+    assert "OTEL_PYTHON_CONTEXT" in _run(code, **{PUBLISHING[1]: "true"})
 
 
 def test_on_starts_one_profiler_however_often_it_is_started() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,10 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
         ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
         ("OTEL_SDK_DISABLED", "perhaps", "false"),
+        ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "on", "auto"),
+        ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", "run/sockets", "the default"),
+        ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", "/run/../tmp", "the default"),
+        ("SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED", "1", "auto"),
     ],
 )
 def test_a_wrong_value_gives_one_line_with_the_setting_the_value_and_what_is_used(
@@ -70,6 +75,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_TRACING_STACKS_ONLY": ("True", True),
         "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": ("True", "true"),
         "SPLUNK_PROFILER_MEMORY_ENABLED": ("true", True),
         "SPLUNK_SNAPSHOT_PROFILER_ENABLED": ("true", True),
         "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL": ("20", 20),
@@ -92,6 +100,33 @@ def test_settings_that_are_known_but_not_built_say_so() -> None:
     assert len(resolved.warnings) == 2
     assert any("SPLUNK_PROFILER_MEMORY_ENABLED=true" in warning for warning in resolved.warnings)
     assert any("text is sent" in warning for warning in resolved.warnings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    [
+        ({}, (False, False, False)),
+        ({"enabled": True}, (True, True, True)),
+        ({"enabled": True, "correlation": "false"}, (True, False, True)),
+        ({"enabled": True, "custom_labels": "false"}, (True, True, False)),
+        ({"correlation": "true"}, (True, True, False)),
+        ({"custom_labels": "True"}, (True, False, True)),
+        ({"correlation": "false", "custom_labels": "auto"}, (False, False, False)),
+    ],
+)
+def test_publishing_goes_with_sampling_unless_it_is_asked_for_or_refused(
+    settings: dict[str, Any], published: tuple[bool, bool, bool]
+) -> None:
+    config = Config(**settings)
+    assert (config.runs, config.publishes_correlation, config.publishes_labels) == published
+
+
+def test_the_environment_describes_the_service_by_opentelemetrys_rules() -> None:
+    env = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=a, deployment.environment.name=b%2Cc ,broken,x="}
+    expected = {"service.name": "a", "deployment.environment.name": "b,c", "x": ""}
+    assert from_env(env).described == expected
+    assert from_env({**env, "OTEL_SERVICE_NAME": " d "}).described == {**expected, "service.name": "d"}
+    assert from_env({}).described == {}
 
 
 def test_an_empty_or_blank_variable_counts_as_not_set() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 pytest.importorskip("greenlet", reason="greenlet is not installed")
 
 import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from context_factory import attach, hooks, is_right, native
+from context_factory import attach, hooks, is_right, native, noticed
 
 
 @pytest.fixture(autouse=True)
@@ -172,11 +172,11 @@ def test_in_other_threads_nothing_is_noticed_any_more_and_what_was_there_is_stil
         attach()
         thread.start()
         traced.wait()
-    before = native.counters()
+    before = noticed()
     over.set()
     thread.join()
     assert ended.is_set()
-    assert (events, native.counters()) == (["switch", "switch"], before)
+    assert (events, noticed()) == (["switch", "switch"], before)
 
 
 def test_hooks_that_come_again_find_the_trace_function_they_left() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from context_factory import Span, attach, current, entered, hooks, install, is_right, native
+from context_factory import Span, attach, current, entered, hooks, install, is_right, native, noticed
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -34,21 +34,11 @@ def published() -> Iterator[None]:
         native.detach(token)
 
 
-def count() -> int:
-    counters = native.counters()
-    return counters.published + counters.unchanged
-
-
-def seen(body: Callable[[], object]) -> int:
-    """How many switches were noticed while it ran."""
-    before = count()
-    body()
-    return count() - before
-
-
 @pytest.mark.usefixtures("published")
 def test_the_audit_tells_what_was_changed_behind_the_hooks_back() -> None:
-    token = current.set(entered())
+    known = Span()
+    native.detach(attach(known))
+    token = current.set(entered(known))
     assert not is_right()
     assert is_right()
     current.reset(token)
@@ -64,6 +54,13 @@ def test_attach_and_detach_publish_what_they_set() -> None:
     native.detach(token)
     assert current.get() is outer
     assert is_right()
+
+
+def noticed_in(body: Callable[[], object]) -> int:
+    """How many switches were noticed while it ran."""
+    before = noticed()
+    body()
+    return noticed() - before
 
 
 def _used() -> contextvars.Token[Any]:
@@ -106,7 +103,7 @@ def test_a_context_that_is_run_is_published_and_so_is_the_one_that_comes_back() 
         assert is_right()
 
     for run in (inside.run, partial(Context.run, inside), partial(getattr(inside, "run"))):  # noqa: B009
-        assert seen(lambda run=run: run(body)) >= 3  # type: ignore[misc]
+        assert noticed_in(lambda run=run: run(body)) >= 3  # type: ignore[misc]
         assert is_right()
 
 
@@ -190,7 +187,7 @@ def test_a_run_that_began_before_the_hooks_came_or_ends_after_they_went_is_left_
         return "result"
 
     assert Context().run(goes) == "result"
-    assert seen(lambda: run(attach)) == 0
+    assert noticed_in(lambda: run(attach)) == 0
 
 
 def test_without_the_hooks_nothing_is_noticed() -> None:
@@ -198,8 +195,8 @@ def test_without_the_hooks_nothing_is_noticed() -> None:
         native.detach(attach())
     with ThreadPoolExecutor(1) as pool:
         for submit in (lambda: pool.submit(attach).result(), lambda: copy_context().run(attach)):
-            assert seen(submit) == 0
-    assert seen(lambda: native.detach(attach())) == 0
+            assert noticed_in(submit) == 0
+    assert noticed_in(lambda: native.detach(attach())) == 0
 
 
 @pytest.mark.usefixtures("published")
@@ -313,7 +310,7 @@ def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
         with hooks(), hooks():
             attach()
             assert is_right()
-        assert seen(lambda: copy_context().run(attach)) == 0
+        assert noticed_in(lambda: copy_context().run(attach)) == 0
     assert Context.run is run
     native.uninstall()
 
@@ -321,7 +318,7 @@ def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
 def test_install_wants_a_context_variable() -> None:
     with pytest.raises(TypeError):
         native.install(object(), "key", object(), "attribute", Span)  # type: ignore[arg-type]
-    assert seen(lambda: copy_context().run(int)) == 0
+    assert noticed_in(lambda: copy_context().run(int)) == 0
 
 
 def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_on() -> None:

@@ -1,0 +1,164 @@
+"""What publishing to host profilers adds to each kind of context switch: stock, with both ABIs, without again, in turns.
+
+Sampling is off, so nothing else runs. Tasks and greenlets hold a span each, the loop between them has none: every switch
+has something new to publish. Each figure is a ratio of medians.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from opentelemetry import context, trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from result import Result, main, median, middle_half, significant
+
+import splunk_profiler
+
+TASKS = 20
+PUBLISHING = splunk_profiler.Config(enabled=False, correlation="true", custom_labels="true")
+
+
+@contextmanager
+def own_span() -> Iterator[None]:
+    """The caller is inside a span."""
+    with trace.get_tracer("benchmark").start_as_current_span("own"):
+        yield
+
+
+def attach_detach(count: int) -> None:
+    """Attach a context with a span, detach it."""
+    attach, detach = context.attach, context.detach
+    entered = trace.set_span_in_context(trace.get_tracer("benchmark").start_span("attached"))
+    for _ in range(count):
+        detach(attach(entered))
+
+
+def start_as_current_span(count: int) -> None:
+    """Start a span, make it current, end it: all that an instrumentation does."""
+    start = trace.get_tracer("benchmark").start_as_current_span
+    for _ in range(count):
+        with start("one"):
+            pass
+
+
+def task_switch(module: str, count: int) -> None:
+    """Tasks that do nothing but let the next one run."""
+
+    async def task(turns: int) -> None:
+        with own_span():
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def tasks() -> None:
+        await asyncio.gather(*(task(count // TASKS) for _ in range(TASKS)))
+
+    loop: asyncio.AbstractEventLoop = import_module(module).new_event_loop()
+    loop.run_until_complete(tasks())
+    loop.close()
+
+
+def greenlet_switch(count: int) -> None:
+    """Two greenlets that do nothing but let the other one run."""
+    greenlet: Any = import_module("greenlet")
+    here = greenlet.getcurrent()
+
+    def body() -> None:
+        with own_span():
+            for _ in range(count // 2):
+                here.switch()
+
+    other = greenlet.greenlet(body)
+    with own_span():
+        for _ in range(count // 2 + 1):
+            other.switch()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of switch.
+
+    Attributes:
+        name: of the measure.
+        body: makes so many.
+        limit: with publishing, in times of without.
+        count: how many at a time.
+    """
+
+    name: str
+    body: Callable[[int], None]
+    limit: float | None
+    count: int = 20_000
+
+
+def kinds() -> Iterator[Kind]:
+    """Those that are to be had here."""
+    yield Kind("attach + detach", attach_detach, 1.25)
+    yield Kind("start_as_current_span", start_as_current_span, 1.05, 3_000)
+    yield Kind("asyncio task switch", partial(task_switch, "asyncio"), 1.10)
+    if find_spec("uvloop"):
+        yield Kind("uvloop task switch", partial(task_switch, "uvloop"), 1.10)
+    if find_spec("greenlet"):
+        yield Kind("greenlet switch", greenlet_switch, None)
+
+
+def one_ns(kind: Kind, count: int) -> float:
+    """Nanoseconds of one switch, from the fastest of a few stretches: what is left when nothing else interferes."""
+    stretches = []
+    for _ in range(5):
+        started = time.perf_counter_ns()
+        kind.body(count)
+        stretches.append((time.perf_counter_ns() - started) / count)
+    return min(stretches)
+
+
+def compare(kind: Kind, count: int, rounds: int) -> Iterator[Result]:
+    """Stock, on, off, and so on, each compared with what was measured beside it."""
+    stock, on, off = [], [], []
+    for _ in range(rounds):
+        stock.append(one_ns(kind, count))
+        if not splunk_profiler.start(PUBLISHING):
+            raise RuntimeError("publishing did not start")
+        on.append(one_ns(kind, count))
+        splunk_profiler.stop()
+        off.append(one_ns(kind, count))
+    yield Result(
+        f"{kind.name}, both ABIs published / stock",
+        significant(statistics.median(on) / statistics.median(stock), 4),
+        "times",
+        kind.limit,
+        details={
+            "on_ns": median(on),
+            "stock_ns": median(stock),
+            "on_middle_half": middle_half(on),
+            "stock_middle_half": middle_half(stock),
+        },
+    )
+    yield Result(
+        f"{kind.name}, published no more / stock",
+        significant(statistics.median(off) / statistics.median(stock), 4),
+        "times",
+        1.02,
+        details={"off_ns": median(off), "off_middle_half": middle_half(off)},
+    )
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Every kind."""
+    trace.set_tracer_provider(TracerProvider(resource=Resource.create({"service.name": "benchmark"})))
+    for kind in kinds():
+        one_ns(kind, kind.count // 10)
+        yield from compare(kind, kind.count // 10 if quick else kind.count, 2 if quick else 25)
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

@@ -1,0 +1,85 @@
+"""Would host profilers be able to read the context of each thread? A section of the doctor.
+
+Runs on the main thread of `doctor`, which becomes readable for a moment itself: the only way to know where the
+dynamic loader puts the libraries is to load them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.config import Resolved
+from splunk_profiler.correlation.inbox import Inbox, InboxError
+from splunk_profiler.correlation.libraries import elastic_library, labels_library, remedy
+from splunk_profiler.correlation.storage import Service, encode, service_of
+
+_CORRELATION = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"
+_SOCKET_DIRECTORY = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
+_LABELS = "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED"
+
+
+def host_profilers(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
+    """What is published, and whether readers could follow it. Nothing here keeps samples from arriving."""
+    config = resolved.config
+    found = [
+        _switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation),
+        _switch("custom labels", _LABELS, config.custom_labels, config.publishes_labels),
+    ]
+    if not config.publishes_correlation and not config.publishes_labels:
+        return found
+    try:
+        from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
+    except ImportError as error:
+        fact = f"the C extension that publishes is not there: {error}"
+        return [*found, Finding(Verdict.WARNING, "extension", fact, "reinstall with a C compiler and Python.h")]
+    if config.publishes_labels:
+        found.append(_library(labels_library(), _context.load_labels))
+        preloaded = str(labels_library()) in env.get("LD_PRELOAD", "")
+        fact = "is loaded at the start (LD_PRELOAD)" if preloaded else "is loaded when the profiler starts"
+        advice = "" if preloaded else "splunk-profiler run loads it earlier, as the specification of the labels asks"
+        found.append(Finding(Verdict.NOTE, "custom labels", f"{labels_library().name} {fact}", advice))
+    if config.publishes_correlation:
+        found += _correlation(resolved, _context)
+    return found
+
+
+def _switch(subject: str, setting: str, value: str, on: bool) -> Finding:
+    why = f"{setting} is {value.lower()}" + (", as sampling is" if value.lower() == "auto" else "")
+    return Finding(Verdict.GOOD if on else Verdict.NOTE, subject, f"{'on' if on else 'off'} ({why})")
+
+
+def _correlation(resolved: Resolved, extension: Any) -> list[Finding]:
+    directory = resolved.config.socket_directory or gettempdir()
+    try:
+        inbox = Inbox(directory)
+    except InboxError as error:
+        return [Finding(Verdict.WARNING, "socket", f"it cannot be made: {error}", f"set {_SOCKET_DIRECTORY}")]
+    found = [Finding(Verdict.GOOD, "socket", f"it can be made in {directory}")]
+    try:
+        storage = encode(Service("doctor", ""), inbox.address)
+        found.append(_library(elastic_library(), lambda path: extension.load_elastic(path, storage)))
+        extension.withdraw_storage()
+    finally:
+        inbox.close()
+    service = service_of(resolved.described)
+    if service is not None:
+        found.append(Finding(Verdict.GOOD, "service", f"{service.name!r}, from the environment"))
+    else:
+        fact = "the environment gives it no name: host profilers are told one with the first span, if its provider has"
+        found.append(Finding(Verdict.NOTE, "service", fact, "set OTEL_SERVICE_NAME"))
+    return found
+
+
+def _library(path: Path, load: Callable[[str], Any]) -> Finding:
+    try:
+        library = load(str(path))
+    except OSError as error:
+        return Finding(Verdict.WARNING, "library", f"{path.name} cannot be loaded: {error}", "reinstall the package")
+    if library.tls == "dynamic":
+        fact = f"{path}: its thread-local pointer is where readers do not look"
+        return Finding(Verdict.WARNING, "library", fact, remedy(path))
+    return Finding(Verdict.GOOD, "library", f"{path}, thread-local storage: {library.tls}")

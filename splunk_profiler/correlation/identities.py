@@ -1,0 +1,121 @@
+"""Span → what is published of it: its ids, its flags and its local root.
+
+`Identities.of` is the slow path: the C extension asks it once for a span that carries no identity yet, on the thread
+that made the span current. Spans that start while the extension is on their provider (`providers.py`) get theirs in C.
+Loads OpenTelemetry's API; the SDK only where it is loaded already.
+
+Specification: Elastic universal profiling integration, "Thread Local Storage Layout".
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from opentelemetry import trace
+
+ATTRIBUTE = "_splunk_profiler_identity"  # where a span keeps its identity
+_REMEMBERED = 1024
+_LONGEST_CHAIN = 10_000
+
+Make = Callable[[int, int, int, int], Any]
+
+
+class Identities:
+    """Makes identities. All methods may be called from any thread; a race costs work, never a wrong answer.
+
+    Args:
+        make: (trace id, span id, local root span id, trace flags) → an identity, which has these as attributes.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._roots: OrderedDict[tuple[int, int], int] = OrderedDict()  # of spans that cannot be found by their ids
+        self._unsampled: OrderedDict[int, int] = OrderedDict()  # trace id → local root of what does not record
+        self._look_at_live_spans = True
+
+    def expect_unknown_spans(self) -> None:
+        """Spans have started that nobody has seen: look for them when the first one with a local parent turns up."""
+        self._look_at_live_spans = True
+
+    def of(self, span: Any) -> Any | None:
+        """The identity of `span`, or None for one that is not published: invalid, or of another process."""
+        context = span.get_span_context()
+        if not context.is_valid or context.is_remote:
+            return None
+        root = self._root_of(span, context)
+        _remember(self._roots, (context.trace_id, context.span_id), root)
+        return self._make(context.trace_id, context.span_id, root, int(context.trace_flags) & 0xFF)
+
+    def _root_of(self, span: Any, context: trace.SpanContext) -> int:
+        parent = getattr(span, "parent", None)
+        if parent is None and isinstance(span, trace.NonRecordingSpan):
+            # It does not know its parent. Whatever of its trace this process is at work on has the same root, as
+            # long as the trace did not come in twice.
+            return _remember(self._unsampled, context.trace_id, context.span_id)
+        if parent is None or not parent.is_valid or parent.is_remote:
+            return context.span_id
+        return self._root_of_parent(parent)
+
+    def _root_of_parent(self, parent: trace.SpanContext) -> int:
+        known = self._roots.get((parent.trace_id, parent.span_id))
+        if known is None and self._look_at_live_spans:
+            self._look_at_live_spans = False
+            self._learn(dict(_live_spans()))
+            known = self._roots.get((parent.trace_id, parent.span_id))
+        if known is not None:
+            return known
+        # The parent is over, or of another SDK. As far up as anybody can tell, it is the root.
+        return self._unsampled.get(parent.trace_id, parent.span_id)
+
+    def _learn(self, live: dict[tuple[int, int], Any]) -> None:
+        """Find the local root of each span that is under way, and remember it."""
+        roots: dict[tuple[int, int], int] = {}
+        for key in live:
+            chain: list[tuple[int, int]] = []
+            at, root = key, None
+            while root is None and len(chain) < _LONGEST_CHAIN:
+                chain.append(at)
+                span = live.get(at)
+                parent = getattr(span, "_parent", None)
+                identity = getattr(span, ATTRIBUTE, None)
+                if at in roots:
+                    root = roots[at]
+                elif identity is not None:
+                    root = identity.local_root_id
+                elif parent is None or not parent.is_valid or parent.is_remote:
+                    root = at[1]
+                else:
+                    at = (parent.trace_id, parent.span_id)
+            for visited in chain:
+                roots[visited] = root or key[1]
+        for key, root in roots.items():
+            _remember(self._roots, key, root, most=max(_REMEMBERED, len(roots)))
+
+
+def _live_spans() -> Iterator[tuple[tuple[int, int], Any]]:
+    """(trace id, span id) → span, of the SDK's spans that have not ended."""
+    sdk = sys.modules.get("opentelemetry.sdk.trace")
+    kind: Any = getattr(sdk, "ReadableSpan", None)
+    if kind is None:
+        return
+    for item in gc.get_objects():
+        if issubclass(type(item), kind):  # not isinstance: a proxy answers that with code of its own
+            # By the attributes themselves: the span may be one that is being made, or have code of its own.
+            context = getattr(item, "_context", None)
+            if context is not None and getattr(item, "_end_time", None) is None:
+                yield (context.trace_id, context.span_id), item
+
+
+def _remember(known: OrderedDict[Any, int], key: Any, value: int, *, most: int = _REMEMBERED) -> int:
+    """What is known of `key`, which is `value` if nothing is."""
+    value = known.setdefault(key, value)
+    while len(known) > most:
+        try:
+            known.popitem(last=False)
+        except KeyError:  # other threads made room
+            break
+    return value

@@ -1,0 +1,229 @@
+"""What host profilers can read of this process: the order in which it becomes visible, and in which it goes.
+
+`Publisher` owns the C extension while it is installed, the socket and the process storage. Threads publish by
+themselves, in C, at every switch of context. Runs on whichever thread starts and stops it, and for the first span of
+a provider on the application's: must be short there and must not raise. Knows neither settings nor OpenTelemetry.
+
+Readers look once, when they see a library appear. So all that it leads to is there before: socket, storage, library,
+pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from splunk_profiler.correlation.identities import ATTRIBUTE, Identities
+from splunk_profiler.correlation.inbox import Inbox, InboxError
+from splunk_profiler.correlation.libraries import elastic_library, labels_library, remedy
+from splunk_profiler.correlation.providers import Providers
+from splunk_profiler.correlation.storage import Service, encode, service_of
+from splunk_profiler.guard import Guard, logger
+from splunk_profiler.threads import real_lock
+
+_WAIT_S = 1.0  # for another thread that is making the process visible
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is to be published.
+
+    Attributes:
+        correlation: Elastic's ABI.
+        labels: the Custom Labels ABI.
+        socket_directory: where the socket is made; None is the system's directory for temporary files.
+        socket_setting: the setting of that, for messages.
+    """
+
+    correlation: bool
+    labels: bool
+    socket_directory: str | None
+    socket_setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the current context is.
+
+    Attributes:
+        variable: OpenTelemetry's; holds a context.
+        span_key: under which a context holds its span.
+        labels: holds the user's labels.
+    """
+
+    variable: ContextVar[Any]
+    span_key: str
+    labels: ContextVar[Any]
+
+
+class Publisher:
+    """One process's publishing; goes on in a forked child.
+
+    Args:
+        extension: ``splunk_profiler._context``.
+        wishes: what is published.
+        source: where it is found.
+    """
+
+    def __init__(self, extension: Any, wishes: Wishes, source: Source) -> None:
+        self._extension = extension
+        self._wishes = wishes
+        self._source = source
+        self._lock = real_lock()
+        self._guard = Guard("publishing to host profilers")
+        self._identities = Identities(extension.Identity)
+        self._providers = Providers(extension.inherit)
+        self._inbox: Inbox | None = None
+        self._service: Service | None = None
+        self._visible = False  # Elastic's library is loaded and leads to a storage
+        self._correlates = wishes.correlation
+        self._told: set[str] = set()
+
+    def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
+        """Publish from now on.
+
+        Args:
+            provider: the tracer provider, if there is one already.
+            attributes: of the resource, if it is known already which service this is.
+
+        Raises:
+            OSError: the hooks cannot be installed; nothing is left of them.
+        """
+        source = self._source
+        problems = self._extension.install(source.variable, source.span_key, source.labels, ATTRIBUTE, self._identify)
+        for hook, problem in problems:
+            self._say_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
+        if self._wishes.labels:
+            self._load_labels()
+        processors = getattr(provider, "_active_span_processor", None)
+        if processors is not None:
+            self._providers.meet(processors)
+        if attributes is not None:
+            self._describe(attributes)
+        self._extension.publish()
+
+    def stop(self) -> None:
+        """Publish nothing any more, and leave nothing that a reader could follow."""
+        held = self._lock.acquire(timeout=_WAIT_S)
+        try:
+            self._correlates = False
+            self._providers.leave()
+            self._extension.withdraw_storage()
+            self._extension.uninstall()
+            inbox, self._inbox = self._inbox, None
+            if inbox is not None:
+                inbox.close()
+        finally:
+            if held:
+                self._lock.release()
+
+    def audit(self) -> None:
+        """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
+        self._extension.refresh()
+        _, repaired = self._extension.audit()
+        if repaired and "repaired" not in self._told:
+            self._told.add("repaired")
+            logger.debug("what a thread showed to host profilers was not its context and has been repaired")
+
+    def hold(self, timeout_s: float) -> bool:
+        """Let nobody be half-way through making the process visible while it forks. True if `release` is due."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def release(self) -> None:
+        """Go on after `hold`, in the parent."""
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """Go on in a forked child, with a socket and a storage of its own.
+
+        Readers look at the child as at a new process, perhaps at once: so the storage that it has inherited is
+        replaced in one step, and never absent.
+        """
+        self._lock = real_lock()
+        self._extension.reset_after_fork()
+        parents, self._inbox = self._inbox, None
+        if parents is not None:
+            parents.close()
+        service, self._service = self._service, None
+        if service is not None and not self._show(service):
+            self._extension.withdraw_storage()  # it leads to the parent
+
+    def _identify(self, span: Any) -> Any | None:
+        """Called by the extension for a span that has no identity yet, on the thread that made it current."""
+        with self._guard.watching():
+            self._meet(span)
+        return self._identities.of(span)
+
+    def _meet(self, span: Any) -> None:
+        processors = getattr(span, "_span_processor", None)
+        if processors is not None and self._providers.meet(processors):
+            self._identities.expect_unknown_spans()
+            self._describe(getattr(getattr(span, "resource", None), "attributes", {}))
+
+    def _describe(self, attributes: Mapping[str, object]) -> None:
+        """Make the process visible as the service of these attributes, if it is not yet."""
+        if not self._correlates or not self._lock.acquire(blocking=False):
+            return  # somebody is at it
+        try:
+            service = service_of(attributes)
+            if service is not None:
+                self._show(service)
+            elif self._service is None:
+                self._say_once(
+                    "host profilers are not told of this process, because its service has no name:"
+                    " set OTEL_SERVICE_NAME"
+                )
+        finally:
+            self._lock.release()
+
+    def _show(self, service: Service) -> bool:
+        """The order of publication; see the head of this file."""
+        if service == self._service or not self._correlates:
+            return self._correlates
+        try:
+            if self._inbox is None:
+                self._inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
+            storage = encode(service, self._inbox.address)
+            if self._visible:
+                self._extension.replace_storage(storage)
+            else:
+                path = elastic_library()
+                library = self._extension.load_elastic(str(path), storage)
+                self._visible = True
+                self._check_reach(path, library.tls, "which span each thread is in")
+        except (InboxError, OSError) as error:
+            self._correlates = False
+            setting = f"{self._wishes.socket_setting}: " if isinstance(error, InboxError) else ""
+            self._say_once(f"host profilers are not told of this process: {setting}{error}")
+            return False
+        self._service = service
+        return True
+
+    def _load_labels(self) -> None:
+        path = labels_library()
+        try:
+            library = self._extension.load_labels(str(path))
+        except OSError as error:
+            self._say_once(f"labels are not shown to host profilers: {error}")
+            return
+        self._check_reach(path, library.tls, "the labels of the threads")
+
+    def _check_reach(self, path: Any, tls: str, what: str) -> None:
+        if tls == "dynamic":
+            self._say_once(
+                f"host profilers cannot read {what}: the dynamic loader has put the thread-local pointer of"
+                f" {path.name} where they do not look; {remedy(path)}"
+            )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
+
+
+def _temporary_directory() -> str:
+    from tempfile import gettempdir  # noqa: PLC0415  # loads much, for the few processes that come here
+
+    return gettempdir()

@@ -1,0 +1,168 @@
+"""Composes what publishing to host profilers consists of: the C extension, OpenTelemetry's context, the user's labels.
+
+`Publishing` is one life of it, and goes on in a forked child. Built, started and stopped by `profiler`, under its lock.
+Must not load the SDK or gRPC: publishing works without sampling, in processes that have neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from splunk_profiler import config as settings
+from splunk_profiler import spans
+from splunk_profiler.correlation.publisher import Publisher, Source, Wishes
+from splunk_profiler.correlation.storage import service_of
+from splunk_profiler.guard import Guard, logger
+from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.runtime.publishing import publish_switches
+from splunk_profiler.threads import Signal, Worker
+from splunk_profiler.user_labels import OUTLET, PUBLISHED
+
+_AUDIT_S = 1.0
+_JOIN_S = 0.1
+
+
+class Publishing:
+    """One life of publishing.
+
+    Args:
+        resolved: the settings.
+        extension: ``splunk_profiler._context``.
+        source: where the current context and labels are.
+        audited: whether somebody calls `audit` at every sample; else a thread of ours does, once a second.
+    """
+
+    def __init__(self, resolved: settings.Resolved, extension: Any, source: Source, *, audited: bool) -> None:
+        config = resolved.config
+        wishes = Wishes(
+            config.publishes_correlation,
+            config.publishes_labels,
+            config.socket_directory,
+            "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
+        )
+        self._extension = extension
+        self._publisher = Publisher(extension, wishes, source)
+        self._publishes_labels = config.publishes_labels
+        self._described = resolved.described
+        self._decoration: Decoration | None = None
+        self._guard = Guard("comparing what is published to host profilers")
+        self._audited = audited
+        self._auditor: Auditor | None = None
+        self._held = False
+
+    def start(self) -> None:
+        """Publish from now on.
+
+        Raises:
+            OSError, RuntimeError: it is not possible; nothing is left of it.
+        """
+        extension = self._extension
+        try:
+            provider = spans.tracer_provider()
+            self._publisher.start(provider, self._attributes(provider))
+            self._decoration = publish_switches(
+                spans.runtime_context(), extension.attach, extension.detach, extension.publish
+            )
+            if self._publishes_labels:
+                OUTLET.open(extension.UserLabels, extension.publish)
+            self._begin_audits()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Publish nothing any more."""
+        if self._auditor is not None:
+            self._auditor.stop(_JOIN_S)
+        OUTLET.close()
+        if self._decoration is not None:
+            self._decoration.remove()
+        self._publisher.stop()
+
+    def audit(self) -> None:
+        """See `Publisher.audit`. Never raises."""
+        with self._guard.watching():
+            self._publisher.audit()
+
+    def hold(self, timeout_s: float) -> None:
+        """See `Publisher.hold`."""
+        self._held = self._publisher.hold(timeout_s)
+
+    def release(self) -> None:
+        """See `Publisher.release`."""
+        if self._held:
+            self._held = False
+            self._publisher.release()
+
+    def after_fork(self) -> None:
+        """See `Publisher.after_fork`."""
+        self._held = False
+        self._publisher.after_fork()
+        self._begin_audits()
+
+    def _begin_audits(self) -> None:
+        if not self._audited:
+            self._auditor = Auditor(self.audit)
+
+    def _attributes(self, provider: Any) -> Mapping[str, object] | None:
+        """The resource's, once it is known which service this is: there is a provider, or the environment says."""
+        attributes = getattr(getattr(provider, "resource", None), "attributes", None)
+        if isinstance(attributes, Mapping):
+            return attributes
+        return self._described if service_of(self._described) is not None else None
+
+
+class Auditor:
+    """Has the audit done where no samples are taken: on a thread of its own, once a second.
+
+    Args:
+        audit: never raises.
+    """
+
+    def __init__(self, audit: Any) -> None:
+        self._audit = audit
+        self._stopping = False
+        self._wake = Signal()
+        self._thread = Worker("auditor", self._run)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """True if it has ended within `timeout_s` seconds."""
+        self._stopping = True
+        self._wake.set()
+        return self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(_AUDIT_S)
+            if not self._stopping:
+                self._audit()
+
+
+def make_publishing(resolved: settings.Resolved, *, audited: bool) -> Publishing | None:
+    """What publishes as `resolved` says; None where it says nothing of the kind or where it cannot be done.
+
+    Args:
+        resolved: the settings.
+        audited: see `Publishing`.
+    """
+    config = resolved.config
+    if not config.publishes_correlation and not config.publishes_labels:
+        return None
+    asked_for = "true" in (config.correlation.lower(), config.custom_labels.lower())
+    try:
+        from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
+    except ImportError as error:
+        log = logger.warning if asked_for else logger.debug
+        log("nothing is published to host profilers: the C extension for it is not there (%s)", error)
+        return None
+    variable = spans.context_variable()
+    if variable is None:
+        logger.warning(
+            "nothing is published to host profilers: the current context is not kept in a ContextVar"
+            " (OTEL_PYTHON_CONTEXT)"
+        )
+        return None
+    source = Source(variable, spans.span_key(), PUBLISHED)
+    return Publishing(resolved, _context, source, audited=audited)

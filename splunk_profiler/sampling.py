@@ -1,0 +1,156 @@
+"""One life of sampling: ticker, capture, queue and sink, composed; replaced as a whole in a forked child.
+
+Built, started and stopped by `profiler`, under its lock; what it composes has threads of its own. A child never
+repairs, joins or closes what its parent had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from splunk_profiler import capture, spans
+from splunk_profiler import config as settings
+from splunk_profiler.guard import logger
+from splunk_profiler.recorder import Recorder
+from splunk_profiler.runtime.otel import ContextShadow
+from splunk_profiler.sampler import Sampler
+from splunk_profiler.sinks.late import LateSink
+from splunk_profiler.threads import Worker
+
+_JOIN_S = 0.1
+_OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
+
+
+class Sampling:
+    """One life of sampling, from start to stop.
+
+    Args:
+        resolved: the settings.
+        in_child: called in a forked child when no fork hook of Python's has run there.
+        at_sample: called at every sample, on the worker's thread; must not raise.
+        parents: in a forked child, what its parent had opened, which must not be used; else None.
+    """
+
+    def __init__(
+        self,
+        resolved: settings.Resolved,
+        in_child: Callable[[], None],
+        at_sample: Callable[[], None],
+        *,
+        parents: Sampling | None,
+    ) -> None:
+        config = resolved.config
+        self.resolved = resolved
+        self._at_sample = at_sample
+        self._forked = parents is not None
+        self._choice = capture.choose_walker(config.walker)
+        # A child goes on with its parent's: that knows what the thread that forked has attached.
+        self._shadow: ContextShadow = (
+            ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
+        )
+        variable = spans.context_variable()
+        if variable is None and self._choice.name == "native":
+            self._choice = capture.Choice(
+                "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
+            )
+        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
+        self._capture = capture.Capture(
+            spans.span_ref,
+            capture.thread_clocks(self._choice),
+            config.period_ns,
+            include_internal=config.include_internal_stacks,
+        )
+        self._sink = LateSink(self._open_sink, self._is_described)
+        self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
+        self._ticker = ticker
+        self._sampler = Sampler(ticker, config.period_ns, self._handle)
+        self._export_thread = Worker("exporter", self._export)
+        self._primed = False
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native walker serves."""
+        return self._choice.name == "native"
+
+    def start(self) -> None:
+        """Start the threads.
+
+        Raises:
+            RuntimeError: the process can make no more threads; nothing is left running.
+        """
+        resolved, choice = self.resolved, self._choice
+        if choice.name == "portable":
+            self._shadow.install()
+            log = logger.info if resolved.config.walker == "portable" else logger.warning
+            log(
+                "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
+                " in copied contexts (asyncio.to_thread) spans may be missing",
+                choice.reason,
+            )
+        try:
+            self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
+            self._sampler.start()
+            self._recorder.expect_run()
+            self._export_thread.start()
+        except BaseException:
+            self.stop(0.1)
+            raise
+        logger.info(
+            "profiling all threads every %d ms with the %s walker; records go to %s (from %s)",
+            resolved.config.call_stack_interval_ms,
+            choice.name,
+            resolved.endpoint.url,
+            resolved.endpoint.setting,
+        )
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
+        self._sampler.stop(_JOIN_S)
+        self._recorder.stop(timeout_s * 0.8)
+        self._export_thread.join(_JOIN_S)
+        if self._choice.name == "portable":
+            self._shadow.remove()
+
+    def hold(self, timeout_s: float) -> None:
+        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
+        self._sink.hold_for_fork(_OPENING_S)
+        self._recorder.hold_for_fork(timeout_s)
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._recorder.release_after_fork()
+        self._sink.release_after_fork()
+
+    def _export(self) -> None:
+        self._sink.open()
+        self._recorder.run()
+
+    def _handle(self, raw: Any) -> None:
+        self._at_sample()
+        snapshot = self._capture.snapshot(raw)
+        if not self._primed:
+            self._primed = True
+            return
+        samples = snapshot.samples
+        if self.resolved.config.tracing_stacks_only:
+            samples = tuple(sample for sample in samples if sample.span is not None)
+        self._recorder.record(samples)
+
+    def _is_described(self) -> bool:
+        from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
+
+        return self._forked or is_described()
+
+    def _open_sink(self) -> Any:
+        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+
+        current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
+        return OtlpSink(
+            self.resolved.endpoint,
+            current_resource,
+            self.resolved.transport,
+            spans.tracer_provider,
+            share_connection=not self._forked,
+        )

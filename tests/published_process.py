@@ -1,0 +1,95 @@
+"""Publishing of this process, started and stopped as the profiler does, and what a reader makes of it; shared by tests.
+
+Import it after `pytest.importorskip("splunk_profiler._context")`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span
+from own_memory import OwnMemory
+
+from splunk_profiler.config import Config, from_config
+from splunk_profiler.publishing import Publishing, make_publishing
+
+
+class Told(NamedTuple):
+    """The process storage, as a reader decodes it."""
+
+    minor: int
+    name: str
+    environment: str
+    socket: Path
+
+
+class Ids(NamedTuple):
+    """What a thread shows of its span."""
+
+    trace_id: int
+    span_id: int
+    local_root_id: int
+
+
+@contextmanager
+def publishing(directory: Path, described: dict[str, str] | None = None, **settings: Any) -> Iterator[Publishing]:
+    """Both ABIs are published inside the block, unless `settings` say otherwise."""
+    env = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(f"{key}={value}" for key, value in (described or {}).items())}
+    wanted = {"correlation": "true", "custom_labels": "true", "socket_directory": str(directory), **settings}
+    made = make_publishing(from_config(Config(**wanted), env), audited=True)
+    assert made is not None
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def provider(name: str = "shop", **attributes: str) -> TracerProvider:
+    """A provider that nobody but the caller knows."""
+    return TracerProvider(resource=Resource({"service.name": name, **attributes}))
+
+
+def told() -> Told | None:
+    """What the process says of itself; None while it says nothing."""
+    memory = OwnMemory()
+    if memory.storage(2) is None:
+        return None
+    texts, offset = [], 2
+    for _ in range(3):
+        (length,) = struct.unpack_from("=I", memory.storage(offset + 4) or b"", offset)
+        texts.append((memory.storage(offset + 4 + length) or b"")[offset + 4 :].decode())
+        offset += 4 + length
+    (minor,) = struct.unpack_from("=H", memory.storage(2) or b"")
+    return Told(minor, texts[0], texts[1], Path(texts[2]))
+
+
+def shown() -> Ids | None:
+    """The span that the calling thread shows; None if it shows none. Both ABIs must agree."""
+    memory = OwnMemory()
+    record, labels = memory.elastic(), dict(memory.labels() or ())
+    if record is None or not record.present:
+        assert b"trace_id" not in labels
+        return None
+    assert record.valid
+    ids = Ids(record.trace_id, record.span_id, record.transaction_id)
+    assert ids == Ids(*(int(labels[key], 16) for key in (b"trace_id", b"span_id", b"local_root_span_id")))
+    return ids
+
+
+def shown_labels() -> dict[str, str]:
+    """The user's labels that the calling thread shows."""
+    ours = {b"trace_id", b"span_id", b"local_root_span_id"}
+    return {key.decode(): value.decode() for key, value in OwnMemory().labels() or () if key not in ours}
+
+
+def ids_of(span: Span, root: Span | None = None) -> Ids:
+    """What must be shown in `span`, whose local root is `root` or itself."""
+    own, local_root = span.get_span_context(), (root or span).get_span_context()
+    return Ids(own.trace_id, own.span_id, local_root.span_id)

@@ -1,0 +1,241 @@
+"""How the publisher learns what a span is called, and that asking for it never hurts anyone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+from own_memory import ATTRIBUTE, Elastic, OwnMemory, Publishing, Span, SpanContext
+
+from splunk_profiler import _context
+
+TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
+NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
+
+
+class Opaque(Span):
+    """Its SpanContext is of a kind that only Python code understands."""
+
+    def __init__(self, trace_id: int, span_id: int) -> None:
+        super().__init__(trace_id, span_id)
+        self.kept = self._context
+        self._context = cast(Any, None)
+
+    def get_span_context(self) -> SpanContext:
+        return self.kept
+
+
+class Closed:
+    """Takes no attributes."""
+
+    __slots__ = ()
+
+    def get_span_context(self) -> SpanContext:
+        return SpanContext(TRACE, ROOT)
+
+
+def test_an_identity_gives_back_what_it_was_made_of() -> None:
+    made = _context.Identity(TRACE, CHILD, ROOT, 3)
+    assert (made.trace_id, made.span_id, made.local_root_id, made.trace_flags) == (TRACE, CHILD, ROOT, 3)
+    most = _context.Identity(2**128 - 1, 2**64 - 1, 2**64 - 1, 255)
+    assert (most.trace_id, most.span_id, most.local_root_id, most.trace_flags) == (
+        2**128 - 1,
+        2**64 - 1,
+        2**64 - 1,
+        255,
+    )
+    with pytest.raises(AttributeError):
+        made.trace_id = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, 1, 1, 0),
+        (1, 0, 1, 0),
+        (1, 1, 0, 0),
+        (-1, 1, 1, 0),
+        (2**128, 1, 1, 0),
+        (1, 2**64, 1, 0),
+        (1, 1, 2**64, 0),
+        (1, 1, 1, 256),
+        (1, 1, 1, -1),
+    ],
+)
+def test_an_identity_that_readers_would_drop_is_refused(arguments: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        _context.Identity(*arguments)
+    with pytest.raises(TypeError):
+        _context.Identity("1", 1, 1, 1)  # type: ignore[arg-type]
+
+
+def test_a_span_is_asked_about_once(publishing: Publishing, memory: OwnMemory) -> None:
+    span = Span(TRACE, CHILD)
+    publishing.answer = lambda _: _context.Identity(TRACE, CHILD, ROOT, 1)
+    for _ in range(3):
+        token = publishing.attach(span)
+        assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, CHILD, ROOT)
+        _context.detach(token)
+    assert publishing.asked == [span]
+
+
+def test_that_a_span_is_not_published_is_kept_as_well(publishing: Publishing, memory: OwnMemory) -> None:
+    span = Span(TRACE, CHILD)
+    publishing.answer = lambda _: None
+    outer = publishing.attach(Closed())
+    for _ in range(3):
+        token = publishing.attach(span)
+        assert memory.elastic() in (None, NO_TRACE)
+        _context.detach(token)
+    assert publishing.asked.count(span) == 1
+    _context.detach(outer)
+
+
+def test_a_span_that_takes_no_attributes_is_asked_about_each_time(publishing: Publishing, memory: OwnMemory) -> None:
+    span = Closed()
+    for _ in range(2):
+        token = publishing.attach(span)
+        assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+        _context.detach(token)
+    assert publishing.asked == [span, span]
+    assert _context.counters().failed == 0
+
+
+def test_a_span_of_a_foreign_kind_is_published_by_what_is_said_of_it(publishing: Publishing, memory: OwnMemory) -> None:
+    token = publishing.attach(Opaque(TRACE, ROOT))
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+    _context.detach(token)
+
+
+@pytest.mark.parametrize("answer", ["text", 7, (TRACE, ROOT)])
+def test_an_answer_that_is_no_identity_counts_as_a_failure_and_as_no_trace(
+    publishing: Publishing, memory: OwnMemory, answer: Any
+) -> None:
+    failed = _context.counters().failed
+    token = publishing.attach(Span(TRACE, ROOT))
+    publishing.answer = lambda _: answer
+    span = Span(TRACE, CHILD)
+    inner = publishing.attach(span)
+    assert memory.elastic() == NO_TRACE
+    assert not hasattr(span, ATTRIBUTE)
+    assert _context.counters().failed == failed + 1
+    _context.detach(inner)
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+    _context.detach(token)
+
+
+def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: Publishing, memory: OwnMemory) -> None:
+    def fail(_: Any) -> Any:
+        raise ValueError("ours")
+
+    failed = _context.counters().failed
+    publishing.answer = fail
+    token = publishing.attach(Span(TRACE, ROOT))
+    assert memory.elastic() in (None, NO_TRACE)
+    _context.detach(token)
+    assert _context.counters().failed == failed + 1
+
+
+def test_an_interrupt_while_asking_reaches_the_application(publishing: Publishing) -> None:
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt("of the user")
+
+    publishing.answer = interrupted
+
+    def work() -> None:
+        token = publishing.attach(Span(TRACE, ROOT))
+        _context.detach(token)
+
+    with pytest.raises(KeyboardInterrupt, match="of the user"):  # noqa: PT012  # it comes as soon as Python code runs
+        work()
+        for _ in range(1000):
+            pass
+
+
+def test_an_exception_sent_to_a_thread_while_asking_reaches_it(publishing: Publishing) -> None:
+    arrived = []
+
+    def interrupted(_: Any) -> Any:
+        raise SystemExit
+
+    def run() -> None:
+        try:
+            _context.detach(publishing.attach(Span(TRACE, ROOT)))
+            for _ in range(1000):
+                pass
+        except SystemExit:
+            arrived.append(threading.current_thread())
+
+    publishing.answer = interrupted
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert arrived == [thread]
+
+
+def test_asking_may_itself_switch_contexts(publishing: Publishing, memory: OwnMemory) -> None:
+    unknown, known = Span(TRACE, CHILD), Span(TRACE, 77)
+    _context.inherit(known)
+    seen = []
+
+    def switching(span: Span) -> Any:
+        seen.append(memory.elastic())
+        token = publishing.attach(unknown)
+        seen.append(memory.elastic())
+        inner = publishing.attach(known)
+        seen.append(memory.elastic())
+        _context.detach(inner)
+        _context.detach(token)
+        found = span.get_span_context()
+        return _context.Identity(found.trace_id, found.span_id, ROOT, 1)
+
+    token = publishing.attach(known)
+    publishing.answer = switching
+    inner = publishing.attach(Span(TRACE, ROOT))
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+    assert seen == [NO_TRACE, NO_TRACE, Elastic(1, 1, 1, 1, TRACE, 77, 77)]
+    assert unknown not in publishing.asked
+    _context.detach(inner)
+    _context.detach(token)
+
+
+def test_asking_may_end_the_publishing(publishing: Publishing, memory: OwnMemory) -> None:
+    def ending(_: Any) -> Any:
+        publishing.uninstall()
+        return _context.Identity(TRACE, ROOT, ROOT, 1)
+
+    publishing.answer = ending
+    token = publishing.attach(Span(TRACE, ROOT))
+    assert memory.elastic() is None
+    _context.detach(token)
+
+
+def test_a_span_that_looks_its_attributes_up_in_python_is_published(publishing: Publishing, memory: OwnMemory) -> None:
+    class Proxy:
+        def __init__(self, wrapped: Span) -> None:
+            self.__dict__["wrapped"] = wrapped
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.__dict__["wrapped"], name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(self.__dict__["wrapped"], name, value)
+
+    span = Span(TRACE, ROOT)
+    for _ in range(2):
+        token = publishing.attach(Proxy(span))
+        assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+        _context.detach(token)
+    assert len(publishing.asked) == 1
+
+
+def test_a_span_whose_attributes_fail_is_no_trace(publishing: Publishing, memory: OwnMemory) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    publishing.answer = lambda _: None
+    token = publishing.attach(Broken())
+    assert memory.elastic() in (None, NO_TRACE)
+    _context.detach(token)

@@ -1,0 +1,300 @@
+"""Publishing, as the profiler composes it: when the process becomes visible, as whom, and what is left afterwards."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import opentelemetry.context as otel_context
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+pytest.importorskip("splunk_profiler._context")
+
+from own_memory import OwnMemory
+from published_process import ids_of, provider, publishing, shown, shown_labels, told
+
+from splunk_profiler import labels, spans
+from splunk_profiler.runtime.otel import ContextShadow
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory of its own whose path is short enough for a socket's."""
+    with TemporaryDirectory(prefix="s") as path:
+        yield Path(path)
+
+
+def test_the_first_span_of_a_provider_makes_the_process_visible_as_its_service(directory: Path) -> None:
+    tracer = provider("shop", **{"deployment.environment.name": "test"}).get_tracer("t")
+    with publishing(directory):
+        assert told() is None
+        with tracer.start_as_current_span("first") as span:
+            seen = told()
+            assert shown() == ids_of(span)
+        assert seen is not None
+        assert (seen.minor, seen.name, seen.environment, seen.socket.parent) == (1, "shop", "test", directory)
+        assert stat.S_ISSOCK(seen.socket.stat().st_mode)
+        assert stat.S_IMODE(seen.socket.stat().st_mode) == 0o600
+        assert shown() is None
+
+
+def test_a_service_that_the_environment_names_is_visible_before_any_span(directory: Path) -> None:
+    with publishing(directory, {"service.name": "early", "deployment.environment": "old%20style"}):
+        seen = told()
+        assert seen is not None
+        assert (seen.name, seen.environment) == ("early", "old style")
+
+
+def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_stays(directory: Path) -> None:
+    with publishing(directory, {"service.name": "early"}):
+        before = told()
+        with provider("late").get_tracer("t").start_as_current_span("first"):
+            after = told()
+        assert before is not None
+        assert after is not None
+        assert (before.name, after.name) == ("early", "late")
+        assert before.socket == after.socket
+        assert list(directory.iterdir()) == [after.socket]
+
+
+def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with publishing(directory):
+        for _ in range(3):
+            with provider("unknown_service:python").get_tracer("t").start_as_current_span("one"):
+                assert told() is None
+                assert OwnMemory().labels()
+        assert caplog.text.count("set OTEL_SERVICE_NAME") == 1
+        assert not list(directory.iterdir())
+
+
+def test_the_socket_takes_datagrams_without_a_reader(directory: Path) -> None:
+    with publishing(directory, {"service.name": "shop"}), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        seen = told()
+        assert seen is not None
+        sender.connect(str(seen.socket))
+        sender.send(b"message")
+
+
+@pytest.mark.parametrize("name", ["x" * 80, "file/directory"])
+def test_a_socket_that_cannot_be_made_is_one_line_that_names_the_setting_and_labels_go_on(
+    directory: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    (directory / "file").touch()
+    with publishing(directory / name, {"service.name": "shop"}):
+        with provider().get_tracer("t").start_as_current_span("one"), labels(route="/"):
+            assert shown_labels() == {"route": "/"}
+        assert told() is None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR" in line
+    assert name in line
+
+
+def test_sockets_of_processes_that_are_gone_are_cleared_away_and_others_left(directory: Path) -> None:
+    stale = directory / "splunk-profiler-1-0123abcd.sock"
+    living = directory / "splunk-profiler-2-0123abcd.sock"
+    other = directory / "other.sock"
+    plain = directory / "splunk-profiler-3-0123abcd.sock"
+    plain.touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(str(living))
+        for path in (stale, other):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+                gone.bind(str(path))
+        with publishing(directory, {"service.name": "shop"}):
+            assert not stale.exists()
+        assert {living, other, plain} == set(directory.iterdir())
+
+
+def test_children_and_grandchildren_have_the_root_of_their_service(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    with publishing(directory):
+        with tracer.start_as_current_span("root") as root:
+            with tracer.start_as_current_span("child") as child:
+                with tracer.start_as_current_span("grandchild") as grandchild:
+                    assert shown() == ids_of(grandchild, root)
+                assert shown() == ids_of(child, root)
+            assert shown() == ids_of(root)
+        with tracer.start_as_current_span("another") as another:
+            assert shown() == ids_of(another)
+
+
+def test_a_span_whose_parent_is_in_another_process_is_a_root_and_a_remote_span_is_none(directory: Path) -> None:
+    remote = trace.NonRecordingSpan(trace.SpanContext(5, 6, is_remote=True))
+    tracer = provider().get_tracer("t")
+    with publishing(directory), trace.use_span(remote):
+        assert shown() is None
+        with tracer.start_as_current_span("server") as server, tracer.start_as_current_span("inner") as inner:
+            assert shown() == ids_of(inner, server)
+        assert shown() is None
+        with trace.use_span(trace.INVALID_SPAN):
+            assert shown() is None
+
+
+def test_a_span_that_starts_on_another_thread_has_the_root_of_its_parent(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    seen: list[Any] = []
+
+    def body(context: otel_context.Context) -> None:
+        with tracer.start_as_current_span("there", context=context) as span:
+            seen.append((shown(), span))
+
+    with publishing(directory), tracer.start_as_current_span("here") as root:
+        with tracer.start_as_current_span("caller"):
+            thread = threading.Thread(target=body, args=(otel_context.get_current(),))
+            thread.start()
+            thread.join()
+        ((ids, span),) = seen
+        assert ids == ids_of(span, root)
+
+
+def test_spans_that_are_under_way_when_publishing_begins_have_their_roots(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    with (
+        tracer.start_as_current_span("root") as root,
+        tracer.start_as_current_span("middle") as middle,
+        tracer.start_as_current_span("inner") as inner,
+    ):
+        with publishing(directory):
+            assert shown() == ids_of(inner, root)
+            with tracer.start_as_current_span("new") as new:
+                assert shown() == ids_of(new, root)
+            with trace.use_span(middle):
+                assert shown() == ids_of(middle, root)
+            seen = told()
+            assert seen is not None
+            assert seen.name == "shop"
+        assert shown() is None
+
+
+def test_a_parent_that_is_over_and_gone_counts_as_the_root(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    gone = trace.SpanContext(7, 8, is_remote=False, trace_flags=trace.TraceFlags(1))
+    context = trace.set_span_in_context(trace.NonRecordingSpan(gone))
+    child = tracer.start_span("child", context=context)
+    with publishing(directory), trace.use_span(child):
+        ids = shown()
+        assert ids is not None
+        assert ids.local_root_id == 8
+
+
+def test_spans_that_are_not_sampled_share_the_root_of_their_trace(directory: Path) -> None:
+    tracer = TracerProvider(sampler=ALWAYS_OFF).get_tracer("t")
+    with publishing(directory):
+        for _ in range(2):
+            with tracer.start_as_current_span("root") as root:
+                assert shown() == ids_of(root)
+                with tracer.start_as_current_span("inner") as inner:
+                    assert shown() == ids_of(inner, root)
+
+
+def test_spans_of_a_provider_that_calls_its_processors_on_other_threads_have_their_roots(directory: Path) -> None:
+    concurrent = ConcurrentMultiSpanProcessor(2)
+    concurrent.add_span_processor(SpanProcessor())
+    tracer = TracerProvider(active_span_processor=concurrent, shutdown_on_exit=False).get_tracer("t")
+    with (
+        publishing(directory),
+        tracer.start_as_current_span("root") as root,
+        tracer.start_as_current_span("inner") as inner,
+    ):
+        assert shown() == ids_of(inner, root)
+    concurrent.shutdown()
+
+
+def test_a_stop_leaves_nothing_to_be_followed_and_nothing_of_ours(directory: Path) -> None:
+    own = provider()
+    before = own._active_span_processor._span_processors
+    memory = OwnMemory()
+    with publishing(directory), own.get_tracer("t").start_as_current_span("one"), labels(route="/"):
+        assert own._active_span_processor._span_processors != before
+        assert memory.elastic() is not None
+    assert own._active_span_processor._span_processors == before
+    assert told() is None
+    assert memory.elastic() is None
+    assert memory.labels() is None
+    assert not list(directory.iterdir())
+
+
+def test_it_can_begin_again_any_number_of_times(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    sockets = set()
+    for _ in range(5):
+        with publishing(directory), tracer.start_as_current_span("one") as span, labels(route="/"):
+            assert shown() == ids_of(span)
+            assert shown_labels() == {"route": "/"}
+            seen = told()
+            assert seen is not None
+            sockets.add(seen.socket)
+        assert told() is None
+    assert len(sockets) == 5
+
+
+def test_each_abi_can_be_published_alone(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    with publishing(directory, correlation="false"), tracer.start_as_current_span("one"):
+        assert OwnMemory().labels()
+        assert told() is None
+    with publishing(directory, custom_labels="auto"), tracer.start_as_current_span("one"), labels(route="/"):
+        assert OwnMemory().elastic() is not None
+        assert told() is not None
+
+
+def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_order(directory: Path) -> None:
+    tracer = provider().get_tracer("t")
+    here = threading.get_ident()
+    shadow = ContextShadow(spans.runtime_context(), lambda: None)
+    for shadow_first in (True, False):
+        if shadow_first:
+            shadow.install()
+        with publishing(directory):
+            shadow.install()
+            with tracer.start_as_current_span("one") as span:
+                assert shown() == ids_of(span)
+                assert trace.get_current_span(shadow.context_of(here)) is span
+            assert shown() is None
+            if not shadow_first:
+                shadow.remove()
+        shadow.remove()
+        with tracer.start_as_current_span("after"):
+            assert shadow.context_of(here) is None
+
+
+def test_who_decorates_over_us_keeps_working_when_we_go(directory: Path) -> None:
+    runtime = spans.runtime_context()
+    tracer = provider().get_tracer("t")
+    calls = []
+    try:
+        with publishing(directory):
+            inner = runtime.attach
+
+            def foreign(context: otel_context.Context) -> Any:
+                calls.append(context)
+                return inner(context)
+
+            runtime.attach = foreign
+            with tracer.start_as_current_span("one") as span:
+                assert shown() == ids_of(span)
+        assert runtime.attach is foreign
+        with tracer.start_as_current_span("two") as span:
+            assert trace.get_current_span() is span
+            assert shown() is None
+        assert len(calls) == 2
+    finally:
+        vars(runtime).pop("attach", None)
+
+
+def test_a_span_processor_of_ours_neither_delays_nor_fails_a_flush(directory: Path) -> None:
+    own = provider()
+    with publishing(directory), own.get_tracer("t").start_as_current_span("one"):
+        assert own.force_flush()
+        own.shutdown()

@@ -1,0 +1,30 @@
+"""Builds the wheel of this checkout as pip does, in a folder of its own. Knows nothing of what is in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ("splunk_profiler", "native", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
+
+
+def copy_of_the_sources(folder: Path) -> Path:
+    """What a build needs, copied, so that no build leaves anything in the work tree."""
+    for name in SHIPPED:
+        subprocess.run(["cp", "-r", str(ROOT / name), str(folder)], check=True)
+    for built in [*folder.rglob("*.so"), *folder.rglob("__pycache__")]:
+        subprocess.run(["rm", "-r", str(built)], check=True)
+    return folder
+
+
+def build_wheel(folder: Path, path: str) -> Path:
+    """The wheel built of the sources in `folder`, with `path` as the search path for programs."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", "wheels", "."]
+    env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    return wheel
