@@ -1,0 +1,66 @@
+"""The publisher in processes of its own: libraries that come late, forks, ends, and the long run."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+from target_process import Target
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
+
+def output_of(*scene: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> list[str]:
+    with Target("publishing.py", *scene, env=env) as target:
+        assert target.finish(timeout_s) == 0
+        target.line("end")
+        return target.output.splitlines()[:-1]
+
+
+def test_readers_can_follow_the_pointers_of_libraries_that_are_loaded_late() -> None:
+    assert output_of("tls") == ["labels static", "elastic static", "shown 7"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no surplus of static TLS")
+def test_that_readers_cannot_follow_the_pointers_is_noticed_when_the_surplus_is_used_up() -> None:
+    exhausted = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=0"}
+    assert output_of("tls", env=exhausted) == ["labels dynamic", "elastic dynamic", "shown 7"]
+
+
+def test_a_thread_publishes_through_a_library_that_was_loaded_after_its_first_span() -> None:
+    assert output_of("late") == [
+        "problem the library of the storage is not loaded",
+        "before False",
+        "after True",
+        "before 0",
+        "after 8",
+    ]
+
+
+def test_a_forked_child_shows_what_its_thread_showed_and_nothing_of_the_threads_that_are_gone() -> None:
+    assert output_of("forks") == [
+        "without a span 0 0",
+        "its thread 1 9 (1, 0)",
+        "hidden 0",
+        "with a span 1 7",
+        "its thread 2 9 (2, 0)",
+        "hidden 0",
+        "in the parent 4 (4, 0)",
+    ]
+
+
+@pytest.mark.parametrize("how", ["plain", "reimported"])
+def test_a_process_ends_quietly_while_its_threads_publish(how: str) -> None:
+    with Target("publishing.py", "ending", how) as target:
+        target.line("ready")
+        assert target.finish() == 0
+        target.line("end")
+        assert "rror" not in target.output
+
+
+def test_a_hundred_thousand_threads_and_a_million_spans_leave_nothing_behind() -> None:
+    lines = output_of("memory", "100000", "1000000", timeout_s=300)
+    kept = {name: int(kib) for name, kib in (line.split() for line in lines)}
+    assert kept.pop("threads") == 1
+    assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_lives"}
+    assert max(kept.values()) < 2048, kept

@@ -1,0 +1,169 @@
+"""The net below the hooks: what all threads show is compared with the truth, and repaired."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from own_memory import SPAN_KEY, Elastic, OwnMemory, Publishing, Span
+
+from splunk_profiler import _context
+
+TRACE, FIRST, SECOND = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
+PAIRS = ((b"route", b"/checkout"),)
+
+
+@pytest.fixture(autouse=True)
+def a_record_of_this_thread(publishing: Publishing) -> None:
+    """As if it had had a span before, so that it is always among those that are compared."""
+    _context.detach(publishing.attach(known(1)))
+
+
+def known(span_id: int) -> Span:
+    """A span that needs no asking."""
+    span = Span(TRACE, span_id)
+    _context.inherit(span, {})
+    return span
+
+
+def shown(span_id: int) -> Elastic:
+    return Elastic(1, 1, 1, 1, TRACE, span_id, span_id)
+
+
+@contextmanager
+def waiting_thread(first: Callable[[], Any]) -> Iterator[Any]:
+    """A thread that has done `first`, waits, and ends with the block; gives the value."""
+    reached, leave, result = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        result.append(first())
+        reached.set()
+        leave.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    reached.wait()
+    try:
+        yield result[0]
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_threads_that_show_the_truth_are_left_alone(publishing: Publishing, memory: OwnMemory) -> None:
+    token = publishing.attach(known(FIRST))
+    repaired = _context.counters().repaired
+    with waiting_thread(lambda: (publishing.attach(known(SECOND)), memory.elastic_slot())) as (_, slot):
+        assert _context.audit() == (2, 0)
+        assert memory.elastic(slot) == shown(SECOND)
+    assert memory.elastic() == shown(FIRST)
+    assert _context.counters().repaired == repaired
+    _context.detach(token)
+
+
+def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: Publishing, memory: OwnMemory) -> None:
+    repaired = _context.counters().repaired
+
+    def switch_unseen() -> Any:
+        publishing.attach(known(FIRST))
+        publishing.variable.set({SPAN_KEY: known(SECOND)})
+        return memory.elastic_slot(), memory.labels_slot()
+
+    with waiting_thread(switch_unseen) as (slot, labels_slot):
+        assert memory.elastic(slot) == shown(FIRST)
+        assert _context.audit() == (2, 1)
+        assert memory.elastic(slot) == shown(SECOND)
+        labels = memory.labels(labels_slot)
+        assert labels is not None
+        assert labels[1] == (b"span_id", f"{SECOND:016x}".encode())
+        assert _context.audit() == (2, 0)
+    assert _context.counters().repaired == repaired + 1
+
+
+def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: Publishing, memory: OwnMemory) -> None:
+    token = publishing.attach(known(FIRST))
+    publishing.variable.reset(token)
+    assert memory.elastic() == shown(FIRST)
+    assert _context.audit() == (1, 1)
+    assert memory.elastic() == Elastic(1, 1, 0, 0, 0, 0, 0)
+
+
+def test_labels_that_nobody_saw_are_repaired(publishing: Publishing, memory: OwnMemory) -> None:
+    token = publishing.attach(known(FIRST))
+    labels = publishing.labels.set(_context.UserLabels(PAIRS))
+    assert _context.audit() == (1, 1)
+    found = memory.labels()
+    assert found is not None
+    assert found[3:] == list(PAIRS)
+    publishing.labels.reset(labels)
+    _context.detach(token)
+
+
+class Dynamic(Span):
+    """Looks its attributes up in Python."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("kind", [Span, Dynamic])
+def test_a_span_that_would_have_to_be_asked_about_is_skipped(
+    publishing: Publishing, memory: OwnMemory, kind: type[Span]
+) -> None:
+    token = publishing.attach(known(FIRST))
+    inner = publishing.variable.set({SPAN_KEY: kind(TRACE, SECOND)})
+    assert _context.audit() == (0, 0)
+    assert memory.elastic() == shown(FIRST)
+    assert not publishing.asked
+    publishing.variable.reset(inner)
+    _context.detach(token)
+
+
+def test_a_thread_that_is_just_finding_out_is_skipped(publishing: Publishing, memory: OwnMemory) -> None:
+    audits = []
+
+    def answer(_: Span) -> Any:
+        token = publishing.variable.set({})
+        audits.append(_context.audit())
+        publishing.variable.reset(token)
+        return _context.Identity(TRACE, SECOND, FIRST, 1)
+
+    token = publishing.attach(known(FIRST))
+    publishing.answer = answer
+    inner = publishing.attach(Span(TRACE, SECOND))
+    assert audits == [(0, 0)]
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, SECOND, FIRST)
+    assert _context.audit() == (1, 0)
+    _context.detach(inner)
+    _context.detach(token)
+
+
+def test_two_hundred_threads_are_compared_at_once(publishing: Publishing) -> None:
+    ready, leave = threading.Barrier(201), threading.Event()
+
+    def run(number: int) -> None:
+        publishing.attach(known(number + 1))
+        if number % 2:
+            publishing.variable.set({})
+        ready.wait()
+        leave.wait()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(200)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    audits = [_context.audit(), _context.audit()]
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert audits == [(201, 100), (201, 0)]
+
+
+def test_without_a_publisher_there_is_nothing_to_compare(publishing: Publishing) -> None:
+    token = publishing.attach(known(FIRST))
+    publishing.uninstall()
+    assert _context.audit() == (0, 0)
+    _context.detach(token)
