@@ -28,7 +28,6 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 import splunk_profiler
 from splunk_profiler import _context as native
-if not hasattr(splunk_profiler, "labels"): import shim_start
 
 _THREADS, _TASKS, _GREENLETS = 8, 200, 50
 _AUDIT_EVERY_S = 0.001
