@@ -206,12 +206,13 @@ def test_imports_point_down() -> None:
 def test_nothing_imports_what_it_must_never_know() -> None:
     wrong = []
     for module, path in modules().items():
-        rules = [banned for package, banned in NEVER.items() if within(module, package)]
+        rules = [(package, banned) for package, banned in NEVER.items() if within(module, package)]
         for found in imports(path):
             full = f"{OURS}.{found.name}" if found.ours else found.name
             if any(
                 within(full, OURS if name == OURS else f"{OURS}.{name}") or within(full, name)
-                for banned in rules
+                for package, banned in rules
+                if not (found.ours and within(found.name, package))  # its own modules
                 for name in banned
             ):
                 wrong.append(f"{at(path, found.line)}: {module} imports {full}")
@@ -390,7 +391,7 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 def test_the_documented_table_names_every_module_that_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    there = {str(lookup(LAYERS, name)) for name in modules()} | EXTENSIONS
+    there = {str(lookup(LAYERS, name)) for name in modules() if not within(name, "inspector")} | EXTENSIONS
     missing = [
         name for name in sorted(there) if not re.search(rf"^\| {LAYERS[name]} \|.*`{re.escape(name)}`", text, re.M)
     ]
