@@ -67,6 +67,22 @@ def late() -> None:
     print("after", shown_span(memory))
 
 
+def thread_end() -> None:
+    """A thread that Python did not start, and its memory. Such a one has surely ended when it has been joined."""
+    publishing, c_library, thread = Publishing(), ctypes.CDLL(None), ctypes.c_ulong()
+    publishing.install()
+
+    def run(_: object) -> None:
+        publishing.attach(known(7))
+        print("inside", _context.counters().threads, shown_span(OwnMemory()))
+
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(run)
+    print("before", _context.counters().threads)
+    assert c_library.pthread_create(ctypes.byref(thread), None, start, None) == 0
+    assert c_library.pthread_join(thread, None) == 0
+    print("after", _context.counters().threads)
+
+
 def forks() -> None:
     """A fork beside other threads, from a thread that shows a span and from one that does not; then the child's own."""
     publishing, ready, leave = Publishing(), threading.Barrier(4), threading.Event()
@@ -202,6 +218,7 @@ if __name__ == "__main__":
     scenes = {
         "tls": tls,
         "late": late,
+        "thread_end": thread_end,
         "forks": forks,
         "ending": ending,
         "memory": memory,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import threading
 from typing import Any
 
@@ -107,12 +106,11 @@ def test_a_context_without_a_span_is_no_trace(publishing: Publishing, memory: Ow
 
 def test_a_thread_that_never_had_a_span_or_labels_has_no_memory(memory: OwnMemory) -> None:
     def run() -> Any:
-        before = _context.counters().threads
         _context.publish()
         _context.detach(_context.attach({}))
-        return memory.elastic(), memory.labels(), _context.counters().threads - before
+        return memory.elastic(), memory.labels()
 
-    assert in_thread(run) == (None, None, 0)
+    assert in_thread(run) == (None, None)
 
 
 def test_every_thread_shows_its_own_span(publishing: Publishing, memory: OwnMemory) -> None:
@@ -134,21 +132,6 @@ def test_every_thread_shows_its_own_span(publishing: Publishing, memory: OwnMemo
     for thread in threads:
         thread.join()
     assert shown == {span_id: Elastic(1, 1, 1, 1, TRACE, span_id, span_id) for span_id in range(1, 9)}
-
-
-def test_the_memory_of_a_thread_goes_with_the_thread_also_if_python_did_not_start_it(publishing: Publishing) -> None:
-    before = _context.counters().threads
-    inside = []
-
-    def run(_: Any) -> None:
-        publishing.attach(Span(TRACE, ROOT))
-        inside.append(_context.counters().threads)
-
-    start, c_library, thread = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(run), ctypes.CDLL(None), ctypes.c_ulong()
-    assert c_library.pthread_create(ctypes.byref(thread), None, start, None) == 0
-    assert c_library.pthread_join(thread, None) == 0  # threading's join may return before the thread has ended
-    assert inside == [before + 1]
-    assert _context.counters().threads == before
 
 
 def test_a_copied_context_shows_its_span_while_it_runs(publishing: Publishing, memory: OwnMemory) -> None:
