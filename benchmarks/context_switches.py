@@ -1,7 +1,7 @@
-"""What publishing to host profilers adds to each kind of context switch: stock, with both ABIs, without again, in turns.
+"""What publishing to host profilers adds to each kind of context switch: stock, with both ABIs, without, in turns.
 
-Sampling is off, so nothing else runs. Tasks and greenlets hold a span each, the loop between them has none: every switch
-has something new to publish. Each figure is a ratio of medians.
+Sampling is off, so nothing else runs. Tasks and greenlets hold a span each, the loop between them has none, so every
+switch has something new to publish. Each figure is a ratio of medians.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUS
 static void interpreter_ends(PyObject *Py_UNUSED(capsule))
 {
     publisher_uninstall();
+    switches_forget();
 }
 
 static int note_end_of_interpreter(void)

@@ -66,6 +66,16 @@ static inline int compat_unwatch(int Py_UNUSED(watcher))
 
 #endif
 
+/* The interpreter is being taken down: objects of extensions are best left alone. */
+static inline bool compat_ends(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
 /* ---- a pending exception, put aside ---- */
 
 #if PY_VERSION_HEX >= 0x030C0000

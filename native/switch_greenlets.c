@@ -38,8 +38,7 @@ static PyMethodDef trace_method = {
 
 static bool is_ours(PyObject *function)
 {
-    return PyCFunction_CheckExact(function)
-           && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
+    return PyCFunction_CheckExact(function) && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
 }
 
 const char *switch_greenlets_install(void)
@@ -133,7 +132,9 @@ void switch_greenlets_remove(void)
     greenlets.settrace = greenlets.gettrace = NULL;
     if (settrace != NULL) {
         traced = 0;
-        take_off(settrace, gettrace);
+        if (!compat_ends()) {
+            take_off(settrace, gettrace);
+        }
         Py_DECREF(settrace);
         Py_DECREF(gettrace);
     }

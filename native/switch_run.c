@@ -13,8 +13,8 @@
 
 typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 
-static PyMethodDef *method;             /* in PyContext_Type's table; NULL before the first install */
-static run_function _Atomic original;   /* what it had; set once, since somebody may have put his own above ours */
+static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
+static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
 
 static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {

@@ -20,8 +20,8 @@ const char *switch_watcher_install(void)
         watcher = compat_watch(watched);
         if (watcher < 0) {
             PyErr_Clear();
-            return "other tools have taken every context watcher of this interpreter: tasks of asyncio and uvloop and work "
-                   "handed to executors are published with the span of whatever ran before them on their thread";
+            return "other tools have taken every context watcher: tasks of asyncio and uvloop and work handed to "
+                   "executors are published with the span of whatever ran before them on their thread";
         }
     }
     return NULL;

@@ -13,7 +13,7 @@
 static struct {
     PyInterpreterState *_Atomic interp; /* who installed; NULL: nobody. Read by any interpreter */
     switch_callback changed;
-    PyObject *variable;      /* owned; outlives removal, since attach may be called later by who holds it */
+    PyObject *variable;      /* owned; outlives removal, since attach may be called later by whoever holds it */
     PyObject *modules;       /* owned: sys.modules */
     Py_ssize_t modules_seen; /* how many there were when last looked through; -1: look again */
 } installed;
@@ -126,6 +126,16 @@ void switches_remove(void)
         hooks[i].remove();
     }
     compat_restore_error(pending);
+}
+
+void switches_forget(void)
+{
+    PyInterpreterState *interp = atomic_load(&installed.interp);
+    if (interp == NULL || interp == PyInterpreterState_Get()) {
+        switches_remove();
+        Py_CLEAR(installed.variable);
+        Py_CLEAR(installed.modules);
+    }
 }
 
 PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *context)

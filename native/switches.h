@@ -28,6 +28,9 @@ int switches_refresh(void);
 /* Take every hook out again. A hook that is running, or that somebody else holds, passes through from now on. */
 void switches_remove(void);
 
+/* The interpreter ends: take the hooks out and give up what was kept for calls that might still come. */
+void switches_forget(void);
+
 /* The calling thread takes part: traces its greenlet switches if greenlet is loaded and they are not traced yet. Cheap.
  * Keeps a pending exception; never raises. The hooks call it themselves at every switch. */
 void switches_thread_seen(void);

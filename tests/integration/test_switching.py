@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,14 @@ def facts(*command: str, **env: str) -> dict[str, Any]:
         assert target.finish() == 0
         found: dict[str, Any] = target.json("facts")
     return found
+
+
+def compiled(folder: Path, *options: str) -> Path:
+    """The C code as a library."""
+    source, library = folder / "enters.c", folder / "libenters.so"
+    source.write_text(C_CODE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *options, "-o", library, source], check=True)
+    return library
 
 
 @pytest.mark.skipif(not find_spec("uvloop"), reason="uvloop is not installed")
@@ -87,13 +96,18 @@ def test_a_forked_child_keeps_noticing() -> None:
 def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(
     options: tuple[str, ...], loaded: str, tmp_path: Path
 ) -> None:
-    source, library = tmp_path / "enters.c", tmp_path / "libenters.so"
-    source.write_text(C_CODE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *options, "-o", library, source], check=True)
+    library = compiled(tmp_path, *options)
     preload = {"LD_PRELOAD": str(library)} if loaded == "preloaded" else {}
     seen = facts("c_code", str(library), loaded, **preload)
     assert seen.pop("restored", 2) == 2, "the module still calls our function"
     assert seen == {"right": 8, "protected as before": 2, "noticed without the hooks": 0}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_module_that_is_still_being_loaded_is_left_to_the_linker(tmp_path: Path) -> None:
+    library = compiled(tmp_path, "-Wl,-z,now", "-Wl,-z,relro")
+    needs_call_sites = sys.version_info < (3, 14)
+    assert facts("half_loaded", str(library)) == ({"not noticed": 1, "right": 1} if needs_call_sites else {"right": 2})
 
 
 def test_hooks_may_come_and_go_in_eight_threads_while_others_switch() -> None:

@@ -169,6 +169,30 @@ def c_code(path: str = "", loaded: str = "later") -> None:
         facts["noticed without the hooks"] += noticed() != counters
 
 
+def half_loaded(path: str) -> None:
+    """A library whose call sites are not write-protected yet is still being loaded: it is left alone until it is."""
+    library = ctypes.PyDLL(path)
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(path)]
+    addresses, kind = next(line.split()[:2] for line in reversed(lines) if not line.split()[1].startswith("rw"))
+    assert kind == "r--p"
+    start, end = (int(address, 16) for address in addresses.split("-"))
+    mprotect = ctypes.CDLL(None).mprotect
+
+    def body() -> None:
+        facts["right" if native.audit()[1] == 0 else "not noticed"] += 1
+
+    assert mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 3) == 0
+    with hooks():
+        native.detach(attach())
+        in_span = copy_context()
+        in_span.run(attach)
+        _in_context(library, in_span, body)
+        native.publish()
+        assert mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 1) == 0
+        native.refresh()
+        _in_context(library, in_span, body)
+
+
 def forked() -> None:
     """A child goes on with the hooks it was born with."""
     with hooks():
@@ -184,7 +208,15 @@ def forked() -> None:
 
 _SCENARIOS: dict[str, Callable[..., None]] = {
     function.__name__: function
-    for function in (uvloop_imported_later, gevent_imported_later, gevent_patched, subinterpreters, c_code, forked)
+    for function in (
+        uvloop_imported_later,
+        gevent_imported_later,
+        gevent_patched,
+        subinterpreters,
+        c_code,
+        half_loaded,
+        forked,
+    )
 }
 
 if __name__ == "__main__":

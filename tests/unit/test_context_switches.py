@@ -338,3 +338,24 @@ def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_
         go.set()
         thread.join()
     assert right == [True, True]
+
+
+def test_hooks_that_come_and_go_keep_nothing() -> None:
+    def cycle() -> None:
+        with hooks():
+            copy_context().run(lambda: native.detach(attach()))
+            native.refresh()
+
+    cycle()
+    references, blocks = sys.getrefcount(current), sys.getallocatedblocks()
+    for _ in range(1000):
+        cycle()
+    assert sys.getrefcount(current) == references
+    assert sys.getallocatedblocks() - blocks < 200
+
+
+def test_eager_tasks_that_cannot_be_seen_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "builtin_module_names", (*sys.builtin_module_names, "_asyncio"))
+    with hooks() as problems:
+        names = [name for name, problem in problems if "eager tasks" in problem]
+    assert names == (["PyContext_Enter"] if (3, 12) <= sys.version_info < (3, 14) else [])

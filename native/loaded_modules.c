@@ -1,0 +1,101 @@
+/* Reads the tables of a loaded module. Every address that comes from a file is checked against the module's segments. */
+#include "loaded_modules.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+size_t loaded_module_room(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags)
+{
+    for (size_t i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + header->p_vaddr;
+        if (header->p_type == PT_LOAD && (header->p_flags & flags) == flags && address >= start
+            && address - start < header->p_memsz) {
+            return header->p_memsz - (address - start);
+        }
+    }
+    return 0;
+}
+
+/* glibc writes addresses into the dynamic section when it loads a module, musl leaves the offsets, as does the vdso. */
+static uintptr_t address_of(const struct dl_phdr_info *info, ElfW(Addr) value)
+{
+    return loaded_module_room(info, value, PF_R) != 0 ? value : info->dlpi_addr + value;
+}
+
+static void read_table(loaded_module *m, int which, ElfW(Addr) value, size_t size)
+{
+    uintptr_t start = address_of(m->info, value);
+    if (size != 0 && start % sizeof(void *) == 0 && loaded_module_room(m->info, start, PF_R) >= size) {
+        m->tables[which] = (const elf_relocation *)start;
+        m->counts[which] = size / sizeof(elf_relocation);
+    }
+}
+
+bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
+{
+    *m = (loaded_module){.info = info};
+    ElfW(Addr) values[DT_NUM] = {0}; /* of the dynamic section by tag; those beyond say nothing that is needed */
+    for (size_t i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + header->p_vaddr;
+        if (header->p_type != PT_DYNAMIC || loaded_module_room(info, start, PF_R) < header->p_memsz) {
+            continue;
+        }
+        const elf_dynamic *entry = (const elf_dynamic *)start;
+        for (size_t k = header->p_memsz / sizeof(*entry); k > 0 && entry->d_tag != DT_NULL; k--, entry++) {
+            if (entry->d_tag > 0 && entry->d_tag < DT_NUM) {
+                values[entry->d_tag] = entry->d_un.d_val;
+            }
+        }
+    }
+    if (values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 || values[DT_SYMENT] != sizeof(elf_symbol)) {
+        return false;
+    }
+    m->symbols = (const elf_symbol *)address_of(info, values[DT_SYMTAB]);
+    m->symbols_room = loaded_module_room(info, (uintptr_t)m->symbols, PF_R) / sizeof(elf_symbol);
+    m->strings = (const char *)address_of(info, values[DT_STRTAB]);
+    m->strings_size = values[DT_STRSZ];
+    if (values[DT_PLTREL] == DT_RELA) {
+        read_table(m, 0, values[DT_JMPREL], values[DT_PLTRELSZ]);
+    }
+    if (values[DT_RELAENT] == sizeof(elf_relocation)) {
+        read_table(m, 1, values[DT_RELA], values[DT_RELASZ]);
+    }
+    return loaded_module_room(info, (uintptr_t)m->strings, PF_R) >= m->strings_size;
+}
+
+int mapped_protection(uintptr_t address)
+{
+    int protection = -1;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL) {
+        return -1;
+    }
+    char line[512]; /* what is longer than that is the path, and is read as lines that match nothing */
+    uintptr_t start, end;
+    char r, w, x;
+    while (protection < 0 && fgets(line, sizeof(line), maps) != NULL) {
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %c%c%c", &start, &end, &r, &w, &x) == 5 && address >= start
+            && address < end) {
+            protection = (r == 'r' ? PROT_READ : 0) | (w == 'w' ? PROT_WRITE : 0) | (x == 'x' ? PROT_EXEC : 0);
+        }
+    }
+    fclose(maps);
+    return protection;
+}
+
+/* The linker rounds both ends down to whole pages. */
+bool loaded_module_protects(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size)
+{
+    for (size_t i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + header->p_vaddr;
+        uintptr_t end = (start + header->p_memsz) & ~(page_size - 1);
+        if (header->p_type == PT_GNU_RELRO && address >= (start & ~(page_size - 1)) && address < end) {
+            return true;
+        }
+    }
+    return false;
+}
