@@ -88,6 +88,9 @@ def trace_greenlets() -> bool:
 def publish() -> None:
     """Publish the calling thread's context as it is now."""
 
+def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
+    """`variable.set(labels)`, then publish; no audit comes in between."""
+
 def inherit(span: Any, parent_context: Any = None) -> None:
     """Give a local span that starts its `Identity`: its local root is its parent's, or itself.
 
