@@ -17,11 +17,11 @@
 #include <unistd.h>
 
 #if defined(__x86_64__)
-enum { MACHINE_KNOWN = 1, JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT };
+enum { JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT };
 #elif defined(__aarch64__)
-enum { MACHINE_KNOWN = 1, JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
+enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
 #else
-enum { MACHINE_KNOWN = 0, JUMP_SLOT = -1, GLOB_DAT = -1 };
+#error "call sites are known on x86-64 and aarch64"
 #endif
 
 static int enter_noticed(PyObject *context)
@@ -160,9 +160,7 @@ static pass make_pass(bool redirect, unsigned long long unchanged)
         .redirect = redirect,
         .unchanged = unchanged,
     };
-    if (MACHINE_KNOWN) {
-        dl_iterate_phdr(visit_module, &p);
-    }
+    dl_iterate_phdr(visit_module, &p);
     return p;
 }
 
@@ -193,10 +191,6 @@ static bool misses_eager_tasks(const pass *p)
 
 const char *relocations_install(void)
 {
-    if (!MACHINE_KNOWN) {
-        return "not known for this processor: tasks run by uvloop and eager tasks are published with the span of "
-               "whatever ran before them on their thread";
-    }
     pass p = redirect(0);
     state.installed = true;
     if (p.failed > 0) {
