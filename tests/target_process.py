@@ -119,6 +119,16 @@ class Target:
         """The value that the first line that starts so goes on with."""
         return json.loads(self.line(start, timeout_s))
 
+    def either(self, start: str, end: str, after: int) -> str:
+        """`start` once more than `after` lines start so, or `end` as soon as a line is that."""
+
+        def seen() -> bool:
+            return end in self._lines or sum(line.startswith(start) for line in self._lines) > after
+
+        self._wait(seen, 60, f"said neither {start!r} nor {end!r}")
+        with self._said:
+            return start if sum(line.startswith(start) for line in self._lines) > after else end
+
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self._process.stdin is not None
