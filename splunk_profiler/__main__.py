@@ -21,6 +21,7 @@ VERBS = {
     "run": "Run a command with the profiler in its Python processes.",
     "collect": "Receive profiles and spans over OTLP/gRPC and save them.",
     "report": "Show what saved profiles say.",
+    "inspect": "Show what a host profiler would see of a process.",
     "doctor": "Say whether samples would flow, and if not, why.",
     "demo": "Profile an example web service under load and report on it.",
 }

@@ -9,10 +9,12 @@ The layouts are packed here once more from the specifications. Imports nothing o
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +62,20 @@ class Workshop:
         folder.mkdir(exist_ok=True)
         made = folder / name
         if not made.exists():
-            command = ["gcc", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", *options, "-o", made, *sources, "-ldl"]
+            command = [
+                "gcc",
+                "-std=c11",
+                "-O2",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                *options,
+                "-o",
+                str(made),
+                *map(str, sources),
+                "-ldl",
+            ]
             subprocess.run(command, check=True, capture_output=True, text=True)
         return made
 
@@ -79,6 +94,9 @@ class Inspected(Target):
         said = self.lines(self._answers)[-1]
         assert said.startswith(answer), said
         return said
+
+    def __enter__(self) -> Inspected:
+        return self
 
     def publish(self, *libraries: Path, socket_path: str = "") -> None:
         """Load the libraries and publish a storage, if there is room for one."""
@@ -102,6 +120,11 @@ def receiving(folder: Path, name: str = "s") -> Iterator[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
         yield path
+
+
+def import_path() -> str:
+    """PYTHONPATH for a process that imports the package and what it needs, as this one does."""
+    return os.pathsep.join([str(TESTS.parent), *filter(None, sys.path)])
 
 
 def storage_bytes(service: bytes, environment: bytes, path: bytes, minor: int = 1) -> bytes:

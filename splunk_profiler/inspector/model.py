@@ -187,6 +187,11 @@ class Report:
     threads: tuple[ThreadReading, ...]
     reasons: tuple[Reason, ...]
 
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """The interfaces that a host profiler would follow in this process, by name."""
+        return tuple(interface.value for interface in Interface if self.visible(interface))
+
     def visible(self, interface: Interface) -> bool:
         """Whether a host profiler would follow `interface` in this process."""
         return any(library.interface is interface for library in self.libraries) and not any(

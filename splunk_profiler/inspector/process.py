@@ -5,10 +5,11 @@ Owns no thread. Must not import anything of the package but the inspector's own 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from splunk_profiler.inspector.errors import NoSuchProcessError, NotPythonError, ProcessEndedError
+from splunk_profiler.inspector.errors import NoSuchProcessError, NotPermittedError, NotPythonError, ProcessEndedError
 from splunk_profiler.inspector.maps import Mapping, parse_maps
 from splunk_profiler.inspector.permissions import not_permitted
 
@@ -41,10 +42,13 @@ class Process:
 
     Raises:
         NoSuchProcessError: there is none, or it has ended and is not collected yet.
+        NotPermittedError: it is this one.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        if pid == os.getpid():
+            raise NotPermittedError("a process cannot inspect itself: a thread cannot stop the one that reads it")
         stat = _stat(Path(f"/proc/{pid}"))
         if stat is None:
             raise NoSuchProcessError(f"there is no process {pid}")

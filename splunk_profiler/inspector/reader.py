@@ -96,7 +96,9 @@ class Reader:
         self._process.check()
         mappings, program = self._process.mappings(), self._process.program()
         search = self._finder.search(mappings, program)
-        if not search.publishers and not runs_python(mappings):
+        if all(problem.code == "library-not-loaded" for problem in search.problems) and not (
+            search.publishers or runs_python(mappings)
+        ):
             raise NotPythonError(f"process {self.pid} ({program}) does not run Python and publishes nothing")
         self._search = search
         self._read_storage()

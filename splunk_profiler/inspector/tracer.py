@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,6 +55,9 @@ class Tracer:
         self._registers = ctypes.create_string_buffer(architecture.register_set_bytes)
         # Threads that are ours for now: None until they are seen to stand, then the signal that their stop intercepted.
         self._held: dict[int, int | None] = {}
+        self._permitted = False
+        # Those that had their time to stop and did not, so that nobody waits for them again.
+        self._tardy: set[int] = set()
 
     @property
     def late(self) -> frozenset[int]:
@@ -72,7 +76,6 @@ class Tracer:
         seen: dict[int, _T] = {}
         for start in range(0, len(tids), _AT_ONCE):
             group = tids[start : start + _AT_ONCE]
-            patience_s = _PATIENCE_S
             try:
                 for tid in group:
                     self._ask(tid)
@@ -80,9 +83,11 @@ class Tracer:
                     if self._await((tid,), _PATIENCE_S):
                         seen[tid] = look(tid)
                         self._let_go(tid)
-                patience_s = 0.0  # whoever is late by now has had its time
+                    elif tid in self._held:
+                        self._tardy.add(tid)
             finally:
-                self._settle(patience_s)
+                self._settle(_PATIENCE_S, without=self._tardy)
+                self._settle(0.0)
         return seen
 
     def thread_pointer(self, tid: int) -> int | None:
@@ -108,6 +113,7 @@ class Tracer:
             if number != errno.ESRCH:
                 self._refused(tid, number)
             return
+        self._permitted = True
         # A failure means that the thread is ending; the wait will say so.
         self._ptrace(_INTERRUPT, tid, None, None)
 
@@ -116,8 +122,13 @@ class Tracer:
         if status.get("State", "X")[0] in "ZX":
             return
         tracer = int(status.get("TracerPid", "0"))
+        if tracer == threading.get_native_id():
+            self._follow_exec()
+            return
         if tracer:
             raise NotPermittedError(f"thread {tid} is already traced by process {tracer} (debugger, strace, inspector)")
+        if number == errno.EPERM and self._permitted:
+            return  # what may be traced once may always: it was ending, or making way for one that executes a program
         if number == errno.EPERM:
             raise not_permitted(self._pid, f"stopping thread {tid} of process {self._pid} is not permitted")
         raise UnsupportedError(f"threads cannot be stopped here: ptrace: {os.strerror(number)}")
@@ -136,6 +147,8 @@ class Tracer:
             else:
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                if pause_s == _LONGEST_PAUSE_S:
+                    self._ask_again(tids)
 
     def _stands(self, tid: int) -> bool:
         if self._held.get(tid, 0) is not None:
@@ -158,15 +171,23 @@ class Tracer:
         return True
 
     def _follow_exec(self) -> None:
-        """A thread that executes another program in the meantime goes on under the id of the process."""
-        if self._pid not in self._held:
-            status = _status(self._pid, self._pid)
-            if int(status.get("TracerPid", "0")) == threading.get_native_id():
-                self._held[self._pid] = None
+        """A thread that executes another program in the meantime goes on under the id of the process, still ours."""
+        tracer = int(_status(self._pid, self._pid).get("TracerPid", "0"))
+        if tracer == threading.get_native_id():
+            self._held.setdefault(self._pid, None)
+
+    def _ask_again(self, tids: Sequence[int]) -> None:
+        """The first thread's place may be taken by one that executes a program: it did not hear us, or is not ours."""
+        if self._pid in tids and self._held.get(self._pid, 0) is None:
+            if _status(self._pid, self._pid).get("TracerPid") == "0":
+                del self._held[self._pid]
+            else:
+                self._ptrace(_INTERRUPT, self._pid, None, None)
 
     def _let_go(self, tid: int) -> None:
         if self._ptrace(_DETACH, tid, None, self._held[tid]) < 0:
-            self._held[tid] = None  # SIGKILL alone moves a thread that stands: its end is still to be seen
+            # Only its end moves a thread that stands: that is still to be seen, or another thread came in its place.
+            self._held[tid] = None
         else:
             del self._held[tid]
 
@@ -177,12 +198,16 @@ class Tracer:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, tid, os.WEXITED | os.WNOHANG | _WALL)
 
-    def _settle(self, patience_s: float) -> None:
-        """Let everything go that stands or comes to stand within `patience_s`."""
+    def _settle(self, patience_s: float, without: AbstractSet[int] = frozenset()) -> None:
+        """Let everything go that stands or comes to stand within `patience_s`, `without` these."""
         deadline = time.monotonic() + patience_s
-        while standing := self._await(tuple(self._held), deadline - time.monotonic()):
+        while waiting := [tid for tid in self._held if tid not in without]:
+            standing = self._await(waiting, deadline - time.monotonic())
             for tid in standing:
                 self._let_go(tid)
+            if not standing and time.monotonic() >= deadline:
+                break
+        self._tardy &= self._held.keys()
 
 
 def _status(pid: int, tid: int) -> dict[str, str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inspected_process import (
@@ -12,6 +18,7 @@ from inspected_process import (
     LABELS_NAME,
     MACHINE,
     Workshop,
+    import_path,
     inspected,
     labels,
     receiving,
@@ -21,10 +28,11 @@ from inspected_process import (
 from target_process import Target
 
 from splunk_profiler.inspector import Reader, Report, read
-from splunk_profiler.inspector.errors import NoSuchProcessError, NotPythonError, ProcessEndedError
+from splunk_profiler.inspector.errors import NoSuchProcessError, NotPermittedError, NotPythonError, ProcessEndedError
 from splunk_profiler.inspector.model import Interface, Label, Level, ThreadReading, TlsKind
 
 ELASTIC, LABELS = Interface.ELASTIC, Interface.LABELS
+HIDDEN = ['-DVISIBILITY="hidden"']
 OTHER_DIALECT = "-mtls-dialect=gnu" if MACHINE == "x86_64" else "-mtls-dialect=trad"
 
 
@@ -109,7 +117,9 @@ def test_a_program_may_publish_labels_itself(workshop: Workshop) -> None:
     assert first_thread(report).labels == (Label(b"own", b"program"),)
 
 
-def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(workshop: Workshop, socket_path: str) -> None:
+def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
+    workshop: Workshop, socket_path: str
+) -> None:
     with inspected(workshop) as target:
         target.publish(workshop.elastic("-DPADDING=65536"), workshop.labels("-DPADDING=65536"), socket_path=socket_path)
         target.do("hold 2", "started")
@@ -122,7 +132,7 @@ def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(works
     assert not any(thread.correlation or thread.labels for thread in strict.threads)
 
 
-def test_nothing_loaded_in_a_python_process_is_said(workshop: Workshop) -> None:
+def test_nothing_loaded_in_a_python_process_is_said() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         report = read(target.pid)
@@ -131,14 +141,295 @@ def test_nothing_loaded_in_a_python_process_is_said(workshop: Workshop) -> None:
     assert not report.visible(LABELS)
 
 
-WRONG_LIBRARIES = {
-    "another name": ({"name": "libcorrelation.so"}, {"name": "labels.so"}, "library-name", "library-name"),
-    "hidden symbols": (
-        {"options": ("-DVISIBILITY=\"hidden\"",)},
-        {"options": ("-DVISIBILITY=\"hidden\"",)},
-        "symbol-hidden",
-        "symbol-hidden",
-    ),
-    "the usual dialect": ({"dialect": OTHER_DIALECT}, {"dialect": OTHER_DIALECT}, "tls-dialect", "tls-dialect"),
-    "wrong values": ({"options": ("-DPOINTERS=2",)}, {"options": ("-DVERSION=2",)}, "symbol-size", "abi-version"),
+WRONG: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "another name": ("library-name", {"name": "libcorrelation.so"}, "library-name", {"name": "labels.so"}),
+    "hidden": ("symbol-hidden", {"options": HIDDEN}, "symbol-hidden", {"options": HIDDEN}),
+    "the usual dialect": ("tls-dialect", {"dialect": OTHER_DIALECT}, "tls-dialect", {"dialect": OTHER_DIALECT}),
+    "wrong values": ("symbol-size", {"options": ["-DPOINTERS=2"]}, "abi-version", {"options": ["-DVERSION=2"]}),
 }
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_library_that_host_profilers_cannot_use_is_recognised(
+    workshop: Workshop, wrong: str, socket_path: str
+) -> None:
+    elastic_code, elastic, labels_code, label = WRONG[wrong]
+    with inspected(workshop) as target:
+        libraries = [
+            workshop.elastic(*elastic.get("options", ()), **_without_options(elastic)),
+            workshop.labels(*label.get("options", ()), **_without_options(label)),
+        ]
+        target.publish(*libraries, socket_path=socket_path)
+        target.do("record " + record_bytes().hex())
+        report = read(target.pid, strict_host=True)
+    assert {(ELASTIC, elastic_code), (LABELS, labels_code)} <= codes(report)
+    assert first_thread(report).correlation is None
+    assert first_thread(report).labels is None
+
+
+def _without_options(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "options"}
+
+
+def test_one_library_for_both_interfaces_is_said_to_lose_one(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic("-DLABELS"))
+        assert (ELASTIC, "both-interfaces") in codes(read(target.pid), Level.LOSES)
+
+
+def test_a_library_whose_file_is_gone_is_read_or_said_to_be_gone(workshop: Workshop, tmp_path: Path) -> None:
+    copy = tmp_path / LABELS_NAME
+    shutil.copy(workshop.labels(), copy)
+    with inspected(workshop) as target:
+        target.publish(copy)
+        target.do(labels((b"still", b"there")))
+        copy.unlink()
+        report = read(target.pid)
+    if os.geteuid() == 0:  # the kernel lets only the privileged open mapped files that are gone
+        assert first_thread(report).labels == (Label(b"still", b"there"),)
+    else:
+        assert (LABELS, "file-gone") in codes(report)
+
+
+def test_a_library_without_section_headers_is_recognised(workshop: Workshop, tmp_path: Path) -> None:
+    stripped = tmp_path / LABELS_NAME
+    data = bytearray(workshop.labels().read_bytes())
+    data[40:48] = bytes(8)  # e_shoff
+    data[60:64] = bytes(4)  # e_shnum, e_shstrndx
+    stripped.write_bytes(data)
+    with inspected(workshop) as target:
+        target.publish(stripped)
+        assert (LABELS, "no-section-headers") in codes(read(target.pid))
+
+
+def test_a_storage_that_is_not_there_yet_is_missed(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.do(f"load {workshop.elastic()}", "loaded")
+        report = read(target.pid)
+    assert report.storage is None
+    assert report.socket_accepted is None
+    assert (ELASTIC, "storage-null") in codes(report)
+
+
+STORAGES = {
+    "service-name-too-long": ("n" * 129, "e", "/s"),
+    "environment-too-long": ("n", "e" * 129, "/s"),
+    "storage-path-too-long": ("n", "e", "/" + "s" * 1024),
+    "socket-path-empty": ("n", "e", ""),
+    "socket-path-relative": ("n", "e", "run/s"),
+    "socket-path-dots": ("n", "e", "/run/../s"),
+    "socket-path-not-text": ("n", "e", "/run/s\0"),
+    "socket-absent": ("n", "e", "/nowhere/s"),
+    "socket-not-socket": ("n", "e", "/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("code", STORAGES)
+def test_a_storage_that_host_profilers_refuse_is_recognised(workshop: Workshop, code: str) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        target.do(storage(*STORAGES[code]))
+        lenient, strict = read(target.pid), read(target.pid, strict_host=True)
+    assert (ELASTIC, code) in codes(lenient)
+    assert lenient.storage is not None
+    assert lenient.storage.socket_path == STORAGES[code][2]
+    assert strict.storage is None
+
+
+def test_the_longest_texts_that_host_profilers_accept_are_accepted(workshop: Workshop, socket_path: str) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        target.do(storage("n" * 128, "e" * 128, socket_path))
+        report = read(target.pid, strict_host=True)
+    assert report.storage is not None
+    assert report.storage.service_name == "n" * 128
+    assert report.visible(ELASTIC)
+
+
+def test_a_socket_path_of_89_bytes_is_the_longest_that_is_reached(workshop: Workshop) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as folder, inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        room = 89 - len(folder) - 1
+        for length, accepted in ((room, True), (room + 1, False)):
+            with receiving(Path(folder), "s" * length) as path:
+                target.do(storage("n", "e", path))
+                report = read(target.pid)
+                assert report.socket_accepted is accepted
+                assert ((ELASTIC, "socket-path-too-long") in codes(report, Level.LOSES)) is not accepted
+
+
+def test_a_socket_that_nobody_receives_at_or_of_another_kind_is_recognised(workshop: Workshop, tmp_path: Path) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        with receiving(tmp_path, "left") as path:
+            target.do(storage("n", "e", path))
+        assert (ELASTIC, "socket-refused") in codes(read(target.pid), Level.LOSES)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.bind(str(tmp_path / "stream"))
+            stream.listen()
+            target.do(storage("n", "e", str(tmp_path / "stream")))
+            assert (ELASTIC, "socket-not-datagram") in codes(read(target.pid), Level.LOSES)
+
+
+def test_bytes_that_are_no_storage_are_recognised(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        target.do("storage " + (b"\1\0" + b"\xff" * 4).hex())
+        report = read(target.pid)
+    assert (ELASTIC, "storage-unreadable") in codes(report)
+    assert report.storage is None
+
+
+RECORDS = {
+    "record-not-valid": record_bytes(valid=0),
+    "trace-id-zero": record_bytes(trace=bytes(16)),
+    "transaction-id-zero": record_bytes(transaction=bytes(8)),
+}
+
+
+@pytest.mark.parametrize("code", RECORDS)
+def test_a_record_that_host_profilers_drop_is_shown_only_in_spec_mode(
+    workshop: Workshop, code: str, socket_path: str
+) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic(), socket_path=socket_path)
+        target.do("record " + RECORDS[code].hex())
+        lenient, strict = read(target.pid), read(target.pid, strict_host=True)
+    assert (ELASTIC, code) in codes(lenient, Level.LOSES) & codes(strict, Level.LOSES)
+    assert [reason.tids for reason in lenient.reasons if reason.code == code] == [(lenient.pid,)]
+    assert first_thread(lenient).correlation is not None
+    assert first_thread(strict).correlation is None
+
+
+def test_a_record_without_a_trace_is_no_problem(workshop: Workshop, socket_path: str) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic(), socket_path=socket_path)
+        target.do("record " + record_bytes(bytes(16), bytes(8), bytes(8), present=0).hex())
+        report = read(target.pid, strict_host=True)
+    found = first_thread(report).correlation
+    assert found is not None
+    assert not found.usable
+    assert not codes(report, Level.LOSES)
+
+
+def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: Workshop) -> None:
+    long_key, long_value = b"k" * 26, b"v" * 54
+    pairs: list[tuple[bytes | None, bytes | None]] = [
+        (long_key, b"1"),
+        (b"long", long_value),
+        (b"nul", b"a\0b"),
+        (b"twice", b"first"),
+        (b"twice", b"last"),
+        (None, b"ignored"),
+        (b"\xff", b"no text"),
+        (b"", b"no key"),
+        (b"novalue", None),
+        (b"tenth", b"10"),
+        (b"eleventh", b"11"),
+    ]
+    with inspected(workshop) as target:
+        target.publish(workshop.labels())
+        target.do(labels(*pairs))
+        lenient, strict = read(target.pid), read(target.pid, strict_host=True)
+    assert {label.key: label.value for label in first_thread(lenient).labels or ()} == {
+        long_key: b"1",
+        b"long": long_value,
+        b"nul": b"a\0b",
+        b"twice": b"first",
+        b"\xff": b"no text",
+        b"": b"no key",
+        b"tenth": b"10",
+        b"eleventh": b"11",
+    }
+    assert {label.key: label.value for label in first_thread(strict).labels or ()} == {
+        b"k" * 25: b"1",
+        b"long": b"v" * 53,
+        b"nul": b"a",
+        b"twice": b"last",
+        b"": b"no key",
+        b"tenth": b"10",
+    }
+    lost = {
+        "labels-too-many",
+        "label-key-cut",
+        "label-value-cut",
+        "labels-duplicate",
+        "label-key-not-text",
+        "label-without-value",
+    }
+    assert codes(strict, Level.LOSES) == {(LABELS, code) for code in lost} == codes(lenient, Level.LOSES)
+
+
+def test_pointers_into_nowhere_are_said_to_be_and_do_not_end_the_read(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic(), workshop.labels())
+        target.do("record wild")
+        target.do("labels wild")
+        report = read(target.pid)
+        assert codes(report, Level.LOSES) == {(ELASTIC, "record-unreadable"), (LABELS, "labels-unreadable")}
+        target.do("record null")
+        target.do("labels count 18446744073709551615")
+        report = read(target.pid)
+        assert codes(report, Level.LOSES) == {(LABELS, "labels-unreadable")}
+        assert first_thread(report).labels is None
+
+
+def test_a_process_that_is_not_there_is_said_not_to_be() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with pytest.raises(NoSuchProcessError, match=f"there is no process {gone.pid}"):
+        read(gone.pid)
+
+
+def test_a_process_that_has_ended_but_is_not_collected_is_said_to_have() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(NoSuchProcessError, match="has ended"):
+        read(child.pid)
+    child.wait()
+
+
+def test_a_process_that_runs_no_python_and_publishes_nothing_is_refused(workshop: Workshop) -> None:
+    with inspected(workshop) as target, pytest.raises(NotPythonError, match="does not run Python"):
+        read(target.pid)
+
+
+def test_a_process_that_ends_between_two_reads_is_said_to_have_ended(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        with Reader(target.pid) as reader:
+            assert len(reader.sample()) == 1
+            target.hang_up()
+            assert target.finish() == 0
+            with pytest.raises(ProcessEndedError):
+                reader.sample()
+            with pytest.raises(ProcessEndedError):
+                reader.read()
+            assert reader.sample_one(target.pid) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_another_user_is_told_what_to_do(workshop: Workshop) -> None:
+    program = "import os, sys; from splunk_profiler.inspector import read; os.setuid(65534); read(int(sys.argv[1]))"
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(target.pid)], capture_output=True, text=True, check=False
+        )
+    assert "NotPermittedError" in done.stderr
+    assert "belongs to user 0 and this is user 65534: run as that user, or as root" in done.stderr
+
+
+def test_a_process_that_somebody_else_traces_is_said_to_be_traced(workshop: Workshop) -> None:
+    hold = (
+        "import sys; from splunk_profiler.inspector.tracer import Tracer\n"
+        "from splunk_profiler.inspector.architecture import ARCHITECTURES\n"
+        "pid = int(sys.argv[1])\n"
+        "Tracer(pid, ARCHITECTURES[0]).visit([pid], lambda tid: print('holding', flush=True) or input())"
+    )
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        with Target(sys.executable, "-c", hold, str(target.pid), env={"PYTHONPATH": import_path()}) as other:
+            other.line("holding")
+            with pytest.raises(NotPermittedError, match=f"already traced by process {other.pid}"):
+                read(target.pid)

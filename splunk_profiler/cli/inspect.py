@@ -1,0 +1,101 @@
+"""``splunk-profiler inspect``: what a host profiler would see of a process, read from outside.
+
+Runs on the main thread, on which all stopping and reading of threads happens. Signals are taken synchronously, between
+reads, so that none arrives while a thread is held. Imports the inspector only when it is asked to read.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.inspection import as_data, draw
+from splunk_profiler.cli.report import report_console
+
+if TYPE_CHECKING:
+    from splunk_profiler.inspector import Reader, Report
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_SETTLING_S = 0.02
+
+
+@click.command()
+@click.argument("pid", type=click.IntRange(1))
+@click.option("--watch", is_flag=True, help="Read again and again, until Ctrl-C or the end of the process.")
+@click.option(
+    "--interval", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="Seconds between reads."
+)
+@click.option("--strict-host", is_flag=True, help="Show what real host profilers see, with their limits.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each read.")
+def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: bool) -> int:
+    """Show what a host profiler would see of process PID.
+
+    Reads the memory of another process as Elastic's and Parca's eBPF profilers do: the trace context and the labels
+    of every thread, the process storage, and whether its socket would be accepted. Says why, if they would see nothing.
+    Each thread is stopped for well under a millisecond and is never left stopped.
+
+    \b
+    splunk-profiler inspect $(pgrep -of gunicorn)
+    splunk-profiler inspect PID --strict-host --json
+
+    Exit code 0 if a host profiler would follow at least one of the two interfaces, 1 if not or if the process cannot
+    be read.
+    """
+    from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        with Reader(pid, strict_host=strict_host) as reader:
+            show = _lines if as_json else _pages
+            return show(reader, interval if watch else None)
+    except InspectorError as error:
+        raise CommandError(str(error)) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _lines(reader: Reader, interval_s: float | None) -> int:
+    def show(report: Report) -> None:
+        click.echo(json.dumps(as_data(report), indent=2 if interval_s is None else None))
+
+    return _each(reader, interval_s, show)
+
+
+def _pages(reader: Reader, interval_s: float | None) -> int:
+    console = report_console()
+    if interval_s is None or not console.is_terminal:
+        return _each(reader, interval_s, lambda report: console.print(draw(report)))
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        return _each(reader, interval_s, lambda report: live.update(Group(draw(report)), refresh=True))
+
+
+def _each(reader: Reader, interval_s: float | None, show: Callable[[Report], None]) -> int:
+    deadline = time.monotonic()
+    while True:
+        report = reader.read()
+        show(report)
+        code = int(not report.followed)
+        if interval_s is None:
+            return code
+        # Absolute deadlines, and no burst after a read that took longer than the interval.
+        deadline = max(deadline + interval_s, time.monotonic())
+        if _stopped_before(deadline, reader):
+            return code
+
+
+def _stopped_before(deadline: float, reader: Reader) -> bool:
+    """Wait until `deadline`; True if a signal ends the watch. A thread that stops late is let go at once."""
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not reader.settle():
+            left_s = min(left_s, _SETTLING_S)
+        if signal.sigtimedwait(_STOPPING, left_s) is not None:
+            return True
+    return signal.sigtimedwait(_STOPPING, 0) is not None

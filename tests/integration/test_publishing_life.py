@@ -1,0 +1,104 @@
+"""Publishing in processes of their own: forks, ends, and many threads that start and stop it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from target_process import TESTS, Target
+
+pytest.importorskip("splunk_profiler._context")
+
+_CHILDREN = 8
+_ELASTIC = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION"
+
+
+@pytest.fixture
+def settings() -> Iterator[dict[str, str]]:
+    """Both ABIs are published, without sampling, and the socket has a directory of its own."""
+    with TemporaryDirectory(prefix="s") as directory:
+        yield {
+            f"{_ELASTIC}_ENABLED": "true",
+            f"{_ELASTIC}_SOCKET_DIR": directory,
+            "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true",
+            "OTEL_SERVICE_NAME": "published",
+            "PYTHONPATH": f"{TESTS}:{TESTS / 'targets'}:{TESTS.parent}",
+        }
+
+
+def sockets(settings: dict[str, str]) -> set[str]:
+    return {str(path) for path in Path(settings[f"{_ELASTIC}_SOCKET_DIR"]).iterdir()}
+
+
+def assert_is_right(state: dict[str, Any]) -> str:
+    """It shows its own spans, and names a socket that it has open; that socket's path."""
+    assert state["right"]
+    assert state["socket"]
+    name, environment, path = state["storage"]
+    assert (name, environment) == ("published", "test")
+    assert state["sockets_open"] == [path]
+    assert f"-{state['pid']}-" in path
+    return str(path)
+
+
+@pytest.mark.parametrize("sampling", ["false", "true"])
+def test_forked_children_publish_as_themselves_and_leave_their_parent_alone(
+    settings: dict[str, str], sampling: str
+) -> None:
+    env = {
+        **settings,
+        "SPLUNK_PROFILER_ENABLED": sampling,
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+    }
+    with Target("publishing_life.py", "fork", str(_CHILDREN), env=env) as target:
+        own = assert_is_right(target.json("state"))
+        target.tell("fork")
+        target.line("forked")
+        children = [assert_is_right(state) for state in _states(target)]
+        assert all(state["shows_its_span_at_once"] for state in _states(target))
+        assert len({own, *children}) == _CHILDREN + 1
+        assert sockets(settings) == {own, *children}
+        target.tell("end the children")
+        assert target.json("statuses") == [0] * _CHILDREN
+        assert assert_is_right(target.json("after")) == own
+        assert sockets(settings) == {own}
+        target.tell("end")
+        assert target.finish() == 0
+        assert "Traceback" not in target.output
+    assert not sockets(settings)
+
+
+def _states(target: Target) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in target.lines(_CHILDREN, "child")]
+
+
+def test_many_threads_that_start_and_stop_it_leave_nothing_wrong_behind(settings: dict[str, str]) -> None:
+    with Target("publishing_life.py", "threads", "8", env=settings) as target:
+        assert target.json("failures", timeout_s=120) == []
+        assert target.json("off") == {"storage": True, "sockets": [], "threads": 1}
+        assert_is_right(target.json("again"))
+        assert target.finish() == 0
+        assert "Traceback" not in target.output
+    assert not sockets(settings)
+
+
+def test_a_process_that_ends_takes_its_socket_along_and_a_killed_ones_is_cleared_by_the_next(
+    settings: dict[str, str],
+) -> None:
+    with Target("publishing_life.py", "serve", env=settings) as killed:
+        left = assert_is_right(killed.json("state"))
+        killed.signal(signal.SIGKILL)
+        killed.finish()
+    assert sockets(settings) == {left}
+    with Target("publishing_life.py", "serve", env=settings) as target:
+        own = assert_is_right(target.json("state"))
+        assert sockets(settings) == {own}
+        target.tell("end")
+        assert target.finish() == 0
+    assert not sockets(settings)

@@ -1,0 +1,148 @@
+"""A service that publishes to host profilers: ``publishing_life.py HOW [COUNT]``. What its environment says is published.
+
+HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
+``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works in
+one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and whether
+the span and labels that a thread shows are its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from marked_work import say
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from own_memory import OwnMemory
+from published_process import ids_of, shown, shown_labels, told
+
+import splunk_profiler
+
+_STARTS = 15  # of each thread
+_WORKERS = 4
+
+trace.set_tracer_provider(TracerProvider(resource=Resource.create({"deployment.environment.name": "test"})))
+TRACER = trace.get_tracer("publishing")
+
+
+def _state() -> dict[str, Any]:
+    """What is published, as this process reads itself."""
+    storage = told()
+    with (
+        TRACER.start_as_current_span("root", Context()) as root,
+        splunk_profiler.labels(process=os.getpid()),
+        TRACER.start_as_current_span("inner") as inner,
+    ):
+        right = shown() == ids_of(inner, root) and shown_labels() == {"process": str(os.getpid())}
+    return {
+        "pid": os.getpid(),
+        "storage": storage and [storage.name, storage.environment, str(storage.socket)],
+        "socket": bool(storage and storage.socket.is_socket()),
+        "right": right,
+        "sockets_open": sorted(_sockets()),
+    }
+
+
+def _sockets() -> list[str]:
+    """Sockets with a name in the file system that this process has open."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            own.add(str(descriptor.readlink()))
+        except OSError:
+            continue  # it was the one that lists the directory
+    rows = [line.split() for line in Path("/proc/self/net/unix").read_text("utf-8").splitlines()]
+    return [row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in own]
+
+
+def _fork(count: int) -> None:
+    say("state", _state())
+    sys.stdin.readline()
+    pipe, kept = os.pipe()
+    children = []
+    with TRACER.start_as_current_span("forking") as span:
+        for _ in range(count):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    os.close(kept)
+                    still = shown() == ids_of(span)
+                    say("child", {**_state(), "shows_its_span_at_once": still})
+                    os.read(pipe, 1)
+                    splunk_profiler.stop()
+                    status = 0 if told() is None and not _sockets() else 2
+                finally:
+                    os._exit(status)
+            children.append(child)
+        say("forked")
+        sys.stdin.readline()
+        os.close(kept)
+        say("statuses", [os.waitpid(child, 0)[1] for child in children])
+    say("after", _state())
+    sys.stdin.readline()
+
+
+def _threads(count: int) -> None:
+    stopping = threading.Event()
+    failures: list[BaseException] = []
+
+    def turn() -> None:
+        for _ in range(_STARTS):
+            splunk_profiler.start()
+            splunk_profiler.stop()
+
+    def work() -> None:
+        memory = OwnMemory()
+        try:
+            while not stopping.is_set():
+                with TRACER.start_as_current_span("work") as span, splunk_profiler.labels(route="/"):
+                    record = memory.elastic()
+                    if record is not None and record.present:
+                        assert record.valid
+                        assert record.span_id in (span.get_span_context().span_id, 0)
+            splunk_profiler.stop()
+            assert memory.elastic() is None
+            assert memory.labels() is None
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    turning = [threading.Thread(target=turn) for _ in range(count)]
+    working = [threading.Thread(target=work) for _ in range(_WORKERS)]
+    for thread in (*turning, *working):
+        thread.start()
+    for thread in turning:
+        thread.join()
+    splunk_profiler.stop()
+    stopping.set()
+    for thread in working:
+        thread.join()
+    say("failures", [repr(failure) for failure in failures])
+    say("off", {"storage": told() is None, "sockets": _sockets(), "threads": threading.active_count()})
+    splunk_profiler.start()
+    say("again", _state())
+
+
+def main(how: str, count: int) -> None:
+    OwnMemory()  # loads the libraries: a reader within the process needs them
+    splunk_profiler.start()
+    say("ready", os.getpid())
+    if how == "fork":
+        _fork(count)
+    elif how == "threads":
+        _threads(count)
+    else:
+        with TRACER.start_as_current_span("serving"):
+            say("state", _state())
+            sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
