@@ -194,13 +194,13 @@ static lookup identify_span(PyObject *span, Identity **identity)
         publisher_swallow();
         return UNKNOWN;
     }
-    if (publisher.active && (made == Py_None || Py_TYPE(made) == publisher.inputs.identity_type)) {
+    if (publisher.active && made != Py_None && Py_TYPE(made) != publisher.inputs.identity_type) {
+        publisher.counts.failed++;
+    }
+    else if (publisher.active) {
         cache_identity(span, made);
         *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
         result = FOUND;
-    }
-    else {
-        publisher.counts.failed++;
     }
     Py_DECREF(made);
     return result;

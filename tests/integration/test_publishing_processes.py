@@ -54,6 +54,11 @@ def test_a_forked_child_shows_what_its_thread_showed_and_nothing_of_the_threads_
     ]
 
 
+def test_nobody_is_shown_a_wrong_span_while_threads_come_and_go_and_the_publisher_too() -> None:
+    quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    assert output_of("storm", "3000", env=quiet, timeout_s=180) == ["wrong [] repaired 0 failed 0", "published True"]
+
+
 @pytest.mark.parametrize("how", ["plain", "reimported"])
 def test_a_process_ends_quietly_while_its_threads_publish(how: str) -> None:
     with Target("publishing.py", "ending", how) as target:

@@ -135,6 +135,54 @@ def in_child(name: str, publishing: Publishing) -> None:
     os._exit(0)  # the parent goes on and says "end"
 
 
+def storm(rounds: str) -> None:
+    """Threads come, switch and go while the publisher is installed, audited and taken out, and the process forks."""
+    publishing, memory, over, wrong = Publishing(), OwnMemory(), threading.Event(), []
+    sys.setswitchinterval(1e-5)
+    publishing.install()  # attach needs to know the variable; taken out, it knows it still
+
+    def work(number: int) -> None:
+        spans = [known(number * 100 + step) for step in range(1, 6)]  # without an identity while nothing is installed
+        tokens = []
+        for span in spans:
+            tokens.append(publishing.attach(span))
+            found = memory.elastic()
+            if found is not None and found.span_id != span.get_span_context().span_id:
+                wrong.append((found, span.get_span_context()))
+        for token in reversed(tokens):
+            _context.detach(token)
+
+    def workers(number: int) -> None:
+        while not over.is_set():
+            thread = threading.Thread(target=work, args=(number,))
+            thread.start()
+            for _ in range(20):
+                work(number)
+            thread.join()
+
+    threads = [threading.Thread(target=workers, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for number in range(int(rounds)):
+        publishing.install()
+        for _ in range(10):
+            _context.audit()
+        if number % 10 == 0:
+            child = os.fork()
+            if not child:
+                work(77)
+                publishing.uninstall()
+                os._exit(len(wrong) + (memory.elastic() is not None))
+            assert os.waitpid(child, 0)[1] == 0
+        publishing.uninstall()
+    over.set()
+    for thread in threads:
+        thread.join()
+    counters = _context.counters()
+    print("wrong", wrong[:3], "repaired", counters.repaired, "failed", counters.failed)
+    print("published", counters.published > 0)
+
+
 def ending(how: str) -> None:
     """The interpreter ends while threads publish and nobody has uninstalled."""
     publishing = Publishing()
@@ -220,6 +268,7 @@ if __name__ == "__main__":
         "late": late,
         "thread_end": thread_end,
         "forks": forks,
+        "storm": storm,
         "ending": ending,
         "memory": memory,
     }

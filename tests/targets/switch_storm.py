@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from context_factory import attach, current, entered, hooks, install, is_right, native, noticed
+from context_factory import attach, current, entered, hooks, install, is_right, noticed
+
+from splunk_profiler import _context as native
 
 TOGGLERS = 8
 mine: ContextVar[int] = ContextVar("mine")

@@ -18,7 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from context_factory import attach, hooks, is_right, native, noticed
+from context_factory import attach, hooks, is_right, noticed
+
+from splunk_profiler import _context as native
 
 facts: Counter[str] = Counter()
 
@@ -137,6 +139,7 @@ def _protections(path: str) -> list[str]:
 
 def c_code(path: str = "", loaded: str = "later") -> None:
     """A library in C that enters and leaves contexts, loaded before the hooks or later, unloaded before they go."""
+    dynamic: Any = import_module("_ctypes")
     preloaded = loaded == "preloaded"
     before = None if loaded == "later" else ctypes.PyDLL(None if preloaded else path)
     protections = _protections(path)
@@ -148,7 +151,8 @@ def c_code(path: str = "", loaded: str = "later") -> None:
     for _ in range(2):
         with hooks():
             attach()
-            library = before or ctypes.PyDLL(path)
+            handle = 0 if before else dynamic.dlopen(path, os.RTLD_NOW)
+            library = before or ctypes.PyDLL(path, handle=handle)
             protections = protections or _protections(path)
             native.refresh()
             _in_context(library, Context(), body)
@@ -157,7 +161,7 @@ def c_code(path: str = "", loaded: str = "later") -> None:
             look()
             facts["protected as before"] += bool(protections) and _protections(path) == protections
             if before is None:
-                import_module("_ctypes").dlclose(library._handle)
+                dynamic.dlclose(handle)
                 protections = []
         counters = noticed()
         library = before or ctypes.PyDLL(path)

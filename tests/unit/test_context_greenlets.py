@@ -12,7 +12,9 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 pytest.importorskip("greenlet", reason="greenlet is not installed")
 
 import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from context_factory import attach, hooks, is_right, native, noticed
+from context_factory import attach, hooks, is_right, noticed
+
+from splunk_profiler import _context as native
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +131,12 @@ def test_a_trace_function_set_later_stays() -> None:
     with hooks():
         attach()
         ours = greenlet.gettrace()
-        greenlet.settrace(lambda event, switch: (events.append(event), ours(event, switch)))
+
+        def later(event: str, switch: Any) -> None:
+            events.append(event)
+            ours(event, switch)
+
+        greenlet.settrace(later)
         last = greenlet.gettrace()
         assert _switches(1) == [True] * 4
     try:

@@ -7,7 +7,7 @@ import contextvars
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from functools import partial
@@ -19,7 +19,9 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from context_factory import Span, attach, current, entered, hooks, install, is_right, native, noticed
+from context_factory import Span, attach, current, entered, hooks, install, is_right, noticed
+
+from splunk_profiler import _context as native
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -126,15 +128,16 @@ def test_run_hands_over_arguments_results_and_exceptions() -> None:
     assert is_right()
 
 
-def errors_of_run() -> list[tuple[type[BaseException], str]]:
-    inside, found = Context(), []
+def errors_of_run() -> list[tuple[type[Exception], str]]:
+    inside = Context()
+    found: list[tuple[type[Exception], str]] = []
     wrong: list[Callable[[], object]] = [
         inside.run,  # type: ignore[list-item]
         Context.run,  # type: ignore[list-item]
         lambda: Context.run(3, print),  # type: ignore[arg-type]
         lambda: inside.run(None),  # type: ignore[arg-type]
-        lambda: inside.run(callable=print),  # type: ignore[call-arg]
-        lambda: inside.run(len, 1, 2),  # type: ignore[arg-type]
+        lambda: inside.run(callable=print),
+        lambda: inside.run(len, 1, 2),  # type: ignore[arg-type, call-arg]
         lambda: inside.run(inside.run, print),
     ]
     for call in wrong:
@@ -226,7 +229,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def _holds_a_span(turns: int) -> int:
-    wrong = not is_right()
+    wrong = int(not is_right())
     attach()
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -259,11 +262,15 @@ def test_callbacks_timers_and_threads_of_a_loop_have_the_context_they_were_given
 ) -> None:
     right: list[bool] = []
 
+    def timer(over: asyncio.Event) -> None:
+        right.append(is_right())
+        over.set()
+
     async def main() -> None:
         over = asyncio.Event()
         attach()
         asyncio.get_running_loop().call_soon(lambda: right.append(is_right()), context=Context())
-        asyncio.get_running_loop().call_later(0, lambda: (right.append(is_right()), over.set()), context=Context())
+        asyncio.get_running_loop().call_later(0, timer, over, context=Context())
         await over.wait()
         right.append(is_right())
         right.append(await asyncio.to_thread(is_right))
@@ -292,7 +299,7 @@ def test_a_task_that_starts_at_once_is_published_with_its_own_span(loop: asyncio
 
 @pytest.mark.usefixtures("published")
 def test_a_generator_that_holds_a_span_leaves_it_to_whoever_drives_it() -> None:
-    def holds() -> Iterator[bool]:
+    def holds() -> Generator[bool, None, None]:
         token = attach()
         yield is_right()
         native.detach(token)
@@ -328,7 +335,11 @@ def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_
         run = copy_context().run
         there.set()
         go.wait()
-        run(lambda: (attach(), right.append(is_right())))
+        run(attach_and_look)
+        right.append(is_right())
+
+    def attach_and_look() -> None:
+        attach()
         right.append(is_right())
 
     thread = threading.Thread(target=body)
