@@ -45,10 +45,11 @@ class Limits:
     value_bytes: int
 
 
-SPEC_LIMITS = Limits(slots=4096, key_bytes=1 << 16, value_bytes=1 << 16)
+SPEC_LIMITS = Limits(slots=4096, key_bytes=1 << 32, value_bytes=1 << 32)
 """The specification sets none: more than this is taken for memory that holds something else."""
 
 _MOST_TEXT_BYTES = 1 << 16
+_MOST_LABEL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,12 @@ def read_label_set(fetch: Fetch, address: int, limits: Limits) -> LabelSet:
     raw = [_exactly(_SLOT, data[at : at + _SLOT.size], "a label") for at in range(0, places * _SLOT.size, _SLOT.size)]
     wanted = []
     for key_length, key, value_length, value in raw:
-        if key and limits is SPEC_LIMITS and (key_length > limits.key_bytes or value_length > limits.value_bytes):
-            raise MalformedError(f"a label states {key_length} bytes of key and {value_length} bytes of value")
         if key:
             wanted.append((key, min(key_length, limits.key_bytes)))
             if value:
                 wanted.append((value, min(value_length, limits.value_bytes)))
+    if sum(size for _, size in wanted) > _MOST_LABEL_BYTES:
+        raise MalformedError("the keys and values of a label set state more than 1 MiB")
     texts = iter(fetch(wanted) if wanted else [])
     slots = []
     for key_length, key, value_length, value in raw:

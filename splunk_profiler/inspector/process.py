@@ -54,7 +54,7 @@ class Process:
             raise NoSuchProcessError(f"there is no process {pid}")
         self.command, fields = stat
         self._started = fields[_STARTED]
-        living = [task.tid for task in self.tasks() if task.state not in _DEAD]
+        living = [task.tid for task in self.tasks() if task.lives]
         if not living:
             raise NoSuchProcessError(f"process {pid} has ended and waits for its parent to notice")
         # The first thread may have ended before the others: then the kernel shows files and memory by another's id.
@@ -68,7 +68,8 @@ class Process:
     def check(self) -> None:
         """Raise ProcessEndedError unless it is still the same process."""
         stat = _stat(Path(f"/proc/{self.pid}"))
-        if stat is None or stat[1][_STARTED] != self._started:
+        ended = stat is None or stat[1][_STARTED] != self._started
+        if ended or not any(task.lives for task in self.tasks()):
             raise ProcessEndedError(f"process {self.pid} ended while it was read")
 
     def tasks(self) -> list[Task]:
@@ -98,6 +99,8 @@ class Process:
             raise not_permitted(self.pid, f"reading the memory map of process {self.pid} is not permitted") from None
         except (FileNotFoundError, ProcessLookupError):
             raise ProcessEndedError(f"process {self.pid} ended while it was read") from None
+        if not text:
+            raise ProcessEndedError(f"process {self.pid} ended while it was read")
         return parse_maps(text)
 
     def program_header(self, size: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from inspected_process import (
     ELASTIC_NAME,
     LABELS_NAME,
     MACHINE,
+    Inspected,
     Workshop,
     import_path,
     inspected,
@@ -433,3 +435,37 @@ def test_a_process_that_somebody_else_traces_is_said_to_be_traced(workshop: Work
             other.line("holding")
             with pytest.raises(NotPermittedError, match=f"already traced by process {other.pid}"):
                 read(target.pid)
+
+
+def test_a_process_that_was_killed_and_is_not_collected_is_said_to_have_ended(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        with Reader(target.pid) as reader:
+            os.kill(target.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+            for read_again in (reader.read, reader.sample):
+                with pytest.raises(ProcessEndedError):
+                    read_again()
+
+
+def _mount_namespaces() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _mount_namespaces(), reason="mount namespaces are not permitted here")
+def test_files_and_sockets_in_a_mount_namespace_of_the_process_are_found(workshop: Workshop, tmp_path: Path) -> None:
+    script = 'mount -t tmpfs none "$1" && cp "$2" "$3" "$1" && echo mounted && exec "$4"'
+    arguments = [str(tmp_path), str(workshop.elastic()), str(workshop.labels()), str(workshop.program())]
+    with Inspected("unshare", "--mount", "sh", "-c", script, "sh", *arguments) as target:
+        target.line("ready")
+        target.tell(f"load {tmp_path / ELASTIC_NAME}")
+        target.tell(f"load {tmp_path / LABELS_NAME}")
+        target.tell(f"socket {tmp_path}/s")
+        target.tell(storage("inside", "test", f"{tmp_path}/s"))
+        target.tell(labels((b"where", b"inside")))
+        target.lines(2, "set")
+        assert not list(tmp_path.iterdir()), "they are not to be seen from here"
+        report = read(target.pid)
+    assert first_thread(report).labels == (Label(b"where", b"inside"),)
+    assert report.socket_accepted
+    assert not codes(report)

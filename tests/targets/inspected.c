@@ -5,6 +5,7 @@
  *   storage HEX | null         the Elastic process storage, as these bytes
  *   record HEX | null | wild   this thread's record: these bytes, none, or a pointer to nowhere
  *   labels K=V,K=V… | null | wild | count N   this thread's label set, keys and values in hex; `-` is a null pointer
+ *   socket PATH                binds a socket for datagrams
  *   hold N                     N threads that publish records of their own and wait
  *   flip N whole | torn        N threads that change their record and label as fast as they can: as the protocol says,
  *                              or in place, without invalidating
@@ -24,7 +25,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { RECORD_BYTES = 37, MOST_LABELS = 64, HEX_BYTES = 32 };
@@ -286,6 +289,11 @@ static void obey(char *line)
         while (atomic_load(&handled) < atoi(rest))
             sched_yield();
         printf("handled %d\n", atomic_load(&handled));
+    } else if (!strcmp(line, "socket")) {
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        strncpy(address.sun_path, rest, sizeof address.sun_path - 1);
+        int receiver = socket(AF_UNIX, SOCK_DGRAM, 0);
+        printf("%s\n", bind(receiver, (struct sockaddr *)&address, sizeof address) ? "not bound" : "bound");
     } else if (!strcmp(line, "vfork")) {
         pthread_t thread;
         pthread_create(&thread, NULL, sleep_in_the_kernel, NULL);

@@ -1,0 +1,149 @@
+"""The published layouts, decoded: what is right gives values, and anything at all gives a value or a clear error."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspected_process import record_bytes, storage_bytes
+
+from splunk_profiler.inspector import host, layouts
+from splunk_profiler.inspector.errors import MalformedError, UnreadableError
+from splunk_profiler.inspector.layouts import LabelSet, Slot
+from splunk_profiler.inspector.model import Label
+
+BASE = 0x10000
+
+
+class FlatMemory:
+    """A process whose only memory is `data`, at `BASE`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        found = []
+        for address, size in wanted:
+            if address < BASE or address + size > BASE + len(self._data):
+                raise UnreadableError(f"{address:#x}")
+            found.append(self._data[address - BASE : address - BASE + size])
+        return found
+
+
+def label_memory(*pairs: tuple[bytes, bytes]) -> bytes:
+    """A label set at `BASE`, its places behind it, its texts behind those."""
+    places, texts = b"", b""
+    at = BASE + 24 + 32 * len(pairs)
+    for pair in pairs:
+        for text in pair:
+            places += struct.pack("<QQ", len(text), at + len(texts))
+            texts += text
+    return struct.pack("<QQQ", BASE + 24, len(pairs), len(pairs)) + places + texts
+
+
+def test_a_record_has_37_bytes_and_gives_its_fields() -> None:
+    found = layouts.decode_record(record_bytes(bytes(range(16)), bytes(range(8)), bytes(range(8, 16)), flags=0xFF))
+    assert layouts.RECORD_BYTES == 37
+    assert (found.minor_version, found.valid, found.trace_present, found.trace_flags) == (1, 1, 1, 255)
+    assert found.trace_id == "000102030405060708090a0b0c0d0e0f"
+    assert found.span_id == "0001020304050607"
+    assert found.transaction_id == "08090a0b0c0d0e0f"
+
+
+@pytest.mark.parametrize(("valid", "present", "usable"), [(1, 1, True), (255, 1, True), (0, 1, False), (1, 0, False)])
+def test_ids_are_usable_while_the_record_is_valid_and_a_trace_present(valid: int, present: int, usable: bool) -> None:
+    assert layouts.decode_record(record_bytes(valid=valid, present=present)).usable is usable
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_record_or_malformed(data: bytes) -> None:
+    try:
+        found = layouts.decode_record(data)
+    except MalformedError:
+        assert len(data) != 37
+    else:
+        assert bytes.fromhex(found.trace_id + found.span_id + found.transaction_id) == data[5:]
+        host.record_problems(found)
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40), st.integers(0, 0xFFFF))
+def test_a_storage_gives_its_texts_back(service: str, environment: str, path: str, minor: int) -> None:
+    texts = [text.encode("utf-8", "surrogatepass") for text in (service, environment, path)]
+    memory = FlatMemory(storage_bytes(texts[0], texts[1], texts[2], minor=minor))
+    found = layouts.read_storage(memory.read, BASE)
+    shown = [found.service_name, found.service_environment, found.socket_path]
+    assert [text.encode("utf-8", "surrogateescape") for text in shown] == texts
+    assert found.minor_version == minor
+    host.storage_problems(found)
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_are_a_storage_or_a_clear_error(data: bytes) -> None:
+    try:
+        found = layouts.read_storage(FlatMemory(data).read, BASE)
+    except (MalformedError, UnreadableError):
+        return
+    host.storage_problems(found)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=60)), max_size=14))
+def test_of_equal_keys_the_first_counts_by_the_specification_and_the_last_for_a_host(
+    pairs: list[tuple[bytes, bytes]],
+) -> None:
+    memory = FlatMemory(label_memory(*pairs))
+    specified = layouts.specified_labels(layouts.read_label_set(memory.read, BASE, layouts.SPEC_LIMITS))
+    assert {label.key: label.value for label in specified} == dict(reversed(pairs))
+    found = layouts.read_label_set(memory.read, BASE, host.HOST_LIMITS)
+    shown = host.host_labels(found)
+    assert len(shown) <= 10
+    assert all(len(label.key) <= 25 and len(label.value) <= 53 and b"\0" not in label.value for label in shown)
+    assert len({label.key for label in shown}) == len(shown)
+    if not host.label_problems(found):
+        assert set(shown) == set(specified)
+
+
+@given(st.binary(max_size=200), st.sampled_from([layouts.SPEC_LIMITS, host.HOST_LIMITS]))
+def test_any_bytes_are_a_label_set_or_a_clear_error(data: bytes, limits: layouts.Limits) -> None:
+    try:
+        found = layouts.read_label_set(FlatMemory(data).read, BASE, limits)
+    except (MalformedError, UnreadableError):
+        return
+    layouts.specified_labels(found)
+    host.host_labels(found)
+    host.label_problems(found)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Slot,
+            st.integers(0, 2**64 - 1),
+            st.none() | st.binary(max_size=40),
+            st.integers(0, 2**64 - 1),
+            st.none() | st.binary(max_size=80),
+        ),
+        max_size=14,
+    )
+)
+def test_any_slots_are_labels_to_a_host(slots: list[Slot]) -> None:
+    found = LabelSet(len(slots), tuple(slots))
+    for label in host.host_labels(found):
+        label.key.decode("utf-8")
+    host.label_problems(found)
+
+
+def test_an_empty_place_is_ignored_and_counts_as_one_of_ten() -> None:
+    places = [Slot(0, None, 0, None)] * 9 + [Slot(1, b"a", 1, b"1"), Slot(1, b"b", 1, b"2")]
+    assert host.host_labels(LabelSet(11, tuple(places))) == (Label(b"a", b"1"),)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_descriptor_or_malformed(data: bytes) -> None:
+    if len(data) == 16:
+        assert struct.pack("<QQ", *layouts.decode_descriptor(data)) == data
+    else:
+        with pytest.raises(MalformedError):
+            layouts.decode_descriptor(data)
