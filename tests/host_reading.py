@@ -32,18 +32,22 @@ class Judge:
         seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; of others
             as "unknown".
         wrong: a line for each reading that is not what it should be.
-        tids: the threads that say what they are at.
+        tids: the threads that say what they are at, and where in the table they do.
     """
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.tids: set[int] = set()
+        self.tids: dict[int, int] = {}
 
     @property
     def judged(self) -> int:
         """Readings of threads that say what they are at."""
         return self.seen.total() - self.seen["unknown"]
+
+    def places(self, table: int) -> dict[int, int]:
+        """Where each thread says what it is at, for a table at this address."""
+        return {tid: table + 8 * (_SLOTS + slot) for tid, slot in self.tids.items()}
 
     def judge(self, reading: ThreadReading) -> None:
         """Judge one reading of a thread that was stopped."""
@@ -56,8 +60,8 @@ class Judge:
             if reading.tid not in tids:
                 self.seen["unknown"] += 1
                 return
-            self.tids.add(reading.tid)
-            word = at[tids.index(reading.tid)]
+            slot = self.tids[reading.tid] = tids.index(reading.tid)
+            word = at[slot]
             if word == _OUTSIDE:
                 self.seen["outside"] += 1
                 if record or labels:
