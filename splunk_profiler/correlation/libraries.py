@@ -6,20 +6,27 @@ Their file names are part of the ABIs (docs/abi.md). Must not load anything: the
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 CUSTOM_LABELS = "libcustomlabels.so"
 
 
 def elastic_library() -> Path:
     """``elastic-jvmti-linux-<arch>.so``, for the architecture of this machine; it may not be there."""
-    return _PACKAGE / f"elastic-jvmti-linux-{os.uname().machine}.so"
+    return _folder() / f"elastic-jvmti-linux-{os.uname().machine}.so"
 
 
 def labels_library() -> Path:
     """``libcustomlabels.so``; it may not be there."""
-    return _PACKAGE / CUSTOM_LABELS
+    return _folder() / CUSTOM_LABELS
+
+
+def _folder() -> Path:
+    """Where the build has put them: beside the extension, which is elsewhere if the package is installed in place."""
+    found = find_spec("splunk_profiler._context")
+    beside = Path(found.origin) if found is not None and found.origin else Path(__file__).parent
+    return beside.resolve().parent
 
 
 def remedy(library: Path) -> str:

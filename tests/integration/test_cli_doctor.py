@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,18 @@ def test_a_process_that_is_not_there_or_is_not_python_is_an_error() -> None:
         1,
         f"splunk-profiler: error: there is no process {process.pid}\n",
     )
+
+
+@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_it_says_whether_host_profilers_could_read_the_context(tmp_path: Path) -> None:
+    _, data = examined({**ON, "OTEL_SERVICE_NAME": "shop"}, "--no-export")
+    good = findings(data, "ok")
+    assert "correlation: on (ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED is auto, as sampling is)" in good
+    assert good.count("thread-local storage: static") == 2
+    assert "service: 'shop'" in good
+    directory = {"ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": str(tmp_path / ("x" * 90))}
+    code, data = examined({**ON, **directory}, "--no-export")
+    assert "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR" in findings(data, "warning")
+    _, data = examined({**ON, "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}, "--no-export")
+    assert "custom labels: off (SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED is false)" in findings(data, "note")
+    assert code == 1  # for the collector, which is not there

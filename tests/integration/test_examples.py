@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
 
 EXAMPLES = ROOT / "examples"
-RUN_BELOW = {"batch.py", "shop"}
+RUN_BELOW = {"batch.py", "seen_from_outside.py", "shop"}
 
 
 def report_of(directory: Path) -> dict[str, Any]:
@@ -61,6 +63,27 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
         (app,) = (entry for entry in whole["functions"] if entry["function"] == "shop.app.search")
         assert app["total"] == whole["samples"]
     assert data["record"]["as_received"]["eventName"] == "otel.profiling"
+
+
+@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_a_host_profiler_sees_the_span_and_the_labels_of_each_thread_of_the_service_beside_it() -> None:
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / "seen_from_outside.py"],
+        env=clean_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    at_work = re.findall(r"^thread \d+: trace [0-9a-f]{32}, span [0-9a-f]{16}, labels (\{'.*)$", ended.stdout, re.M)
+    assert len(at_work) >= 5
+    for labels in at_work:
+        seen = ast.literal_eval(labels)
+        assert seen.keys() == {"route", "customer"}
+        assert seen["route"] == "/primes"
+        assert seen["customer"] in ("anna", "bo")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

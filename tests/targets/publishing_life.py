@@ -1,9 +1,9 @@
-"""A service that publishes to host profilers: ``publishing_life.py HOW [COUNT]``. What its environment says is published.
+"""A service that publishes to host profilers as its environment says: ``publishing_life.py HOW [COUNT]``.
 
 HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
-``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works in
-one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and whether
-the span and labels that a thread shows are its own.
+``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works
+in one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and
+whether the span and labels that a thread shows are its own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""The launcher has the labels library in the initial set of the command, and changes nothing else about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, DEADLINE_S, NOWHERE, clean_environment, splunk_profiler
+
+import splunk_profiler as package
+
+pytest.importorskip("splunk_profiler._context")
+
+from splunk_profiler.correlation.libraries import labels_library
+
+LIBRARY = str(labels_library())
+ASK_THE_SHELL = ("sh", "-c", 'echo "$LD_PRELOAD"')
+REPORTER = """
+import json, os, sys
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
+print(json.dumps({"mapped": sorted(mapped), "preload": os.environ.get("LD_PRELOAD"), "arguments": sys.argv[1:]}))
+"""
+
+
+def launched(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return splunk_profiler("run", "--", *command, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": NOWHERE, **env})
+
+
+def preloaded(**env: str) -> str:
+    return launched(*ASK_THE_SHELL, **env).stdout.strip()
+
+
+def some_library() -> str:
+    """A library that is there and that does nothing when it is loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in lines if "/libm.so" in line or "/libm-" in line)
+
+
+def test_it_is_loaded_before_any_python_and_its_arguments_are_the_programs() -> None:
+    # -I keeps Python from starting the profiler: what is mapped has been preloaded.
+    ended = launched(sys.executable, "-I", "-c", REPORTER, "two words", "")
+    said = json.loads(ended.stdout)
+    assert LIBRARY in said["mapped"]
+    assert said["arguments"] == ["two words", ""]
+    assert not any("elastic-jvmti" in path for path in said["mapped"])
+
+
+def test_what_is_preloaded_already_stays_in_its_place() -> None:
+    other = some_library()
+    assert preloaded(LD_PRELOAD=other) == f"{other}:{LIBRARY}"
+    assert preloaded(LD_PRELOAD=LIBRARY) == LIBRARY
+    ended = launched(*COMMAND, "run", "--", *ASK_THE_SHELL)
+    assert ended.stdout.strip() == LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, LIBRARY),
+        ({"SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}, ""),
+        ({"SPLUNK_PROFILER_ENABLED": "false"}, ""),
+        ({"SPLUNK_PROFILER_ENABLED": "false", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true"}, LIBRARY),
+        ({"OTEL_SDK_DISABLED": "true"}, ""),
+    ],
+)
+def test_it_is_preloaded_exactly_where_labels_are_published(settings: dict[str, str], expected: str) -> None:
+    assert preloaded(**settings) == expected
+
+
+def test_a_path_that_the_variable_cannot_carry_is_said_and_the_command_runs(tmp_path: Path) -> None:
+    there = tmp_path / "with space"
+    shutil.copytree(Path(package.__file__).parent, there / "splunk_profiler")
+    for built in Path(LIBRARY).parent.glob("*.so"):
+        shutil.copy(built, there / "splunk_profiler")
+    path = os.pathsep.join([str(there), *(entry for entry in sys.path if entry and "splunk" not in entry)])
+    main = "import splunk_profiler.__main__ as m; raise SystemExit(m.main())"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", main, "run", "--", *ASK_THE_SHELL],
+        env={**clean_environment(), "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "\n"
+    assert "LD_PRELOAD cannot carry" in ended.stderr
+
+
+def test_a_command_that_may_not_be_preloaded_runs_as_without_us(tmp_path: Path) -> None:
+    setuid = tmp_path / "setuid"
+    shutil.copy(shutil.which("true") or "/bin/true", setuid)
+    setuid.chmod(0o4755)
+    ended = launched(setuid)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert launched("sh", "-c", "exit 9").returncode == 9
