@@ -228,6 +228,8 @@ static PyMethodDef module_methods[] = {
     {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
     {"set_labels", set_labels, METH_VARARGS,
      "set_labels($module, variable, labels, /)\n--\n\nSet the variable, then publish."},
+    {"local_root_before", identity_root_before, METH_O,
+     "local_root_before($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
     {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,
      "inherit($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
     {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for modules loaded since."},

@@ -8,12 +8,16 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import opentelemetry.context as otel_context
 import pytest
 from wheel_builder import build_wheel, copy_of_the_sources
 
 from splunk_profiler.threads import NAME_PREFIX
+
+if TYPE_CHECKING:
+    from own_memory import OwnMemory, Publishing  # they need the extension, which is not built everywhere
 
 
 def _sockets() -> set[str]:
@@ -35,6 +39,26 @@ def wheel() -> Iterator[zipfile.ZipFile]:
         built = build_wheel(copy_of_the_sources(Path(folder)), os.environ["PATH"])
         with zipfile.ZipFile(built) as opened:
             yield opened
+
+
+@pytest.fixture
+def publishing() -> Iterator[Publishing]:
+    """The publisher of contexts, installed for one test."""
+    from own_memory import Publishing  # noqa: PLC0415
+
+    publishing = Publishing()
+    publishing.install()
+    yield publishing
+    publishing.uninstall()
+
+
+@pytest.fixture
+def memory(publishing: Publishing) -> OwnMemory:
+    """What it publishes, read back."""
+    from own_memory import OwnMemory  # noqa: PLC0415
+
+    publishing.publish()
+    return OwnMemory()
 
 
 @pytest.fixture(autouse=True)

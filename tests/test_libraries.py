@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
 from splunk_profiler import _context
+from splunk_profiler.correlation.libraries import elastic_library, labels_library
 
 R_X86_64_TLSDESC, R_AARCH64_TLSDESC = 36, 1031
 TLSDESC = {"x86_64": R_X86_64_TLSDESC, "aarch64": R_AARCH64_TLSDESC}[platform.machine()]
@@ -139,6 +143,11 @@ def test_the_version_of_the_custom_labels_abi_is_the_constant_one(files: dict[st
     start = symbol["st_value"] - section["sh_addr"]
     assert int.from_bytes(section.data()[start : start + 4], "little") == 1
     assert not section["sh_flags"] & 0x1, "SHF_WRITE: it must be constant"
+
+
+def test_the_package_knows_where_its_libraries_are() -> None:
+    installed = Path(_context.__file__).resolve().parent
+    assert [elastic_library(), labels_library()] == [installed / ELASTIC_NAME, installed / LABELS_NAME]
 
 
 def test_no_other_file_of_ours_could_be_taken_for_one_of_the_libraries(files: dict[str, bytes]) -> None:

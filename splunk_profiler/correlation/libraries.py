@@ -23,10 +23,11 @@ def labels_library() -> Path:
 
 
 def _folder() -> Path:
-    """Where the build has put them: beside the extension, which is elsewhere if the package is installed in place."""
-    found = find_spec("splunk_profiler._context")
-    beside = Path(found.origin) if found is not None and found.origin else Path(__file__).parent
-    return beside.resolve().parent
+    """Beside the extension: an editable installation keeps what was compiled apart from the sources."""
+    extension = find_spec("splunk_profiler._context")
+    if extension is not None and extension.origin is not None:
+        return Path(extension.origin).resolve().parent
+    return Path(__file__).resolve().parent.parent
 
 
 def remedy(library: Path) -> str:

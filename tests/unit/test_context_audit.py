@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import SPAN_KEY, Elastic, OwnMemory, Publishing, Span
 
 from splunk_profiler import _context

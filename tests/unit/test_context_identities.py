@@ -6,6 +6,9 @@ import threading
 from typing import Any, cast
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import ATTRIBUTE, Elastic, OwnMemory, Publishing, Span, SpanContext
 
 from splunk_profiler import _context

@@ -11,6 +11,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation import _SPAN_KEY
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, OwnMemory, Publishing, Span
 
 from splunk_profiler import _context

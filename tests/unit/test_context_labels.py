@@ -6,6 +6,9 @@ import contextvars
 from typing import Any
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import OwnMemory, Publishing, Span
 
 from splunk_profiler import _context

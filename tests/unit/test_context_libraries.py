@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import ELASTIC_PATH, LABELS_PATH, OwnMemory, Publishing, storage_of
 
 from splunk_profiler import _context

@@ -7,6 +7,9 @@ import threading
 from typing import Any
 
 import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
 from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, OwnMemory, Publishing, Span
 
 from splunk_profiler import _context
