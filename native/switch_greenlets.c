@@ -47,6 +47,18 @@ const char *switch_greenlets_install(void)
     return NULL; /* nothing can fail yet: greenlet is found by the refresh that follows, or much later */
 }
 
+/* Whether an import of the module is under way, as CPython itself tells it. Leaves no exception. */
+static bool is_being_imported(PyObject *module)
+{
+    PyObject *spec = PyObject_GetAttrString(module, "__spec__");
+    PyObject *initializing = spec == NULL ? NULL : PyObject_GetAttrString(spec, "_initializing");
+    bool result = initializing != NULL && PyObject_IsTrue(initializing) == 1;
+    PyErr_Clear();
+    Py_XDECREF(initializing);
+    Py_XDECREF(spec);
+    return result;
+}
+
 bool switch_greenlets_refresh(PyObject *modules)
 {
     if (greenlets.settrace != NULL) {
@@ -59,12 +71,14 @@ bool switch_greenlets_refresh(PyObject *modules)
     Py_INCREF(module);
     PyObject *settrace = PyObject_GetAttrString(module, "settrace");
     PyObject *gettrace = settrace == NULL ? NULL : PyObject_GetAttrString(module, "gettrace");
-    Py_DECREF(module);
-    if (gettrace == NULL) { /* not there yet */
+    if (gettrace == NULL) { /* not there yet, or another module of that name */
         PyErr_Clear();
+        bool settled = !is_being_imported(module);
         Py_XDECREF(settrace);
-        return false;
+        Py_DECREF(module);
+        return settled;
     }
+    Py_DECREF(module);
     Py_XSETREF(greenlets.settrace, settrace);
     Py_XSETREF(greenlets.gettrace, gettrace);
     return true;

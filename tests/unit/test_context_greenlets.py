@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -217,3 +220,16 @@ def test_hooks_that_come_again_find_the_trace_function_they_left() -> None:
 
 def test_without_hooks_greenlets_are_not_traced() -> None:
     assert not native.trace_greenlets()
+
+
+def test_a_greenlet_module_that_is_half_imported_is_found_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ModuleType("greenlet")
+    half.__spec__ = ModuleSpec("greenlet", None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "greenlet", half)
+    with hooks():
+        attach()
+        assert not native.trace_greenlets()
+        half.settrace, half.gettrace = greenlet.settrace, greenlet.gettrace  # type: ignore[attr-defined]
+        attach()
+        assert _switches(2) == [True] * 6
