@@ -40,7 +40,7 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
 
     Reads the memory of another process as Elastic's and Parca's eBPF profilers do: the trace context and the labels
     of every thread, the process storage, and whether its socket would be accepted. Says why, if they would see nothing.
-    Each thread is stopped for well under a millisecond and is never left stopped.
+    Each thread is stopped for about a millisecond at most and is never left stopped.
 
     \b
     splunk-profiler inspect $(pgrep -of gunicorn)

@@ -78,6 +78,11 @@ def code_of_each_file(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
     return found
 
 
+def runs_musl(mappings: Iterable[Mapping]) -> bool:
+    """Whether the C library is musl, whose table of thread-local modules is not glibc's."""
+    return any("/ld-musl-" in mapping.path or "/libc.musl-" in mapping.path for mapping in mappings)
+
+
 def runs_python(mappings: Iterable[Mapping]) -> bool:
     """Whether an interpreter is among the mapped files, as the program or as a library."""
     return any(_PYTHON.search(mapping.path) for mapping in mappings if mapping.executable)

@@ -16,7 +16,7 @@ from splunk_profiler.inspector import elf
 from splunk_profiler.inspector.architecture import Architecture
 from splunk_profiler.inspector.errors import MalformedError, UnreadableError
 from splunk_profiler.inspector.layouts import decode_descriptor
-from splunk_profiler.inspector.maps import LIBRARY_NAMES, Mapping, code_of_each_file
+from splunk_profiler.inspector.maps import LIBRARY_NAMES, Mapping, code_of_each_file, runs_musl
 from splunk_profiler.inspector.memory import Memory
 from splunk_profiler.inspector.model import Interface, Library, Problem, TlsKind
 
@@ -81,11 +81,13 @@ class Finder:
         self._memory = memory
         self._architecture = architecture
         self._page = os.sysconf("SC_PAGE_SIZE")
+        self._table_known = True
         self._images: dict[tuple[int, int, int, int], elf.Image | None] = {}
 
     def search(self, mappings: Sequence[Mapping], program: str) -> Search:
         """Look through the mapped files; `program` is the path of the main executable."""
         code = code_of_each_file(mappings)
+        self._table_known = not runs_musl(mappings)
         search = Search()
         for interface, pattern in LIBRARY_NAMES.items():
             named = [mapping for path, mapping in code.items() if pattern.search(path)]
@@ -161,7 +163,8 @@ class Finder:
             module, module_offset = decode_descriptor(self._memory.read([(argument, 16)])[0])
         except UnreadableError as error:
             return TlsKind.UNKNOWN, None, ("tls-unresolved", str(error))
-        return TlsKind.DYNAMIC, Variable(None, module, module_offset), ("tls-dynamic", "")
+        variable = Variable(None, module, module_offset) if self._table_known else None
+        return TlsKind.DYNAMIC, variable, ("tls-dynamic", "")
 
     def _abi_version(self, address: int) -> int | None:
         try:

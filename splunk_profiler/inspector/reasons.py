@@ -20,7 +20,8 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
     "library-not-loaded": (
         Level.BLOCKS,
         "no library that publishes it is loaded",
-        "start the profiler in the process with this interface switched on",
+        "start the process with `splunk-profiler run`; ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED and "
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED switch the two on by themselves",
     ),
     "library-name": (
         Level.BLOCKS,

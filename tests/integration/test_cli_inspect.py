@@ -75,12 +75,12 @@ def test_a_watch_prints_a_line_for_each_read_until_it_is_ended(
             command, env=clean_environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as watch:
             assert watch.stdout is not None
+            assert watch.stderr is not None
             lines = [json.loads(watch.stdout.readline()) for _ in range(5)]
             watch.send_signal(number)
-            rest, errors = watch.communicate(timeout=DEADLINE_S)
-        assert watch.returncode == 0, errors
-        assert errors == ""
-        lines += [json.loads(line) for line in rest.splitlines()]
+            lines += [json.loads(line) for line in watch.stdout]
+            assert watch.stderr.read() == ""
+            assert watch.wait(DEADLINE_S) == 0
         times = [line["time_unix_nano"] for line in lines]
         assert times == sorted(set(times))
         target.do("record null")
@@ -97,9 +97,9 @@ def test_a_watch_ends_with_the_process(workshop: Workshop) -> None:
             watch.stdout.readline()
             target.hang_up()
             assert target.finish() == 0
-            _, errors = watch.communicate(timeout=DEADLINE_S)
-    assert watch.returncode == 1
-    assert f"process {target.pid} ended" in errors
+            assert watch.stderr is not None
+            assert f"process {target.pid} ended" in watch.stderr.read()
+            assert watch.wait(DEADLINE_S) == 1
 
 
 def test_a_process_that_nobody_would_see_gives_exit_code_1_and_says_why() -> None:

@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspected_process import Workshop
+from inspected_process import MACHINE, Workshop
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES, architecture_of
 from splunk_profiler.inspector.elf import Image, Segment, mentions, read_image
 from splunk_profiler.inspector.errors import MalformedError, UnsupportedError
-from splunk_profiler.inspector.maps import LIBRARY_NAMES, code_of_each_file, parse_maps, runs_python
+from splunk_profiler.inspector.maps import LIBRARY_NAMES, code_of_each_file, parse_maps, runs_musl, runs_python
 from splunk_profiler.inspector.model import Interface
 from splunk_profiler.inspector.reasons import CATALOGUE
 from splunk_profiler.inspector.sockets import socket_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 X86_64, AARCH64 = ARCHITECTURES
+HERE = next(one for one in ARCHITECTURES if one.name == MACHINE)
 NAMES = {"custom_labels_current_set", "custom_labels_abi_version"}
 
 MAPS = """\
@@ -51,6 +52,8 @@ def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
     assert code_of_each_file(found)["/usr/bin/python3.11"].offset == 0x1000
     assert runs_python(found)
     assert not runs_python(found[2:])
+    assert not runs_musl(found)
+    assert runs_musl(parse_maps("7f0000000000-7f0000001000 r-xp 00000000 fe:01 2 /lib/ld-musl-x86_64.so.1"))
 
 
 @given(st.text())
@@ -82,7 +85,7 @@ def test_a_librarys_symbols_and_descriptor_are_found(workshop: Workshop) -> None
         image = read_image(file, NAMES)
     assert image.exported.keys() == NAMES
     assert image.exported["custom_labels_abi_version"].size == 4
-    assert {found.symbol: found.kind for found in image.relocations} == {"custom_labels_current_set": X86_64.tlsdesc}
+    assert {found.symbol: found.kind for found in image.relocations} == {"custom_labels_current_set": HERE.tlsdesc}
     assert image.has_sections
 
 
@@ -90,7 +93,7 @@ def test_a_librarys_descriptor_for_aarch64_is_found_by_its_own_number(workshop: 
     data = workshop.labels().read_bytes()
     (ours,) = read_image(io.BytesIO(data), NAMES).relocations
     data = data[:18] + struct.pack("<H", 183) + data[20:]
-    data = data.replace(struct.pack("<QI", ours.address, X86_64.tlsdesc), struct.pack("<QI", ours.address, 1031))
+    data = data.replace(struct.pack("<QI", ours.address, HERE.tlsdesc), struct.pack("<QI", ours.address, 1031))
     assert architecture_of(data[:20]) is AARCH64
     (found,) = read_image(io.BytesIO(data), NAMES).relocations
     assert (found.kind, found.symbol, found.address) == (AARCH64.tlsdesc, ours.symbol, ours.address)
