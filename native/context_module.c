@@ -50,6 +50,23 @@ static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
     Py_RETURN_NONE;
 }
 
+/* One call, so that no other thread finds the variable set and the labels not yet shown. */
+static PyObject *set_labels(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *variable, *labels;
+    if (!PyArg_ParseTuple(args, "O!O:set_labels", &PyContextVar_Type, &variable, &labels)) {
+        return NULL;
+    }
+    PyObject *token = PyContextVar_Set(variable, labels);
+    if (token == NULL) {
+        return NULL;
+    }
+    Py_DECREF(token);
+    switches_thread_seen();
+    publisher_publish();
+    Py_RETURN_NONE;
+}
+
 static PyObject *refresh(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     (void)switches_refresh();
@@ -210,6 +227,10 @@ static PyMethodDef module_methods[] = {
     {"trace_greenlets", trace_greenlets, METH_NOARGS,
      "trace_greenlets($module)\n--\n\nTrace the calling thread's greenlet switches."},
     {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
+    {"set_labels", set_labels, METH_VARARGS,
+     "set_labels($module, variable, labels, /)\n--\n\nSet the variable, then publish."},
+    {"local_root_before", identity_root_before, METH_O,
+     "local_root_before($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
     {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,
      "inherit($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
     {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for modules loaded since."},

@@ -114,6 +114,22 @@ PyType_Spec identity_spec = {
     .slots = identity_slots,
 };
 
+PyObject *identity_root_before(PyObject *Py_UNUSED(module), PyObject *trace_id)
+{
+    uint8_t trace[TRACE_ID_BYTES], root[SPAN_ID_BYTES];
+    if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
+        return NULL;
+    }
+    if (!thread_records_root_before_update(trace, root)) {
+        Py_RETURN_NONE;
+    }
+    uint64_t number = 0;
+    for (size_t i = 0; i < sizeof(root); i++) {
+        number = number << 8 | root[i];
+    }
+    return PyLong_FromUnsignedLongLong(number);
+}
+
 /* ---- UserLabels ---- */
 
 static bool is_reserved(const label_bytes *label)

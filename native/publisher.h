@@ -33,6 +33,8 @@ HIDDEN extern PyType_Spec identity_spec;
 HIDDEN extern PyType_Spec user_labels_spec;
 /* From span_bytes without serial and hex text. New reference. */
 HIDDEN Identity *identity_new(PyTypeObject *type, const span_bytes *ids);
+/* A method of the module: for `identify`, the local root of what was current before, if that was of this trace. */
+HIDDEN PyObject *identity_root_before(PyObject *module, PyObject *trace_id);
 
 /* What is to be published. Owned; NULL: none. */
 typedef struct {

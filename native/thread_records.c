@@ -56,6 +56,7 @@ typedef struct thread_record {
     void **slots[LIBRARIES];            /* this thread's pointers; NULL: no library of the kind */
     unsigned generation;                /* of the libraries that the slots are of */
     unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
+    elastic_record before;              /* what was shown before the update that was begun last */
     bool shown;                         /* the pointers lead to `current` */
     half *current;
     half *newest; /* of the two, the one that was written last */
@@ -250,6 +251,7 @@ void thread_records_begin_update(void)
 {
     if (self.record != NULL) {
         self.record->updates++;
+        self.record->before = self.record->current->elastic;
         if (self.record->shown) {
             show(self.record, &self.record->rest);
         }
@@ -261,6 +263,16 @@ void thread_records_end_update(void)
     if (self.record != NULL && self.record->updates > 0) {
         self.record->updates--;
     }
+}
+
+bool thread_records_root_before_update(const uint8_t *trace_id, uint8_t *local_root_id)
+{
+    const elastic_record *before = self.record == NULL || self.record->updates == 0 ? NULL : &self.record->before;
+    if (before == NULL || !before->trace_present || memcmp(before->trace_id, trace_id, TRACE_ID_BYTES) != 0) {
+        return false;
+    }
+    memcpy(local_root_id, before->transaction_id, SPAN_ID_BYTES);
+    return true;
 }
 
 /* The thread ends, possibly without the GIL: the pointers go before the memory. */

@@ -64,6 +64,9 @@ HIDDEN show_result thread_records_show(const span_bytes *span, const labels_byte
 HIDDEN void thread_records_begin_update(void);
 HIDDEN void thread_records_end_update(void);
 
+/* The local root of what the calling thread showed before the update that it is in, if that was of this trace. */
+HIDDEN bool thread_records_root_before_update(const uint8_t *trace_id, uint8_t *local_root_id);
+
 /* Threads publish through this library from their next call of thread_records_show on. The pointers of another library
  * of the kind are nulled. */
 HIDDEN void thread_records_use_library(library_kind kind, slot_accessor accessor);

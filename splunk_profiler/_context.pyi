@@ -88,6 +88,16 @@ def trace_greenlets() -> bool:
 def publish() -> None:
     """Publish the calling thread's context as it is now."""
 
+def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
+    """`variable.set(labels)`, then publish; no audit comes in between."""
+
+def local_root_before(trace_id: int, /) -> int | None:
+    """For `identify`: the local root that the thread showed when its span was met, if that was of this trace.
+
+    Raises:
+        TypeError, ValueError, OverflowError: that is no trace id.
+    """
+
 def inherit(span: Any, parent_context: Any = None) -> None:
     """Give a local span that starts its `Identity`: its local root is its parent's, or itself.
 

@@ -32,7 +32,7 @@ _OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without the settings of profilers, SDKs and Python, but with its path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    path = [str(TESTS / "targets"), *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+    path = [str(TESTS / "targets"), str(TESTS), *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
     env |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     return {**env, **(more or {})}
 
@@ -118,6 +118,16 @@ class Target:
     def json(self, start: str, timeout_s: float = 60) -> Any:
         """The value that the first line that starts so goes on with."""
         return json.loads(self.line(start, timeout_s))
+
+    def either(self, start: str, end: str, after: int) -> str:
+        """`start` once more than `after` lines start so, or `end` as soon as a line is that."""
+
+        def seen() -> bool:
+            return end in self._lines or sum(line.startswith(start) for line in self._lines) > after
+
+        self._wait(seen, 60, f"said neither {start!r} nor {end!r}")
+        with self._said:
+            return start if sum(line.startswith(start) for line in self._lines) > after else end
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""

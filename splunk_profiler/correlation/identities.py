@@ -29,10 +29,12 @@ class Identities:
 
     Args:
         make: (trace id, span id, local root span id, trace flags) → an identity, which has these as attributes.
+        root_before: trace id → the local root in which the thread was until now, if that was of this trace.
     """
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, root_before: Callable[[int], int | None]) -> None:
         self._make = make
+        self._root_before = root_before
         self._roots: OrderedDict[tuple[int, int], int] = OrderedDict()  # of spans that cannot be found by their ids
         self._unsampled: OrderedDict[int, int] = OrderedDict()  # trace id → local root of what does not record
         self._look_at_live_spans = True
@@ -53,9 +55,10 @@ class Identities:
     def _root_of(self, span: Any, context: trace.SpanContext) -> int:
         parent = getattr(span, "parent", None)
         if parent is None and isinstance(span, trace.NonRecordingSpan):
-            # It does not know its parent. Whatever of its trace this process is at work on has the same root, as
-            # long as the trace did not come in twice.
-            return _remember(self._unsampled, context.trace_id, context.span_id)
+            # It does not know its parent. That is what was current until now, if it is of the same trace. Or else
+            # whatever of its trace this process is at work on has the same root, if the trace did not come in twice.
+            before = self._root_before(context.trace_id)
+            return _remember(self._unsampled, context.trace_id, context.span_id if before is None else before)
         if parent is None or not parent.is_valid or parent.is_remote:
             return context.span_id
         return self._root_of_parent(parent)

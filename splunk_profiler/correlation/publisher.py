@@ -73,7 +73,7 @@ class Publisher:
         self._source = source
         self._lock = real_lock()
         self._guard = Guard("publishing to host profilers")
-        self._identities = Identities(extension.Identity)
+        self._identities = Identities(extension.Identity, extension.local_root_before)
         self._providers = Providers(extension.inherit)
         self._inbox: Inbox | None = None
         self._service: Service | None = None

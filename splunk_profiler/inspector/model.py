@@ -111,6 +111,7 @@ class ThreadReading:
         labels: None if its pointer is null or nothing could be read.
         problems: why a host profiler would see less than was published.
         stopped: False if the thread was not stopped and read (nothing to read, or it sleeps inside the kernel).
+        memory: what else was asked for, read in the same stop.
     """
 
     tid: int
@@ -119,6 +120,7 @@ class ThreadReading:
     labels: tuple[Label, ...] | None
     problems: tuple[Problem, ...] = ()
     stopped: bool = True
+    memory: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 
 from splunk_profiler.inspector import layouts
@@ -32,6 +33,10 @@ from splunk_profiler.inspector.sockets import socket_problem
 from splunk_profiler.inspector.tracer import Tracer
 
 _FAREWELL_S = 1.0
+
+
+Place = tuple[int, int]
+"""(address, size) in the memory of the process."""
 
 
 class Reader:
@@ -132,44 +137,56 @@ class Reader:
             reasons=reasons_for(problems, threads),
         )
 
-    def sample(self) -> tuple[ThreadReading, ...]:
+    def sample(self, also: Place | None = None) -> tuple[ThreadReading, ...]:
         """All threads; those that end meanwhile are left out.
+
+        Args:
+            also: (address, size) of other memory to read of each thread while it stands.
 
         Raises:
             InspectorError: the process has ended, or may not be read.
         """
         tasks = self._process.tasks()
-        readings = self._visit(tasks)
+        readings = self._visit(tasks, also)
         if not readings:
             self._process.check()
         return tuple(readings)
 
-    def sample_one(self, tid: int) -> ThreadReading | None:
-        """One thread; None if it has ended."""
+    def sample_one(self, tid: int, also: Place | None = None) -> ThreadReading | None:
+        """One thread; None if it has ended. `also` as in `sample`."""
         task = self._process.task(tid)
-        readings = self._visit([task]) if task is not None else []
+        readings = self._visit([task], also) if task is not None else []
         return readings[0] if readings else None
 
-    def _visit(self, tasks: Sequence[Task]) -> list[ThreadReading]:
-        wanted = [task.tid for task in tasks if task.can_stop] if self._variables else []
-        seen = self._tracer.visit(wanted, self._look)
+    def _visit(self, tasks: Sequence[Task], also: Place | None) -> list[ThreadReading]:
+        wanted = [task.tid for task in tasks if task.can_stop] if self._variables or also else []
+        seen = self._tracer.visit(wanted, partial(self._look, also))
         readings = []
         for task in tasks:
-            published = seen.get(task.tid)
-            if published is not None:
+            looked = seen.get(task.tid)
+            if looked is not None:
+                published, memory = looked
                 readings.append(
-                    ThreadReading(task.tid, task.name, published.correlation, published.labels, published.problems)
+                    ThreadReading(
+                        task.tid,
+                        task.name,
+                        published.correlation,
+                        published.labels,
+                        published.problems,
+                        memory=memory,
+                    )
                 )
             elif task.lives and (task.tid not in wanted or task.tid in self._tracer.late):
                 readings.append(ThreadReading(task.tid, task.name, None, None, stopped=False))
         return readings
 
-    def _look(self, tid: int) -> Published | None:
+    def _look(self, also: Place | None, tid: int) -> tuple[Published, bytes] | None:
         thread_pointer = self._tracer.thread_pointer(tid)
         if thread_pointer is None:
             return None  # killed in the meantime
         try:
-            return self._threads.published(thread_pointer, self._variables)
+            published = self._threads.published(thread_pointer, self._variables)
+            return published, self._memory.read([also])[0] if also else b""
         except ProcessEndedError:
             return None
 

@@ -1,0 +1,121 @@
+"""Judges what a thread of a target shows by what the thread itself says it is at, both read in the same stop.
+
+`Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, whose layout is said
+there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is under
+way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+
+from derived_ids import KEY_BITS, Piece
+
+from splunk_profiler.inspector.model import Correlation, ThreadReading
+
+_SLOTS, _WORKERS = 64, 448
+_MOVING, _OUTSIDE = 1 << KEY_BITS, 1 << KEY_BITS + 1
+_TABLE = struct.Struct(f"={2 * _SLOTS + _WORKERS}Q")
+_IDS = (b"trace_id", b"span_id", b"local_root_span_id")
+TABLE_BYTES = _TABLE.size
+
+
+class Wrong(Exception):  # noqa: N818  # a finding, not an error
+    """What is shown is wrong."""
+
+
+class Judge:
+    """Counts readings, and keeps what was wrong.
+
+    Attributes:
+        seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; of others
+            as "unknown".
+        wrong: a line for each reading that is not what it should be.
+        tids: the threads that say what they are at, and where in the table they do.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.tids: dict[int, int] = {}
+
+    @property
+    def judged(self) -> int:
+        """Readings of threads that say what they are at."""
+        return self.seen.total() - self.seen["unknown"]
+
+    def places(self, table: int) -> dict[int, int]:
+        """Where each thread says what it is at, for a table at this address."""
+        return {tid: table + 8 * (_SLOTS + slot) for tid, slot in self.tids.items()}
+
+    def judge(self, reading: ThreadReading) -> None:
+        """Judge one reading of a thread that was stopped."""
+        words = _TABLE.unpack(reading.memory)
+        tids, at, held = words[:_SLOTS], words[_SLOTS : 2 * _SLOTS], words[2 * _SLOTS :]
+        try:
+            if reading.problems:
+                raise Wrong(f"problems {[(problem.code, problem.detail) for problem in reading.problems]}")
+            record, labels = _of_record(reading.correlation), _of_labels(reading)
+            if reading.tid not in tids:
+                self.seen["unknown"] += 1
+                return
+            slot = self.tids[reading.tid] = tids.index(reading.tid)
+            word = at[slot]
+            if word == _OUTSIDE:
+                self.seen["outside"] += 1
+                if record or labels:
+                    raise Wrong("a span is shown where none is current")
+            elif word & _MOVING:
+                self.seen["moving"] += 1
+                known = {key for key in (*held, Piece.of_key(word & (_MOVING - 1)).root.key) if key}
+                if any(piece is not None and piece.root.key not in known for piece in (record, labels)):
+                    raise Wrong("a span is shown that nobody has open")
+            else:
+                self.seen["inside"] += 1
+                self._is_exactly(Piece.of_key(word), record, labels, reading)
+        except Wrong as finding:
+            self.wrong.append(f"{finding}: {reading.correlation} {reading.labels} of {reading.name}")
+
+    def _is_exactly(self, truth: Piece, record: Piece | None, labels: Piece | None, reading: ThreadReading) -> None:
+        if (record, labels) != (truth, truth):
+            raise Wrong(f"{truth} is current")
+        if self._wants_route and b"route" not in {label.key for label in reading.labels or ()}:
+            raise Wrong(f"the route of {truth} is missing")
+
+    _wants_route = True
+
+
+class JudgeOfIds(Judge):
+    """For targets whose spans have no labels of the user."""
+
+    _wants_route = False
+
+
+def _of_record(record: Correlation | None) -> Piece | None:
+    """The piece that a record is of, in all its parts."""
+    if record is None or (record.valid == 1 and record.trace_present == 0):
+        return None
+    if record.valid != 1 or record.trace_present != 1 or record.minor_version != 1:
+        raise Wrong("not valid")
+    piece = Piece.of_span_id(int(record.span_id, 16))
+    shown = int(record.trace_id, 16), int(record.transaction_id, 16), record.trace_flags
+    if shown != (piece.trace_id, piece.root.span_id, int(piece.sampled)):
+        raise Wrong(f"a record of several spans, {piece} by its span id")
+    return piece
+
+
+def _of_labels(reading: ThreadReading) -> Piece | None:
+    """The piece that a label set is of, in all its parts."""
+    labels = {label.key: label.value for label in reading.labels or ()}
+    if len(labels) != len(reading.labels or ()) or labels.keys() - {*_IDS, b"route"}:
+        raise Wrong("labels that nobody has set")
+    if not labels.keys() & set(_IDS):
+        return None
+    trace_id, span_id, local_root = (labels.get(key, b"0") for key in _IDS)
+    piece = Piece.of_span_id(int(span_id, 16))
+    if (trace_id, local_root) != (b"%032x" % piece.trace_id, b"%016x" % piece.root.span_id):
+        raise Wrong(f"labels of several spans, {piece} by its span id")
+    if labels.get(b"route", piece.route.encode()) != piece.route.encode():
+        raise Wrong(f"the route of another trace than {piece}")
+    return piece

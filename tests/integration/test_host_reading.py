@@ -1,0 +1,76 @@
+"""What a host profiler reads of a process that switches spans as fast as it can: always one whole span, the right one.
+
+Each scenario of `targets/span_switching.py` runs as a process of its own. The inspector stops its threads again and again
+and reads, in the same stop, what the thread shows and what it is at (`host_reading.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from host_reading import TABLE_BYTES, Judge, JudgeOfIds
+from publishing_target import publishing_target
+
+from splunk_profiler.inspector import Reader
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
+
+_READS_ALWAYS = {"asyncio_tasks", "uvloop_tasks", "eager_tasks", "greenlets"}  # all of it happens on one thread
+
+
+def _read(scenario: str, reads: int) -> dict[str, Any]:
+    """Judge that many readings; what the target has counted."""
+    judge = JudgeOfIds() if scenario == "contexts" else Judge()
+    with publishing_target("span_switching.py", scenario) as target:
+        place = int(target.line("ready")), TABLE_BYTES
+        with Reader(target.pid) as reader:
+            while judge.judged < reads or not judge.seen["inside"] or not judge.seen["outside"]:
+                one_by_one = sorted(judge.tids) if scenario in _READS_ALWAYS else []
+                found = [reader.sample_one(tid, place) for tid in one_by_one] or reader.sample(place)
+                for reading in found:
+                    if reading is not None and reading.stopped:
+                        judge.judge(reading)
+                assert not judge.wrong, f"after {judge.judged} readings: {judge.wrong[0]}"
+        target.tell("stop")
+        counted = target.json("done")
+        assert target.finish() == 0
+        assert "splunk_profiler" not in target.output, target.output
+    print(scenario, dict(judge.seen), counted)
+    assert counted["repaired"] == 0, "a switch of context was not seen"
+    assert counted["failed"] == 0
+    assert counted["compared"] > 0
+    return dict(counted)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reads"),
+    [
+        ("threads", 4000),
+        ("generators", 2000),
+        ("contexts", 2000),
+        ("executors", 2000),
+        ("asyncio_tasks", 4000),
+        ("to_thread", 2000),
+    ],
+)
+def test_every_reading_is_of_the_span_that_the_thread_is_in(scenario: str, reads: int) -> None:
+    _read(scenario, reads)
+
+
+@pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not there for this interpreter")
+def test_every_reading_of_tasks_on_uvloop_is_of_the_span_of_the_task() -> None:
+    assert _read("uvloop_tasks", 4000)["loop"].startswith("uvloop")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
+def test_every_reading_of_eager_tasks_is_of_the_span_of_the_task() -> None:
+    _read("eager_tasks", 3000)
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
+def test_every_reading_of_greenlets_is_of_the_span_of_the_greenlet() -> None:
+    assert _read("greenlets", 4000)["patched"]

@@ -1,0 +1,112 @@
+"""What a host profiler reads of one context after the other, while each stands still: ids, local roots, labels.
+
+The scenes are those of `targets/held_contexts.py`, which says at each moment what OpenTelemetry itself would say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from publishing_target import SERVICE, publishing_target
+from target_process import Target
+
+from splunk_profiler.inspector import Reader
+from splunk_profiler.inspector.model import ThreadReading
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
+
+
+def _moments(target: Target) -> Iterator[dict[str, Any]]:
+    """What should be seen, moment by moment; the target goes on when the next one is asked for."""
+    count = 0
+    while target.either("at ", "end", count) == "at ":
+        count += 1
+        yield json.loads(target.lines(count, "at ")[-1])
+        target.tell("on")
+
+
+def _told(reading: ThreadReading) -> dict[str, Any]:
+    """What is shown, in the form of what should be; both ABIs must agree."""
+    labels = {label.key.decode(): label.value.decode() for label in reading.labels or ()}
+    assert len(labels) == len(reading.labels or ())
+    record = reading.correlation
+    ids: dict[str, Any] | None = None
+    if record is not None:
+        assert record.valid == 1
+        if record.trace_present:
+            names = ("trace_id", "span_id", "transaction_id", "trace_flags")
+            ids = {name: getattr(record, name) for name in names}
+    shown = tuple(labels.pop(name, None) for name in ("trace_id", "span_id", "local_root_span_id"))
+    assert shown == ((ids["trace_id"], ids["span_id"], ids["transaction_id"]) if ids else (None, None, None))
+    return {"ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize("strict_host", [False, True], ids=["specification", "strict_host"])
+@pytest.mark.parametrize(
+    "scene",
+    [
+        "nested",
+        "remote_parent",
+        "late_activation",
+        "other_threads",
+        "links",
+        "unsampled",
+        "by_parent",
+        "not_recording",
+        "user_labels",
+    ],
+)
+def test_a_thread_shows_the_context_that_it_is_in(scene: str, strict_host: bool) -> None:
+    wrong = []
+    with publishing_target("held_contexts.py", scene) as target:
+        moments = 0
+        for moment in _moments(target):
+            moments += 1
+            with Reader(target.pid, strict_host=strict_host) as reader:
+                reading = reader.sample_one(moment["tid"])
+                assert reading is not None
+                assert not reading.problems
+                told = _told(reading)
+                if told != {"ids": moment["ids"], "labels": moment["labels"]}:
+                    wrong.append(f"{moment} but {told}")
+        assert target.finish() == 0
+        assert "splunk_profiler" not in target.output
+    assert moments >= 2
+    assert not wrong, "\n".join(wrong)
+
+
+def test_labels_are_cut_to_what_readers_take_and_said_once() -> None:
+    with publishing_target("held_contexts.py", "limits") as target:
+        for moment in _moments(target):
+            for strict_host in (False, True):
+                with Reader(target.pid, strict_host=strict_host) as reader:
+                    reading = reader.sample_one(moment["tid"])
+                assert reading is not None
+                assert not reading.problems
+                assert _told(reading) == {"ids": moment["ids"], "labels": moment["labels"]}, moment
+        assert target.finish() == 0
+        assert target.output.count("is cut: it has") == 1
+        assert target.output.count("is not published: readers show 7") == 1
+
+
+def test_nothing_can_be_followed_after_a_stop_and_everything_again_after_a_start() -> None:
+    with publishing_target("held_contexts.py", "stop_and_start") as target:
+        for moment in _moments(target):
+            with Reader(target.pid) as reader:
+                report = reader.read()
+                by_tid = {thread.tid: thread for thread in report.threads}
+            shown = by_tid.pop(moment["tid"])
+            others = [thread for thread in by_tid.values() if thread.correlation or thread.labels is not None]
+            if "stopped" in moment["moment"]:
+                assert report.storage is None
+                assert (shown.correlation, shown.labels, others) == (None, None, [])
+            else:
+                assert report.storage is not None
+                assert report.storage.service_name == SERVICE
+                assert report.socket_accepted
+                assert _told(shown)["ids"] == moment["ids"]
+        assert target.finish() == 0
