@@ -44,17 +44,6 @@ static struct {
 
 /* ---- the TLS descriptor ---- */
 
-static intptr_t thread_pointer(void)
-{
-    intptr_t pointer;
-#if defined(__x86_64__)
-    __asm__("mov %%fs:0, %0" : "=r"(pointer));
-#else
-    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
-#endif
-    return pointer;
-}
-
 typedef struct {
     const ElfW(Rela) * first;
     size_t bytes;
@@ -126,7 +115,7 @@ static const char *tls_kind(void *handle, const char *symbol, slot_accessor acce
     if (descriptor == NULL) {
         return "unknown";
     }
-    return thread_pointer() + descriptor->argument == (intptr_t)accessor() ? "static" : "dynamic";
+    return thread_records_thread_pointer() + descriptor->argument == (intptr_t)accessor() ? "static" : "dynamic";
 }
 
 /* ---- loading ---- */
@@ -181,8 +170,9 @@ PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
         dlclose(handle);
         goto error;
     }
-    thread_records_use_library(CUSTOM_LABELS, accessor); /* it stays loaded from now on */
-    made = library_value(library, encoded, tls_kind(handle, "custom_labels_current_set", accessor));
+    const char *tls = tls_kind(handle, "custom_labels_current_set", accessor);
+    thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0); /* it stays loaded from now on */
+    made = library_value(library, encoded, tls);
 error:
     Py_XDECREF(encoded);
     return made;
@@ -244,13 +234,14 @@ PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject
     storage.pointer = pointer;
     point_storage(copied);
     copied = NULL;
-    thread_records_use_library(ELASTIC, accessor);
+    const char *tls = tls_kind(handle, "elastic_apm_profiling_correlation_tls_v1", accessor);
+    thread_records_use_library(ELASTIC, accessor, strcmp(tls, "static") == 0);
     make_readers_look();
     void *again = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
     if (again != NULL) {
         dlclose(again);
     }
-    made = library_value(library, encoded, tls_kind(handle, "elastic_apm_profiling_correlation_tls_v1", accessor));
+    made = library_value(library, encoded, tls);
 error:
     free(copied);
     Py_XDECREF(encoded);

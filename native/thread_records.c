@@ -53,6 +53,7 @@ typedef struct {
 typedef struct thread_record {
     struct thread_record *next, **link; /* mutex */
     unsigned long ident;                /* constant */
+    intptr_t thread_pointer;            /* constant */
     void **slots[LIBRARIES];            /* this thread's pointers; NULL: no library of the kind */
     unsigned generation;                /* of the libraries that the slots are of */
     unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
@@ -188,6 +189,17 @@ static void hide(thread_record *record)
 
 /* ---- the calling thread ---- */
 
+intptr_t thread_records_thread_pointer(void)
+{
+    intptr_t pointer;
+#if defined(__x86_64__)
+    __asm__("mov %%fs:0, %0" : "=r"(pointer));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
+#endif
+    return pointer;
+}
+
 static void find_slots(thread_record *record)
 {
     for (int kind = 0; kind < LIBRARIES; kind++) {
@@ -208,6 +220,7 @@ static thread_record *record_new(void)
         return NULL;
     }
     record->ident = (unsigned long)pthread_self();
+    record->thread_pointer = thread_records_thread_pointer();
     record->current = &record->rest;
     write_half(&record->rest, NULL, NULL);
     find_slots(record);
@@ -294,21 +307,31 @@ static void give_up(void *record_of_thread)
 
 /* ---- all threads ---- */
 
-void thread_records_use_library(library_kind kind, slot_accessor accessor)
+/* Static thread-local memory is at the same distance from every thread pointer, so a thread that waits inside a span for long
+ * need not run for its pointer to be found. It cannot end meanwhile: for that it needs the mutex. */
+void thread_records_use_library(library_kind kind, slot_accessor accessor, bool is_static)
 {
     if (registry.accessors[kind] == accessor) {
         return;
     }
+    intptr_t distance = (intptr_t)accessor() - thread_records_thread_pointer();
     pthread_mutex_lock(&registry.mutex);
+    registry.accessors[kind] = accessor;
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
         if (record->slots[kind] != NULL) {
             __atomic_store_n(record->slots[kind], NULL, __ATOMIC_RELEASE);
             record->slots[kind] = NULL;
         }
+        if (is_static && record->generation == registry.generation) {
+            record->slots[kind] = (void **)(record->thread_pointer + distance);
+            record->generation++;
+            if (record->shown) {
+                show(record, record->current);
+            }
+        }
     }
-    pthread_mutex_unlock(&registry.mutex);
-    registry.accessors[kind] = accessor;
     registry.generation++;
+    pthread_mutex_unlock(&registry.mutex);
 }
 
 void thread_records_hide_all(void)
@@ -334,15 +357,15 @@ size_t thread_records_repair(const true_context *threads, size_t count, size_t *
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
         const true_context wanted = {.ident = record->ident};
         const true_context *found = bsearch(&wanted, threads, count, sizeof(true_context), by_ident);
-        if (found == NULL || record->updates > 0 || !record->shown) {
+        if (found == NULL || record->updates > 0) {
             continue;
         }
-        compared++;
+        compared += record->shown;
         uint64_t span = found->span == NULL ? 0 : found->span->serial;
         uint64_t labels = found->labels == NULL ? 0 : found->labels->serial;
-        if (!holds(record->current, span, labels)) {
+        if (!record->shown || !holds(record->current, span, labels)) {
+            *repaired += record->shown;
             show(record, half_with(record, found->span, found->labels));
-            ++*repaired;
         }
     }
     pthread_mutex_unlock(&registry.mutex);

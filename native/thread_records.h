@@ -67,9 +67,12 @@ HIDDEN void thread_records_end_update(void);
 /* The local root of what the calling thread showed before the update that it is in, if that was of this trace. */
 HIDDEN bool thread_records_root_before_update(const uint8_t *trace_id, uint8_t *local_root_id);
 
-/* Threads publish through this library from their next call of thread_records_show on. The pointers of another library
- * of the kind are nulled. */
-HIDDEN void thread_records_use_library(library_kind kind, slot_accessor accessor);
+/* What static thread-local memory is found from. */
+HIDDEN intptr_t thread_records_thread_pointer(void);
+
+/* Threads publish through this library from now on where its pointers are in static thread-local memory (`is_static`), else
+ * from their next call of thread_records_show on. The pointers of another library of the kind are nulled. */
+HIDDEN void thread_records_use_library(library_kind kind, slot_accessor accessor, bool is_static);
 
 /* Null the pointers of all threads. Their memory stays for the next time. */
 HIDDEN void thread_records_hide_all(void);
@@ -83,7 +86,8 @@ typedef struct {
 } true_context;
 
 /* Compare what threads show with what they should, and make it so. `threads` is sorted by ident and all are known; those
- * without a record and those that are being updated are left alone. Returns how many were compared. */
+ * without a record and those that are being updated are left alone; those that were hidden show it, and are not counted.
+ * Returns how many were compared. */
 HIDDEN size_t thread_records_repair(const true_context *threads, size_t count, size_t *repaired);
 
 HIDDEN size_t thread_records_count(void);

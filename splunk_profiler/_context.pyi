@@ -108,7 +108,7 @@ def refresh() -> None:
     """Look for modules loaded since that switch contexts in C."""
 
 def load_labels(path: str | PathLike[str]) -> Library:
-    """Load ``libcustomlabels.so``; threads publish through it from their next switch on.
+    """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch on).
 
     Raises:
         ValueError: the path is not absolute.

@@ -103,6 +103,7 @@ class Publisher:
         if attributes is not None:
             self._describe(attributes)
         self._extension.publish()
+        self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
     def stop(self) -> None:
         """Publish nothing any more, and leave nothing that a reader could follow."""

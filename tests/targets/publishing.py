@@ -46,9 +46,19 @@ def tls() -> None:
 
 
 def late() -> None:
-    """Libraries come one by one while a thread already publishes."""
-    publishing = Publishing()
+    """Libraries come one by one while two threads already publish, one of which waits inside its span."""
+    publishing, reached, go_on = Publishing(), threading.Event(), threading.Event()
     _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify)
+
+    def waits() -> None:
+        publishing.attach(known(5))
+        reached.set()
+        go_on.wait()
+        print("the one that waits", shown_span(OwnMemory()))
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    reached.wait()
     publishing.attach(known(7))
     try:
         _context.replace_storage(b"")
@@ -57,14 +67,14 @@ def late() -> None:
     _context.load_labels(LABELS_PATH)
     labels = ctypes.CDLL(str(LABELS_PATH))
     labels.splunk_profiler_labels_slot.restype = ctypes.POINTER(ctypes.c_void_p)
-    print("before", bool(labels.splunk_profiler_labels_slot()[0]))
-    _context.publish()
-    print("after", bool(labels.splunk_profiler_labels_slot()[0]))
+    print("labels", bool(labels.splunk_profiler_labels_slot()[0]))
     _context.load_elastic(ELASTIC_PATH, storage_of("a", "b", "/c"))
     memory = OwnMemory()
-    print("before", shown_span(memory))
+    print("span", shown_span(memory))
+    go_on.set()
+    thread.join()
     publishing.attach(known(8))
-    print("after", shown_span(memory))
+    print("next", shown_span(memory), bool(labels.splunk_profiler_labels_slot()[0]))
 
 
 def thread_end() -> None:

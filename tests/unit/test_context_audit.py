@@ -170,3 +170,19 @@ def test_without_a_publisher_there_is_nothing_to_compare(publishing: Publishing)
     publishing.uninstall()
     assert _context.audit() == (0, 0)
     _context.detach(token)
+
+
+def test_a_thread_that_waits_inside_a_span_while_publishing_stops_and_starts_shows_it_again(
+    publishing: Publishing, memory: OwnMemory
+) -> None:
+    def enter() -> Any:
+        publishing.attach(known(FIRST))
+        return memory.elastic_slot()
+
+    with waiting_thread(enter) as slot:
+        publishing.uninstall()
+        hidden = memory.elastic(slot)
+        publishing.install()
+        _, repaired = _context.audit()
+        shown_again = memory.elastic(slot)
+    assert (hidden, shown_again, repaired) == (None, shown(FIRST), 0)
