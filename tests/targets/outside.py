@@ -4,7 +4,7 @@ HOW is ``threads`` (8), ``asyncio`` or ``uvloop`` (200 tasks in one thread) or `
 shared memory: a slot of 64 bytes for each thread that works. In it: the thread's id; a number that is odd while the
 rest is being written, and changes with it; the ids of the span that the work of this moment is in, trace (16 bytes),
 span and local root (8 each). All zero is "in no span", all ones is "in between". Says ``ready`` and the number of
-slots; works until it is killed.
+slots, and once a line arrives how many threads an audit has ``repaired``; works until it is killed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import mmap
 import struct
 import sys
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_HOW, _FILE = sys.argv[1], Path(sys.argv[2])
 from marked_work import say
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
+from splunk_profiler import _context
 
-_HOW, _FILE = sys.argv[1], Path(sys.argv[2])
+_AUDITS = 500
 _THREADS, _TASKS = 8, 200
 _BETWEEN = struct.pack("=16s8s8s", b"\xff" * 16, b"\xff" * 8, b"\xff" * 8)
 _NOWHERE = bytes(32)
@@ -48,7 +49,7 @@ class Slot:
         self._memory[self._at + 16 : self._at + 48] = ids
         struct.pack_into("=Q", self._memory, self._at + 8, self._turn)
 
-    def work(self, ids: bytes, rounds: int = 300) -> None:
+    def work(self, ids: bytes, rounds: int = 5000) -> None:
         """Work for which this is true, and after which it need not be."""
         self.write(ids)
         for _ in range(rounds):
@@ -97,31 +98,50 @@ def _loop(slot: Slot, pause: Any) -> None:
         _serve(slot, pause)
 
 
-def _work(memory: mmap.mmap) -> None:
-    if _HOW == "threads":
-        for index in range(_THREADS):
-            threading.Thread(
-                target=lambda at: _loop(Slot(memory, at), lambda: None), args=(index,), daemon=True
-            ).start()
-        return
-    if _HOW == "gevent":
-        gevent = import_module("gevent")
-        slot = Slot(memory, 0)
-        gevent.joinall([gevent.spawn(_loop, slot, lambda: gevent.sleep(0)) for _ in range(_TASKS)])
-    elif _HOW == "uvloop":
-        import_module("uvloop").new_event_loop().run_until_complete(_tasks(Slot(memory, 0)))
+def _thread(memory: mmap.mmap, index: int, all_there: threading.Barrier) -> None:
+    slot = Slot(memory, index)
+    all_there.wait()
+    _loop(slot, lambda: None)
+
+
+def _work_in_threads(memory: mmap.mmap) -> None:
+    all_there = threading.Barrier(_THREADS + 1)
+    for index in range(_THREADS):
+        threading.Thread(target=_thread, args=(memory, index, all_there), daemon=True).start()
+    all_there.wait()
+    say("ready", _THREADS)
+    threading.Event().wait()
+
+
+def _work_in_one_thread(memory: mmap.mmap, how: str) -> None:
+    slot = Slot(memory, 0)
+    loop: Any = import_module(how)
+    say("ready", 1)
+    if how == "gevent":
+        loop.joinall([loop.spawn(_loop, slot, lambda: loop.sleep(0)) for _ in range(_TASKS)])
     else:
-        asyncio.run(_tasks(Slot(memory, 0)))
+        loop.new_event_loop().run_until_complete(_tasks(slot))
 
 
-def main() -> None:
-    with _FILE.open("r+b") as file:
+def _audit_when_told() -> None:
+    """How many threads were ever found to show something else than their context."""
+    sys.stdin.readline()
+    for _ in range(_AUDITS):
+        _context.audit()
+        time.sleep(0)
+    say("repaired", _context.counters().repaired)
+
+
+def main(how: str, path: Path) -> None:
+    with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 4096)
     splunk_profiler.start()
-    say("ready", _THREADS if _HOW == "threads" else 1)
-    _work(memory)
-    sys.stdin.read()
+    threading.Thread(target=_audit_when_told, daemon=True).start()
+    if how == "threads":
+        _work_in_threads(memory)
+    else:
+        _work_in_one_thread(memory, how)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]))
