@@ -42,6 +42,21 @@ static PyObject *trace_greenlets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     return traced < 0 ? NULL : PyBool_FromLong(traced);
 }
 
+/* In one step, so that nobody finds the labels set and not shown. */
+static PyObject *show_labels(PyObject *Py_UNUSED(module), PyObject *labels)
+{
+    const publisher_inputs *inputs = publisher_installed();
+    if (inputs != NULL) {
+        PyObject *token = PyContextVar_Set(inputs->labels, labels);
+        if (token == NULL) {
+            return NULL;
+        }
+        Py_DECREF(token);
+        publisher_publish();
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     switches_thread_seen();
@@ -208,6 +223,7 @@ static PyMethodDef module_methods[] = {
     {"detach", switches_detach, METH_O, "detach($module, token, /)\n--\n\nReset the variable, then publish."},
     {"trace_greenlets", trace_greenlets, METH_NOARGS,
      "trace_greenlets($module)\n--\n\nTrace the calling thread's greenlet switches."},
+    {"show_labels", show_labels, METH_O, "show_labels($module, labels, /)\n--\n\nSet the labels, then publish."},
     {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
     {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,
      "inherit($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},

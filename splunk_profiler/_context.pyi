@@ -85,6 +85,9 @@ def detach(token: Token[Any]) -> None:
 def trace_greenlets() -> bool:
     """Publish at greenlet switches of the calling thread; False if greenlet is not loaded or nothing is installed."""
 
+def show_labels(labels: UserLabels | None, /) -> None:
+    """`labels.set(…)` on the variable that `install` was given, then publish: in one step for `audit`."""
+
 def publish() -> None:
     """Publish the calling thread's context as it is now."""
 

@@ -19,7 +19,7 @@ pytest.importorskip("splunk_profiler._context")
 from splunk_profiler.inspector import Reader
 from splunk_profiler.inspector.model import ThreadReading
 
-_READS = 20_000  # of each kind of work
+_READS = 5_000  # of each kind of work
 _NOWHERE = bytes(32)
 _BETWEEN = b"\xff" * 32
 _PUBLISH = {

@@ -179,9 +179,13 @@ def test_an_open_outlet_is_told_of_every_change_and_sets_are_encoded_once() -> N
         made.append(pairs)
         return dict(pairs)
 
+    def show(form: Any) -> None:
+        PUBLISHED.set(form)
+        seen.append(form)
+
     mark = labels(route="/")
     with labels(early="yes"):
-        OUTLET.open(make, lambda: seen.append(PUBLISHED.get()))
+        OUTLET.open(make, show)
         try:
             assert seen == [{b"early": b"yes"}]
             with mark:
