@@ -29,8 +29,8 @@ class Judge:
     """Counts readings, and keeps what was wrong.
 
     Attributes:
-        seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; of others
-            as "unknown".
+        seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; and of
+            those that are "resting" and of others, "unknown".
         wrong: a line for each reading that is not what it should be.
         tids: the threads that say what they are at, and where in the table they do.
     """
@@ -42,8 +42,8 @@ class Judge:
 
     @property
     def judged(self) -> int:
-        """Readings of threads that say what they are at."""
-        return self.seen.total() - self.seen["unknown"]
+        """Readings of threads that say that they are at work."""
+        return self.seen.total() - self.seen["unknown"] - self.seen["resting"]
 
     def places(self, table: int) -> dict[int, int]:
         """Where each thread says what it is at, for a table at this address."""
@@ -67,7 +67,7 @@ class Judge:
                 if record or labels:
                     raise Wrong("a span is shown where none is current")
             elif word & _MOVING:
-                self.seen["moving"] += 1
+                self.seen["resting" if word & _OUTSIDE else "moving"] += 1
                 known = {key for key in (*held, Piece.of_key(word & (_MOVING - 1)).root.key) if key}
                 if any(piece is not None and piece.root.key not in known for piece in (record, labels)):
                     raise Wrong("a span is shown that nobody has open")

@@ -62,8 +62,8 @@ IDS = Ids()
 
 
 def spin() -> None:
-    """Computes for a few microseconds."""
-    for _ in range(100):
+    """Computes for some microseconds, about as long as a switch takes."""
+    for _ in range(500):
         pass
 
 
@@ -262,17 +262,17 @@ def executors(load: Load) -> None:
 def _elsewhere(piece: Piece) -> None:
     """Runs in a thread of a pool, in a context with this span."""
     _HERE.slot.inside(piece)
-    spin()
-    token = attach(get_current())
-    spin()
-    detach(token)
-    _HERE.slot.moving()
+    for _ in range(10):
+        spin()
+        detach(attach(get_current()))
+    _HERE.slot.resting()
 
 
 def _elsewhere_outside() -> None:
     _HERE.slot.outside()
-    spin()
-    _HERE.slot.moving()
+    for _ in range(10):
+        spin()
+    _HERE.slot.resting()
 
 
 async def _let_others(piece: Piece | None) -> None:
