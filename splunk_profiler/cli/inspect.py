@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
     Exit code 0 if a host profiler would follow at least one of the two interfaces, 1 if not or if the process cannot
     be read.
     """
+    if sys.platform != "linux":
+        raise CommandError("processes can be inspected on Linux only, as host profilers do")
     from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)

@@ -110,8 +110,8 @@ def _about_process(report: Report) -> list[RenderableType]:
         table.add_row(library.interface.value, Text(f"{library.tls.value} TLS  {library.path}"))
     if report.storage is not None:
         accepted = "accepted" if report.socket_accepted else "not accepted"
-        table.add_row("service", Text(report.storage.service_name))
-        table.add_row("environment", Text(report.storage.service_environment))
+        table.add_row("service", Text(report.storage.service_name or "(none)"))
+        table.add_row("environment", Text(report.storage.service_environment or "(none)"))
         table.add_row("socket", Text(f"{report.storage.socket_path or '(none)'}  {accepted}"))
     return [table] if table.row_count else [Text("No library that publishes is loaded.")]
 

@@ -52,6 +52,9 @@ class Process:
         stat = _stat(Path(f"/proc/{pid}"))
         if stat is None:
             raise NoSuchProcessError(f"there is no process {pid}")
+        owner = _owner(pid)
+        if owner != pid:
+            raise NoSuchProcessError(f"{pid} is no process but a thread of process {owner}: inspect that one")
         self.command, fields = stat
         self._started = fields[_STARTED]
         living = [task.tid for task in self.tasks() if task.lives]
@@ -126,6 +129,15 @@ class Process:
             raise not_permitted(self.pid, f"looking at the program of process {self.pid} is not permitted") from None
         except OSError:
             raise ProcessEndedError(f"process {self.pid} ended while it was read") from None
+
+
+def _owner(tid: int) -> int:
+    """The process that a thread belongs to."""
+    try:
+        lines = Path(f"/proc/{tid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return tid  # it has ended just now, which is found soon enough
+    return next((int(line.split()[1]) for line in lines if line.startswith("Tgid:")), tid)
 
 
 def _stat(folder: Path) -> tuple[str, list[str]] | None:

@@ -35,12 +35,6 @@ def preloaded(**env: str) -> str:
     return launched(*ASK_THE_SHELL, **env).stdout.strip()
 
 
-def some_library() -> str:
-    """A library that is there and that does nothing when it is loaded."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return next(line.split()[-1] for line in lines if "/libm.so" in line or "/libm-" in line)
-
-
 def test_it_is_loaded_before_any_python_and_its_arguments_are_the_programs() -> None:
     # -I keeps Python from starting the profiler: what is mapped has been preloaded.
     ended = launched(sys.executable, "-I", "-c", REPORTER, "two words", "")
@@ -50,8 +44,8 @@ def test_it_is_loaded_before_any_python_and_its_arguments_are_the_programs() -> 
     assert not any("elastic-jvmti" in path for path in said["mapped"])
 
 
-def test_what_is_preloaded_already_stays_in_its_place() -> None:
-    other = some_library()
+def test_what_is_preloaded_already_stays_in_its_place(tmp_path: Path) -> None:
+    other = str(shutil.copy(LIBRARY, tmp_path / "other.so"))  # one that does nothing when it is loaded
     assert preloaded(LD_PRELOAD=other) == f"{other}:{LIBRARY}"
     assert preloaded(LD_PRELOAD=LIBRARY) == LIBRARY
     ended = launched(*COMMAND, "run", "--", *ASK_THE_SHELL)

@@ -27,6 +27,16 @@ def test_a_process_that_is_not_there_is_said_not_to_be() -> None:
         read(gone.pid)
 
 
+def test_a_thread_is_told_from_a_process(workshop: Workshop) -> None:
+    with inspected(workshop) as target:
+        target.publish(workshop.elastic())
+        target.do("hold 1", "started")
+        with Reader(target.pid) as reader:
+            (tid,) = (thread.tid for thread in reader.sample() if thread.tid != target.pid)
+        with pytest.raises(NoSuchProcessError, match=f"a thread of process {target.pid}: inspect that one"):
+            read(tid)
+
+
 def test_a_process_that_has_ended_but_is_not_collected_is_said_to_have() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from target_process import TESTS, Target
+from target_process import TESTS, Target, environment
 
 pytest.importorskip("splunk_profiler._context")
 
@@ -27,7 +28,7 @@ def settings() -> Iterator[dict[str, str]]:
             f"{_ELASTIC}_SOCKET_DIR": directory,
             "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true",
             "OTEL_SERVICE_NAME": "published",
-            "PYTHONPATH": f"{TESTS}:{TESTS / 'targets'}:{TESTS.parent}",
+            "PYTHONPATH": os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]]),
         }
 
 

@@ -217,7 +217,7 @@ def test_spans_of_a_provider_that_calls_its_processors_on_other_threads_have_the
 
 
 def test_a_stop_leaves_nothing_to_be_followed_and_nothing_of_ours(directory: Path) -> None:
-    processors = SynchronousMultiSpanProcessor()
+    processors = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
     processors.add_span_processor(SpanProcessor())
     own = TracerProvider(active_span_processor=processors)
     before = vars(processors)["_span_processors"]
