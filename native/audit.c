@@ -14,11 +14,11 @@
 
 typedef struct {
     unsigned long ident;
-    PyObject *context;       /* owned: as contextvars has it; NULL: none */
-    PyObject *value;         /* owned: of OpenTelemetry's variable; NULL: none */
-    Identity *identity;      /* owned, or NULL */
-    UserLabels *labels;      /* owned, or NULL */
-    bool known;              /* the two are what should be shown */
+    PyObject *context;  /* owned: as contextvars has it; NULL: none */
+    PyObject *value;    /* owned: of OpenTelemetry's variable; NULL: none */
+    Identity *identity; /* owned, or NULL */
+    UserLabels *labels; /* owned, or NULL */
+    bool known;         /* the two are what should be shown */
 } audited_thread;
 
 typedef struct {

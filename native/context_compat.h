@@ -61,9 +61,9 @@ static inline int compat_int_to_bytes(PyObject *number, uint8_t *bytes, Py_ssize
         return -1;
     }
 #if PY_VERSION_HEX >= 0x030D0000
-    Py_ssize_t needed = PyLong_AsNativeBytes(
-        number, bytes, size,
-        Py_ASNATIVEBYTES_BIG_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER | Py_ASNATIVEBYTES_REJECT_NEGATIVE);
+    Py_ssize_t needed = PyLong_AsNativeBytes(number, bytes, size,
+                                             Py_ASNATIVEBYTES_BIG_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER
+                                                 | Py_ASNATIVEBYTES_REJECT_NEGATIVE);
     if (needed > size) {
         PyErr_SetString(PyExc_OverflowError, "int too big to convert");
         return -1;

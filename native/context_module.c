@@ -25,7 +25,8 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (!PyCallable_Check(inputs.identify)) {
-        return PyErr_Format(PyExc_TypeError, "identify must be callable, not %.100s", Py_TYPE(inputs.identify)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "identify must be callable, not %.100s",
+                            Py_TYPE(inputs.identify)->tp_name);
     }
     return publisher_install(&inputs);
 }

@@ -103,12 +103,8 @@ static PyMemberDef identity_members[] = {
 };
 
 static PyType_Slot identity_slots[] = {
-    {Py_tp_doc, "What is published of one span."},
-    {Py_tp_new, identity_make},
-    {Py_tp_dealloc, plain_dealloc},
-    {Py_tp_getset, identity_properties},
-    {Py_tp_members, identity_members},
-    {0, NULL},
+    {Py_tp_doc, "What is published of one span."}, {Py_tp_new, identity_make},        {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_getset, identity_properties},           {Py_tp_members, identity_members}, {0, NULL},
 };
 
 PyType_Spec identity_spec = {

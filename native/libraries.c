@@ -37,9 +37,10 @@ typedef struct {
 } tls_descriptor;
 
 static struct {
-    void **pointer;         /* the exported one; NULL: the library is not loaded */
+    /* GIL */
+    void **pointer;          /* the exported one; NULL: the library is not loaded */
     void *current, *retired; /* owned; a reader may still be in the retired one */
-} storage; /* GIL */
+} storage;
 
 /* ---- the TLS descriptor ---- */
 
@@ -155,7 +156,8 @@ static PyObject *encode_path(PyObject *path)
         return NULL;
     }
     if (PyBytes_AS_STRING(encoded)[0] != '/') { /* the loader would search for it */
-        PyErr_Format(PyExc_ValueError, "the path of a library must be absolute, not %.200s", PyBytes_AS_STRING(encoded));
+        PyErr_Format(PyExc_ValueError, "the path of a library must be absolute, not %.200s",
+                     PyBytes_AS_STRING(encoded));
         Py_CLEAR(encoded);
     }
     return encoded;

@@ -242,8 +242,8 @@ static UserLabels *current_labels(const publisher_inputs *inputs)
 static void publish_current(void)
 {
     const publisher_inputs *inputs = publisher_installed();
-    PyObject *context = NULL, *asked = NULL;          /* owned */
-    Identity *identity = NULL, *answer = NULL;        /* owned */
+    PyObject *context = NULL, *asked = NULL;   /* owned */
+    Identity *identity = NULL, *answer = NULL; /* owned */
     while (inputs != NULL) {
         Py_CLEAR(identity);
         Py_CLEAR(context);

@@ -44,19 +44,19 @@ typedef struct {
 
 /* publisher.c: what Python gave to install, all borrowed from the publisher. */
 typedef struct {
-    PyObject *variable;            /* OpenTelemetry's ContextVar */
-    PyObject *span_key;            /* under which a Context has its span */
-    PyObject *labels;              /* the ContextVar of UserLabels */
-    PyObject *attribute;           /* under which a span has its Identity, or None for a span that has none */
-    PyObject *identify;            /* makes it */
-    PyTypeObject *identity_type;   /* exactly this type counts */
+    PyObject *variable;          /* OpenTelemetry's ContextVar */
+    PyObject *span_key;          /* under which a Context has its span */
+    PyObject *labels;            /* the ContextVar of UserLabels */
+    PyObject *attribute;         /* under which a span has its Identity, or None for a span that has none */
+    PyObject *identify;          /* makes it */
+    PyTypeObject *identity_type; /* exactly this type counts */
     PyTypeObject *user_labels_type;
 } publisher_inputs;
 
 HIDDEN PyObject *publisher_install(const publisher_inputs *inputs); /* list of (hook name, problem) */
 HIDDEN void publisher_uninstall(void);
 HIDDEN const publisher_inputs *publisher_installed(void); /* NULL: not installed in this interpreter */
-HIDDEN void publisher_publish(void); /* the calling thread's context as it is now; never raises */
+HIDDEN void publisher_publish(void);                      /* the calling thread's context as it is now; never raises */
 HIDDEN PyObject *publisher_inherit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 HIDDEN uint64_t publisher_next_serial(void);
 HIDDEN void publisher_labels_exist(void); /* from now on contexts are asked for labels */

@@ -67,13 +67,13 @@ typedef struct thread_record {
 /* What the process has: the list for those who do not own the records, and the libraries. */
 static struct {
     pthread_mutex_t mutex;
-    thread_record *first;             /* mutex */
-    atomic_size_t count;              /* written with the mutex */
+    thread_record *first;               /* mutex */
+    atomic_size_t count;                /* written with the mutex */
     slot_accessor accessors[LIBRARIES]; /* GIL */
-    unsigned generation;              /* GIL */
-    bool prepared;                    /* GIL */
-    pthread_key_t key;                /* its destructor sees a thread end */
-    atomic_long process;              /* whose records these are */
+    unsigned generation;                /* GIL */
+    bool prepared;                      /* GIL */
+    pthread_key_t key;                  /* its destructor sees a thread end */
+    atomic_long process;                /* whose records these are */
 } registry = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local struct {
