@@ -25,6 +25,16 @@ class Wrong(Exception):  # noqa: N818  # a finding, not an error
     """What is shown is wrong."""
 
 
+def not_whole(reading: ThreadReading) -> str:
+    """What is wrong with a reading of which nothing is known but that it must be of one piece of work; or nothing."""
+    try:
+        _of_record(reading.correlation)
+        _of_labels(reading)
+    except Wrong as finding:
+        return f"{finding}: {reading.correlation} {reading.labels} of {reading.name}"
+    return f"{reading.problems}" if reading.problems else ""
+
+
 class Judge:
     """Counts readings, and keeps what was wrong.
 

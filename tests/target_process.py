@@ -86,6 +86,11 @@ class Target:
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    @property
     def output(self) -> str:
         """All it has said so far, on both of its outputs."""
         with self._said:
@@ -118,6 +123,11 @@ class Target:
     def json(self, start: str, timeout_s: float = 60) -> Any:
         """The value that the first line that starts so goes on with."""
         return json.loads(self.line(start, timeout_s))
+
+    def has_said(self, start: str) -> bool:
+        """Whether a line starts so by now."""
+        with self._said:
+            return any(line.startswith(start) for line in self._lines)
 
     def either(self, start: str, end: str, after: int) -> str:
         """`start` once more than `after` lines start so, or `end` as soon as a line is that."""

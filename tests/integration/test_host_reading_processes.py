@@ -16,6 +16,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from derived_ids import Piece
+from host_reading import not_whole
 from publishing_target import SERVICE, publishing_target, socket_folder
 from publishing_target import publishing as settings
 from target_process import TESTS, Target
@@ -158,6 +160,27 @@ def test_a_child_leads_to_its_parents_storage_until_it_leads_to_its_own_and_neve
     (_, parent, parents_socket), (_, child, inherited), (_, again, own) = told
     assert parent != child == again
     assert parents_socket == inherited != own
+
+
+def test_what_is_read_is_whole_while_threads_start_and_stop_publishing_and_fork() -> None:
+    readings = 0
+    with publishing_target("publishing_storm.py", "20") as target:
+        target.line("ready")
+        with Reader(target.pid) as reader:
+            while target.runs and not target.has_said("done"):
+                report = reader.read()
+                assert report.storage is None or report.storage.service_name == SERVICE
+                for reading in report.threads:
+                    readings += reading.stopped
+                    assert not not_whole(reading)
+            last = reader.read()
+        assert last.storage is not None
+        assert last.socket_accepted
+        assert list(_spans(last).values()) == [f"{Piece(1, 0).span_id:016x}"]
+        target.tell("on")
+        assert target.finish() == 0
+        assert "rror" not in target.output, target.output
+    assert readings > 0
 
 
 @pytest.mark.skipif(find_spec("gunicorn") is None, reason="gunicorn is not there for this interpreter")
