@@ -1,8 +1,8 @@
 """Judges what a thread of a target shows by what the thread itself says it is at, both read in the same stop.
 
 `Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, whose layout is said
-there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is under
-way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
+there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is
+under way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
 """
 
 from __future__ import annotations

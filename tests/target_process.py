@@ -32,7 +32,11 @@ _OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without the settings of profilers, SDKs and Python, but with its path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    path = [str(TESTS / "targets"), str(TESTS), *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+    path = [
+        str(TESTS / "targets"),
+        str(TESTS),
+        *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
+    ]
     env |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     return {**env, **(more or {})}
 

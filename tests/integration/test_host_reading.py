@@ -1,7 +1,7 @@
 """What a host profiler reads of a process that switches spans as fast as it can: always one whole span, the right one.
 
-Each scenario of `targets/span_switching.py` runs as a process of its own. The inspector stops its threads again and again
-and reads, in the same stop, what the thread shows and what it is at (`host_reading.py`).
+Each scenario of `targets/span_switching.py` runs as a process of its own. The inspector stops its threads again and
+again and reads, in the same stop, what the thread shows and what it is at (`host_reading.py`).
 """
 
 from __future__ import annotations

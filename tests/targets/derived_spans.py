@@ -33,7 +33,8 @@ class _Ids(IdGenerator):
 class _SomeTraces(Sampler):
     """Samples as the pieces say."""
 
-    def should_sample(self, _parent: Any, trace_id: int, *_rest: Any, **_more: Any) -> SamplingResult:
+    def should_sample(self, *parent_and_trace: Any, **more: Any) -> SamplingResult:
+        trace_id: int = parent_and_trace[1] if len(parent_and_trace) > 1 else more["trace_id"]
         sampled = Piece.of_trace_id(trace_id).sampled
         return SamplingResult(Decision.RECORD_AND_SAMPLE if sampled else Decision.DROP)
 

@@ -1,7 +1,7 @@
 """Publishing comes and goes in several threads, and children are forked, while others switch spans:
 ``publishing_storm.py ROUNDS``.
 
-Prints ``ready``, and ``done`` with what the publisher has counted when every thread has started and stopped ROUNDS times.
+Prints ``ready``, and ``done`` with what the publisher has counted once each thread has started and stopped so often.
 A child stops and starts as well, works in spans, and has to end well. What is shown meanwhile is for others to look at;
 all spans are pieces of work (`derived_ids.py`). At last publishing is on for good, and the process stands still.
 """

@@ -1,8 +1,8 @@
-"""Spans that are switched as fast as it goes, in every way in which Python switches contexts: ``span_switching.py SCENARIO``.
+"""Spans that are switched as fast as it goes, in all the ways in which contexts switch: ``span_switching.py SCENARIO``.
 
 Prints ``ready`` and where the truth is (`native_marks.py`) once the load runs, ends it when a line arrives on standard
-input, and then prints what the publisher has counted. Audits all threads about a thousand times a second meanwhile: what
-they repair, no hook has seen. Publishing is started before the load, by the environment.
+input, and then prints what the publisher has counted. Meanwhile all threads are audited about a thousand times a
+second: what an audit repairs, no hook has seen. Publishing is started before the load, by the environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextvars
 import sys
 import threading
 from _thread import allocate_lock, start_new_thread  # the real ones, also where gevent replaces them
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -149,7 +149,7 @@ def threads(load: Load) -> None:
 def generators(load: Load) -> None:
     """Generators that hold a span: it stays current for whoever drives them, until it is closed."""
 
-    def pieces(worker: int, sequence: int) -> Iterator[Piece]:
+    def pieces(worker: int, sequence: int) -> Generator[Piece, None, None]:
         with load.work(worker, sequence) as piece:
             spin()
             yield piece
