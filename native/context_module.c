@@ -43,25 +43,23 @@ static PyObject *trace_greenlets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     return traced < 0 ? NULL : PyBool_FromLong(traced);
 }
 
-static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+/* In one step, so that nobody finds the labels set and not shown. */
+static PyObject *show_labels(PyObject *Py_UNUSED(module), PyObject *labels)
 {
-    switches_thread_seen();
-    publisher_publish();
+    const publisher_inputs *inputs = publisher_installed();
+    if (inputs != NULL) {
+        PyObject *token = PyContextVar_Set(inputs->labels, labels);
+        if (token == NULL) {
+            return NULL;
+        }
+        Py_DECREF(token);
+        publisher_publish();
+    }
     Py_RETURN_NONE;
 }
 
-/* One call, so that no other thread finds the variable set and the labels not yet shown. */
-static PyObject *set_labels(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    PyObject *variable, *labels;
-    if (!PyArg_ParseTuple(args, "O!O:set_labels", &PyContextVar_Type, &variable, &labels)) {
-        return NULL;
-    }
-    PyObject *token = PyContextVar_Set(variable, labels);
-    if (token == NULL) {
-        return NULL;
-    }
-    Py_DECREF(token);
     switches_thread_seen();
     publisher_publish();
     Py_RETURN_NONE;
@@ -226,9 +224,8 @@ static PyMethodDef module_methods[] = {
     {"detach", switches_detach, METH_O, "detach($module, token, /)\n--\n\nReset the variable, then publish."},
     {"trace_greenlets", trace_greenlets, METH_NOARGS,
      "trace_greenlets($module)\n--\n\nTrace the calling thread's greenlet switches."},
+    {"show_labels", show_labels, METH_O, "show_labels($module, labels, /)\n--\n\nSet the labels, then publish."},
     {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
-    {"set_labels", set_labels, METH_VARARGS,
-     "set_labels($module, variable, labels, /)\n--\n\nSet the variable, then publish."},
     {"local_root_before", identity_root_before, METH_O,
      "local_root_before($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
     {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,

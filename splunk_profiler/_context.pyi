@@ -85,11 +85,11 @@ def detach(token: Token[Any]) -> None:
 def trace_greenlets() -> bool:
     """Publish at greenlet switches of the calling thread; False if greenlet is not loaded or nothing is installed."""
 
+def show_labels(labels: UserLabels | None, /) -> None:
+    """`labels.set(…)` on the variable that `install` was given, then publish: in one step for `audit`."""
+
 def publish() -> None:
     """Publish the calling thread's context as it is now."""
-
-def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
-    """`variable.set(labels)`, then publish; no audit comes in between."""
 
 def local_root_before(trace_id: int, /) -> int | None:
     """For `identify`: the local root that the thread showed when its span was met, if that was of this trace.

@@ -65,7 +65,7 @@ class Publishing:
                 spans.runtime_context(), extension.attach, extension.detach, extension.publish
             )
             if self._publishes_labels:
-                OUTLET.open(extension.UserLabels, extension.set_labels)
+                OUTLET.open(extension.UserLabels, extension.show_labels)
             self._begin_audits()
         except BaseException:
             self.stop()

@@ -58,25 +58,24 @@ class Outlet:
 
     def __init__(self) -> None:
         self._make: Make | None = None
-        self._put: Callable[[ContextVar[Any], Any], None] | None = None
+        self._show: Callable[[Any], None] | None = None
         self._said: dict[str, object] = {}
 
-    def open(self, make: Make, put: Callable[[ContextVar[Any], Any], None]) -> None:
-        """Publish labels from the next change on: `make` encodes a set, `put` gives the variable this value and has the
-        calling thread show it."""
-        self._put = put
+    def open(self, make: Make, show: Callable[[Any], None]) -> None:
+        """Publish labels from now on: `make` encodes a set, `show` sets `PUBLISHED` and publishes, in one step."""
+        self._show = show
         self._make = make
         self.show(IN_FORCE.get())
 
     def close(self) -> None:
         """Publish no labels any more."""
-        self._make = self._put = None
+        self._make = self._show = None
 
     def show(self, labels: LabelSet | None) -> None:
         """Labels have changed on the calling thread, to these."""
-        make, put = self._make, self._put
-        if make is not None and put is not None:
-            put(PUBLISHED, None if labels is None else labels.published_form(make, self.say_once))
+        make, show = self._make, self._show
+        if make is not None and show is not None:
+            show(None if labels is None else labels.published_form(make, self.say_once))
         elif PUBLISHED.get() is not None:  # from before publishing ended: it must not be there when it begins again
             PUBLISHED.set(None)
 

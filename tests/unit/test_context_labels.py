@@ -50,15 +50,6 @@ def test_labels_are_shown_without_a_span(publishing: Publishing, memory: OwnMemo
     assert memory.labels() == []
 
 
-def test_labels_are_set_and_shown_in_one_call(publishing: Publishing, memory: OwnMemory) -> None:
-    _context.set_labels(publishing.labels, _context.UserLabels(PAIRS))
-    assert memory.labels() == list(PAIRS)
-    _context.set_labels(publishing.labels, None)
-    assert memory.labels() == []
-    with pytest.raises(TypeError):
-        _context.set_labels("labels", None)  # type: ignore[arg-type]
-
-
 def test_as_many_and_as_long_labels_as_readers_take_are_shown_whole(publishing: Publishing, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     labels = set_labels(publishing, _context.UserLabels(MOST))

@@ -179,13 +179,13 @@ def test_an_open_outlet_is_told_of_every_change_and_sets_are_encoded_once() -> N
         made.append(pairs)
         return dict(pairs)
 
-    def put(variable: contextvars.ContextVar[Any], value: Any) -> None:
-        variable.set(value)
-        seen.append(PUBLISHED.get())
+    def show(form: Any) -> None:
+        PUBLISHED.set(form)
+        seen.append(form)
 
     mark = labels(route="/")
     with labels(early="yes"):
-        OUTLET.open(make, put)
+        OUTLET.open(make, show)
         try:
             assert seen == [{b"early": b"yes"}]
             with mark:
