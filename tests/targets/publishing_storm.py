@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import faulthandler
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from splunk_profiler import _context as native
 
 _SWITCHING, _TOGGLING, _CHILDREN = 8, 8, 10
 _CHILD_S = 60
+_STUCK_S = 220
 
 
 def turn(worker: int, sequence: int) -> None:
@@ -127,6 +129,7 @@ class Storm:
 
 
 def main(rounds: int) -> None:
+    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
     sys.setswitchinterval(1e-4)  # a start is many steps, each of which waits for its turn
     set_provider()
     assert splunk_profiler.start()
