@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from derived_ids import KEY_BITS, Piece
@@ -62,8 +63,8 @@ def test_neighbouring_pieces_differ_in_every_byte_of_their_ids() -> None:
 @pytest.mark.parametrize("field", ["trace_id", "span_id", "transaction_id", "trace_flags", "valid", "minor_version"])
 def test_a_record_with_one_field_of_another_span_is_found(field: str) -> None:
     assert not not_whole(reading(record(PIECE), labels(PIECE)))
-    value = getattr(record(OTHER), field) if field not in ("valid", "minor_version") else 0
-    assert not_whole(reading(replace(record(PIECE), **{field: value}), labels(PIECE)))
+    change: dict[str, Any] = {field: getattr(record(OTHER), field) if field not in ("valid", "minor_version") else 0}
+    assert not_whole(reading(replace(record(PIECE), **change), labels(PIECE)))
 
 
 @pytest.mark.parametrize("key", ["trace_id", "span_id", "local_root_span_id", "route"])
