@@ -1,8 +1,8 @@
 """Judges what a thread of a target shows by what the thread itself says it is at, both read in the same stop.
 
 `Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, whose layout is said
-there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is under
-way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
+there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is
+under way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
 """
 
 from __future__ import annotations
@@ -25,12 +25,22 @@ class Wrong(Exception):  # noqa: N818  # a finding, not an error
     """What is shown is wrong."""
 
 
+def not_whole(reading: ThreadReading) -> str:
+    """What is wrong with a reading of which nothing is known but that it must be of one piece of work; or nothing."""
+    try:
+        _of_record(reading.correlation)
+        _of_labels(reading)
+    except Wrong as finding:
+        return f"{finding}: {reading.correlation} {reading.labels} of {reading.name}"
+    return f"{reading.problems}" if reading.problems else ""
+
+
 class Judge:
     """Counts readings, and keeps what was wrong.
 
     Attributes:
-        seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; of others
-            as "unknown".
+        seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; and of
+            those that are "resting" and of others, "unknown".
         wrong: a line for each reading that is not what it should be.
         tids: the threads that say what they are at, and where in the table they do.
     """
@@ -42,8 +52,8 @@ class Judge:
 
     @property
     def judged(self) -> int:
-        """Readings of threads that say what they are at."""
-        return self.seen.total() - self.seen["unknown"]
+        """Readings of threads that say that they are at work."""
+        return self.seen.total() - self.seen["unknown"] - self.seen["resting"]
 
     def places(self, table: int) -> dict[int, int]:
         """Where each thread says what it is at, for a table at this address."""
@@ -67,7 +77,7 @@ class Judge:
                 if record or labels:
                     raise Wrong("a span is shown where none is current")
             elif word & _MOVING:
-                self.seen["moving"] += 1
+                self.seen["resting" if word & _OUTSIDE else "moving"] += 1
                 known = {key for key in (*held, Piece.of_key(word & (_MOVING - 1)).root.key) if key}
                 if any(piece is not None and piece.root.key not in known for piece in (record, labels)):
                     raise Wrong("a span is shown that nobody has open")

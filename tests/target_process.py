@@ -32,7 +32,11 @@ _OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without the settings of profilers, SDKs and Python, but with its path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    path = [str(TESTS / "targets"), str(TESTS), *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+    path = [
+        str(TESTS / "targets"),
+        str(TESTS),
+        *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
+    ]
     env |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     return {**env, **(more or {})}
 
@@ -86,6 +90,11 @@ class Target:
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    @property
     def output(self) -> str:
         """All it has said so far, on both of its outputs."""
         with self._said:
@@ -118,6 +127,11 @@ class Target:
     def json(self, start: str, timeout_s: float = 60) -> Any:
         """The value that the first line that starts so goes on with."""
         return json.loads(self.line(start, timeout_s))
+
+    def has_said(self, start: str) -> bool:
+        """Whether a line starts so by now."""
+        with self._said:
+            return any(line.startswith(start) for line in self._lines)
 
     def either(self, start: str, end: str, after: int) -> str:
         """`start` once more than `after` lines start so, or `end` as soon as a line is that."""

@@ -1,4 +1,4 @@
-"""What a host profiler reads in the circumstances that decide whether it can: how libraries came, threads, forks, servers."""
+"""What a host profiler reads where circumstances decide whether it can: late libraries, threads, forks, servers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from derived_ids import Piece
+from host_reading import not_whole
 from publishing_target import SERVICE, publishing_target, socket_folder
 from publishing_target import publishing as settings
 from target_process import TESTS, Target
@@ -103,7 +105,15 @@ def test_where_libraries_have_used_up_the_static_memory_the_log_and_the_inspecto
     eaters = []
     for size, count in ((64, 64), (8, 9)):  # what the large ones leave is for the small ones
         eater = tmp_path / f"eater-of-{size}.so"
-        command = ["gcc", f"-DBYTES={size}", "-shared", "-fPIC", "-o", eater, TESTS / "targets" / "tls_eater.c"]
+        command = [
+            "gcc",
+            f"-DBYTES={size}",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(eater),
+            str(TESTS / "targets" / "tls_eater.c"),
+        ]
         subprocess.run(command, check=True)
         eaters += [shutil.copy(eater, tmp_path / f"eater-of-{size}-{number}.so") for number in range(count)]
     with publishing_target("published_processes.py", "eaten", *map(str, eaters)) as target:
@@ -122,16 +132,22 @@ def test_where_libraries_have_used_up_the_static_memory_the_log_and_the_inspecto
 
 
 @pytest.mark.skipif(not _GLIBC, reason="another C library has no surplus of static TLS")
-def test_the_remedy_that_the_log_names_helps(tmp_path: Path) -> None:
-    remedy = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=4096"}
-    with publishing_target("published_processes.py", "threads", **remedy) as target:
+@pytest.mark.parametrize("room", [0, 4096])
+def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
+    tunables = {"GLIBC_TUNABLES": f"glibc.rtld.optional_static_tls={room}"}
+    with publishing_target("published_processes.py", "threads", **tunables) as target:
         for expected in _moments(target):
-            _assert_seen(_read(expected[0]["pid"]), expected)
+            report = _read(expected[0]["pid"])
+            if room:
+                _assert_seen(report, expected)
+            else:
+                assert _spans(report) == {}
         assert target.finish() == 0
+        assert ("host profilers cannot read" in target.output) == (room == 0)
 
 
 def test_a_forked_child_is_read_as_a_process_of_its_own_and_so_is_its_child() -> None:
-    sockets = {}
+    sockets: dict[int, set[str]] = {}
     with publishing_target("published_processes.py", "forks") as target:
         for expected in _moments(target):
             report = _read(expected[0]["pid"])
@@ -160,6 +176,27 @@ def test_a_child_leads_to_its_parents_storage_until_it_leads_to_its_own_and_neve
     assert parents_socket == inherited != own
 
 
+def test_what_is_read_is_whole_while_threads_start_and_stop_publishing_and_fork() -> None:
+    readings = 0
+    with publishing_target("publishing_storm.py", "20") as target:
+        target.line("ready")
+        with Reader(target.pid) as reader:
+            while target.runs and not target.has_said("done"):
+                report = reader.read()
+                assert report.storage is None or report.storage.service_name == SERVICE
+                for reading in report.threads:
+                    readings += reading.stopped
+                    assert not not_whole(reading)
+            last = reader.read()
+        assert last.storage is not None
+        assert last.socket_accepted
+        assert list(_spans(last).values()) == [f"{Piece(1, 0).span_id:016x}"]
+        target.tell("on")
+        assert target.finish() == 0
+        assert "rror" not in target.output, target.output
+    assert readings > 0
+
+
 @pytest.mark.skipif(find_spec("gunicorn") is None, reason="gunicorn is not there for this interpreter")
 @pytest.mark.parametrize("preload", [False, True], ids=["plain", "preload"])
 def test_each_gunicorn_worker_is_read_as_a_process_of_its_own(preload: bool) -> None:
@@ -171,7 +208,7 @@ def test_each_gunicorn_worker_is_read_as_a_process_of_its_own(preload: bool) -> 
         with ExitStack() as requests:
             # A worker serves one request at a time: the second one stands in the other worker.
             for _ in range(2):
-                response = requests.enter_context(urlopen(url, timeout=60))  # noqa: S310  # of our own server
+                response = requests.enter_context(urlopen(url, timeout=60))  # of our own server
                 standing = json.loads(response.readline())
                 requests.callback(response.read)
                 requests.callback(Path(standing["pipe"]).write_text, "on")

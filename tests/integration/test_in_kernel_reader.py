@@ -1,7 +1,7 @@
-"""A host profiler in the kernel: a BPF program that interrupts the threads of a process and follows the pointers itself.
+"""A host profiler in the kernel: a BPF program interrupts the threads of a process and follows the pointers itself.
 
-Nothing of the inspector takes part in it but the offset of the thread-local pointer. Needs ``bpftrace``, root, and a kernel
-that lets BPF programs run.
+Nothing of the inspector takes part in it but the offset of the thread-local pointer. Needs ``bpftrace``, root, and a
+kernel that lets BPF programs run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _in_kernel() -> None:
         pytest.skip("bpftrace needs root")
     if platform.machine() != "x86_64":
         pytest.skip("the program knows where x86-64 keeps the thread pointer")
-    program = 'BEGIN { printf("pid %d\\n", pid); } profile:hz:99 { printf("runs %llx\\n", curtask->thread.fsbase); exit(); }'
+    program = (
+        'BEGIN { printf("pid %d\\n", pid); } profile:hz:99 { printf("runs %llx\\n", curtask->thread.fsbase); exit(); }'
+    )
     tried = subprocess.run(
         ["bpftrace", "-e", program], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
     )

@@ -1,8 +1,8 @@
 """Contexts that stand still while a test looks at them: ``held_contexts.py SCENE``.
 
-Each moment is a line ``at {…}`` with what a host profiler has to see of a thread, by OpenTelemetry's own account; the thread
-goes on when a line arrives on standard input. Ends with a line ``end``. Publishing is started by each scene, with the
-settings of the environment.
+Each moment is a line ``at {…}`` with what a host profiler has to see of a thread, by OpenTelemetry's own account; the
+thread goes on when a line arrives on standard input. Ends with a line ``end``. Publishing is started by each scene,
+with the settings of the environment.
 """
 
 from __future__ import annotations
@@ -274,9 +274,9 @@ def limits() -> None:
     set_provider()
     start()
     with labels(**{"k" * 30: "v" * 60, "ключ-длиннее-предела": "значение-которое-длиннее-пятидесяти-трёх"}):
-        at("cut", **{"k" * 25: "v" * 53, "ключ-длиннее-": "значение-которое-длиннее-пят"})
+        at("cut", None, **{"k" * 25: "v" * 53, "ключ-длиннее-": "значение-которое-длиннее-пят"})
     with labels(**{"nul": "before\0after", "x" * 25 + "1": "first", "x" * 25 + "2": "second"}):
-        at("cut at a NUL; of two that become the same the last counts", nul="before", **{"x" * 25: "second"})
+        at("cut at a NUL; of two that become the same the last counts", None, nul="before", **{"x" * 25: "second"})
     with labels(**{f"label{number}": str(number) for number in range(9)}), span("root") as root:
         at("as many as there is room for", root, **{f"label{number}": str(number) for number in range(7)})
     with labels(trace_id="mine", empty="", span_id="mine", local_root_span_id="mine"):

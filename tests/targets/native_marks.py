@@ -7,6 +7,7 @@ One table of 64-bit words that a test reads while it has a thread stopped (`host
                    the key of a piece       that span is current until the next word is written
                    OUTSIDE                  no span is current until then
                    MOVING | key             it is leaving that piece (or nothing, 0) and may show any piece that is held
+                   RESTING | key            the same, but most likely it has long arrived and waits for work
     WORKERS words  the pieces that are held: for each worker, the key of the local root that it has open, or 0
 
 Words are written before a switch begins and after it has ended, so that a thread that is stopped anywhere in between is
@@ -23,6 +24,7 @@ from derived_ids import KEY_BITS, Piece
 
 SLOTS, WORKERS = 64, 448
 MOVING, OUTSIDE = 1 << KEY_BITS, 1 << KEY_BITS + 1
+RESTING = MOVING | OUTSIDE
 
 _slots = allocate_lock()
 _words = (ctypes.c_uint64 * (2 * SLOTS + WORKERS))()
@@ -47,6 +49,10 @@ class Slot:
     def moving(self) -> None:
         """A switch of context begins."""
         _words[self._at] = MOVING | (_words[self._at] & (MOVING - 1))
+
+    def resting(self) -> None:
+        """A switch begins, and after it there is nothing to do until the next word."""
+        _words[self._at] = RESTING | (_words[self._at] & (MOVING - 1))
 
     def inside(self, piece: Piece) -> None:
         """A switch is over: this span is current."""

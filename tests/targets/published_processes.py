@@ -80,7 +80,7 @@ class Early:
         self._thread.join()
 
 
-def start(name: str = "") -> None:
+def start() -> None:
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
 
@@ -106,7 +106,7 @@ def idents() -> None:
     for _ in range(20):
         for spans in (1, 0):
             thread = Beside("with a span" if spans else "without", spans)
-            ident = thread._thread.ident  # noqa: SLF001
+            ident = thread._thread.ident
             assert ident is not None
             reused += ident in known
             known.add(ident)

@@ -1,8 +1,8 @@
-"""Spans that are switched as fast as it goes, in every way in which Python switches contexts: ``span_switching.py SCENARIO``.
+"""Spans that are switched as fast as it goes, in all the ways in which contexts switch: ``span_switching.py SCENARIO``.
 
 Prints ``ready`` and where the truth is (`native_marks.py`) once the load runs, ends it when a line arrives on standard
-input, and then prints what the publisher has counted. Audits all threads about a thousand times a second meanwhile: what
-they repair, no hook has seen. Publishing is started before the load, by the environment.
+input, and then prints what the publisher has counted. Meanwhile all threads are audited about a thousand times a
+second: what an audit repairs, no hook has seen. Publishing is started before the load, by the environment.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import contextvars
 import sys
 import threading
 from _thread import allocate_lock, start_new_thread  # the real ones, also where gevent replaces them
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from derived_ids import Piece
+from derived_spans import begin, set_provider
 from marked_work import UntilTold, say
 from native_marks import Here, address, hold, let_go
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current  # imported before the profiler starts
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 import splunk_profiler
 from splunk_profiler import _context as native
@@ -34,36 +32,9 @@ _AUDIT_EVERY_S = 0.001
 _HERE = Here()
 
 
-class Ids(IdGenerator):
-    """Gives the next span of the calling thread the ids of a piece of work."""
-
-    def __init__(self) -> None:
-        self.next: dict[int, Piece] = {}
-
-    def generate_span_id(self) -> int:
-        return self.next[_HERE.slot.place].span_id
-
-    def generate_trace_id(self) -> int:
-        return self.next[_HERE.slot.place].trace_id
-
-
-class SomeTraces(Sampler):
-    """Samples as the pieces of work say."""
-
-    def should_sample(self, _parent: Any, trace_id: int, *_rest: Any, **_more: Any) -> SamplingResult:
-        sampled = Piece.of_trace_id(trace_id).sampled
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if sampled else Decision.DROP)
-
-    def get_description(self) -> str:
-        return "SomeTraces"
-
-
-IDS = Ids()
-
-
 def spin() -> None:
-    """Computes for a few microseconds."""
-    for _ in range(100):
+    """Computes for some microseconds, about as long as a switch takes."""
+    for _ in range(500):
         pass
 
 
@@ -73,7 +44,6 @@ class Load:
     def __init__(self) -> None:
         self.until = UntilTold()
         self.facts: dict[str, Any] = {"audits": 0, "compared": 0, "traces": 0}
-        self._tracer = trace.get_tracer(__name__)  # of whichever provider there will be
 
     def turns(self) -> Iterator[int]:
         """Sequence numbers of a worker, until the test has seen enough."""
@@ -83,18 +53,13 @@ class Load:
             yield sequence
             sequence += 1
 
-    def begin(self, piece: Piece) -> trace.Span:
-        """A started span for this piece, not made current."""
-        IDS.next[_HERE.slot.place] = piece
-        return self._tracer.start_span("")
-
     @contextmanager
     def work(self, worker: int, sequence: int) -> Iterator[Piece]:
         """A trace that is current inside the block, beside a label; no span is current outside."""
         piece = Piece(worker, sequence)
         _HERE.slot.moving()
         hold(piece)
-        with trace.use_span(self.begin(piece), end_on_exit=True), splunk_profiler.labels(route=piece.route):
+        with trace.use_span(begin(piece), end_on_exit=True), splunk_profiler.labels(route=piece.route):
             _HERE.slot.inside(piece)
             yield piece
             _HERE.slot.moving()
@@ -106,7 +71,7 @@ class Load:
         """A child span of the piece that is current."""
         child = Piece(piece.worker, piece.sequence, piece.depth + 1)
         _HERE.slot.moving()
-        with trace.use_span(self.begin(child), end_on_exit=True):
+        with trace.use_span(begin(child), end_on_exit=True):
             _HERE.slot.inside(child)
             yield child
             _HERE.slot.moving()
@@ -184,7 +149,7 @@ def threads(load: Load) -> None:
 def generators(load: Load) -> None:
     """Generators that hold a span: it stays current for whoever drives them, until it is closed."""
 
-    def pieces(worker: int, sequence: int) -> Iterator[Piece]:
+    def pieces(worker: int, sequence: int) -> Generator[Piece, None, None]:
         with load.work(worker, sequence) as piece:
             spin()
             yield piece
@@ -215,7 +180,7 @@ def contexts(load: Load) -> None:
 
     def never_detaches(piece: Piece) -> None:
         _HERE.slot.moving()
-        attach(trace.set_span_in_context(load.begin(piece)))
+        attach(trace.set_span_in_context(begin(piece)))
         _HERE.slot.inside(piece)
         spin()
         _HERE.slot.moving()
@@ -262,17 +227,17 @@ def executors(load: Load) -> None:
 def _elsewhere(piece: Piece) -> None:
     """Runs in a thread of a pool, in a context with this span."""
     _HERE.slot.inside(piece)
-    spin()
-    token = attach(get_current())
-    spin()
-    detach(token)
-    _HERE.slot.moving()
+    for _ in range(10):
+        spin()
+        detach(attach(get_current()))
+    _HERE.slot.resting()
 
 
 def _elsewhere_outside() -> None:
     _HERE.slot.outside()
-    spin()
-    _HERE.slot.moving()
+    for _ in range(10):
+        spin()
+    _HERE.slot.resting()
 
 
 async def _let_others(piece: Piece | None) -> None:
@@ -425,7 +390,7 @@ def main(scenario: str) -> None:
         from gevent import monkey  # noqa: PLC0415  # only where this scenario runs
 
         monkey.patch_all()
-    trace.set_tracer_provider(TracerProvider(sampler=SomeTraces(), id_generator=IDS))
+    set_provider()
     assert splunk_profiler.start()
     load.run(_SCENARIOS[scenario])
 

@@ -1,6 +1,6 @@
 """A WSGI application whose requests stand still inside a span until the test has looked.
 
-Answers with a line of JSON (what has to be seen) and goes on once somebody has opened the pipe that it names for writing.
+Answers with a line of JSON (what has to be seen) and goes on once somebody has written to the pipe that it names.
 The profiler is started when the module is imported, in the master process or in a worker, as the server likes.
 """
 
