@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -98,6 +99,29 @@ def test_greenlets_of_every_thread_are_published() -> None:
     for thread in threads:
         thread.join()
     assert right == [True] * 8 * 4
+
+
+@pytest.mark.usefixtures("published")
+def test_a_context_that_greenlets_share_may_change_while_one_of_them_has_entered_another() -> None:
+    right: list[bool] = []
+
+    def driver() -> None:
+        here = greenlet.getcurrent()
+
+        def body() -> None:
+            Context().run(here.switch)
+            right.append(is_right())
+
+        other = child(body)
+        other.gr_context = here.gr_context
+        attach()
+        other.switch()
+        attach()
+        other.switch()
+        right.append(is_right())
+
+    copy_context().run(driver)
+    assert right == [True, True]
 
 
 def test_a_trace_function_that_was_there_sees_the_same_and_is_there_again_afterwards() -> None:

@@ -203,3 +203,49 @@ def test_what_is_not_right_is_refused_at_installation() -> None:
         with pytest.raises(TypeError):
             _context.install(*arguments)
     assert _context.audit() == (0, 0)
+
+
+def test_a_span_that_becomes_known_while_another_context_is_entered_is_shown_when_its_own_comes_back(
+    publishing: Publishing, memory: OwnMemory
+) -> None:
+    span = Span(TRACE, CHILD)
+    publishing.answer = lambda _span: "nothing yet"
+    token = publishing.attach(span)
+    assert memory.elastic() == NO_TRACE
+    identity = _context.Identity(TRACE, CHILD, ROOT, 1)
+    contextvars.Context().run(setattr, span, ATTRIBUTE, identity)
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, CHILD, ROOT)
+    _context.detach(token)
+
+
+def test_what_was_installed_anew_inside_of_a_context_decides_what_the_one_around_it_shows(
+    publishing: Publishing, memory: OwnMemory
+) -> None:
+    token = publishing.attach(Span(TRACE, ROOT))
+    anew = Publishing()
+
+    def body() -> None:
+        publishing.uninstall()
+        anew.install()
+        anew.attach(Span(TRACE, CHILD))
+        assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, CHILD, CHILD)
+
+    contextvars.Context().run(body)
+    assert memory.elastic() == NO_TRACE, "in the new variable it has no span"
+    anew.uninstall()
+    publishing.variable.reset(token)
+
+
+def test_labels_that_come_into_being_inside_of_a_context_are_gone_with_it(
+    publishing: Publishing, memory: OwnMemory
+) -> None:
+    token = publishing.attach(Span(TRACE, ROOT))
+
+    def body() -> None:
+        publishing.labels.set(_context.UserLabels(((b"tenant", b"one"),)))
+        _context.publish()
+        assert memory.labels() == [(b"tenant", b"one")]
+
+    contextvars.Context().run(body)
+    assert memory.labels() == trace_labels(TRACE, ROOT, ROOT)
+    _context.detach(token)
