@@ -60,8 +60,41 @@ static void post_notice(void)
     }
 }
 
+/* A thread without the GIL forks (uWSGI's master does): if one of our threads held it at that instant, it would stay held
+ * in the child for ever. So it is taken for the fork. Not by a thread that Python does not know, which will not need it, and
+ * not if its holder keeps it for long: that one may wait for something that this thread holds. */
+static _Thread_local bool took_gil;
+
+static void take_gil_for_fork(void)
+{
+    PyInterpreterState *interp = atomic_load(&process.interp);
+    if (interp == NULL || compat_holds_gil() || PyGILState_GetThisThreadState() == NULL || compat_is_finalizing()) {
+        return;
+    }
+    const struct _gil_runtime_state *gil = compat_gil(interp);
+    const struct timespec pause = {0, 100000};
+    unsigned long switches = compat_gil_switches(gil);
+    for (int looks = 0; compat_is_gil_locked(gil) && compat_gil_switches(gil) == switches; looks++) {
+        if (looks == 2000) {
+            return;
+        }
+        nanosleep(&pause, NULL);
+    }
+    (void)PyGILState_Ensure();
+    took_gil = true;
+}
+
+static void give_gil_back(void)
+{
+    if (took_gil) {
+        took_gil = false;
+        PyGILState_Release(PyGILState_UNLOCKED);
+    }
+}
+
 static void before_fork(void)
 {
+    take_gil_for_fork();
     /* With the GIL the interpreter cannot end under us, and the post might give the GIL up: not under our mutex. */
     bool holds_gil = compat_locks_detach();
     if (holds_gil) {
@@ -82,6 +115,7 @@ static void after_fork_in_parent(void)
         pthread_mutex_unlock(&c->mutex);
     }
     pthread_mutex_unlock(&process.mutex);
+    give_gil_back();
 }
 
 /* Only this thread exists. Mutexes are made anew: condition variables count waiters that are gone. */
@@ -102,6 +136,7 @@ static void after_fork_in_child(void)
     };
     compat_recover_gil(interp);
     atomic_store(&process.unnoticed, true);
+    give_gil_back();
 }
 
 int forks_prepare_process(void)

@@ -255,18 +255,40 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
 #endif
 }
 
+/* NULL: Python has ended. */
+static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return interp == NULL ? NULL : interp->ceval.gil;
+#else
+    return interp == NULL ? NULL : &_PyRuntime.ceval.gil;
+#endif
+}
+
+/* Whether any thread holds the GIL; a look without a lock. */
+static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return _Py_atomic_load_int_relaxed(&gil->locked) > 0;
+#else
+    return _Py_atomic_load_relaxed(&gil->locked) > 0;
+#endif
+}
+
+/* How often the GIL has gone from one thread to another; a look without a lock. */
+static inline unsigned long compat_gil_switches(const struct _gil_runtime_state *gil)
+{
+    return __atomic_load_n(&gil->switch_number, __ATOMIC_RELAXED);
+}
+
 /* In a forked child, before anything else runs: the GIL forgets the threads that did not come along. One that waited
  * for it (a ticker, often) left a request, which makes who gives the GIL up wait for a taker, and is still counted by
  * the condition variables, which wait for it too. CPython's own hook makes them anew just so, but C code that forks does
  * not always call it. Whether the GIL is held stays as it is. */
 static inline void compat_recover_gil(PyInterpreterState *interp)
 {
-#if PY_VERSION_HEX >= 0x030C0000
-    struct _gil_runtime_state *gil = interp == NULL ? NULL : interp->ceval.gil;
-#else
-    struct _gil_runtime_state *gil = &_PyRuntime.ceval.gil;
-#endif
-    if (interp == NULL || gil == NULL) { /* Python has ended */
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    if (gil == NULL) {
         return;
     }
     pthread_condattr_t attributes; /* CPython's clock for it wherever there is a monotonic one */
@@ -286,6 +308,20 @@ static inline void compat_recover_gil(PyInterpreterState *interp)
     }
 #else
     _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
+#endif
+}
+
+/* Whether the calling thread holds the GIL. Needs neither the GIL nor a thread state. */
+static inline bool compat_holds_gil(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked() != NULL;
+#elif PY_VERSION_HEX >= 0x030C0000
+    return _PyThreadState_UncheckedGet() != NULL;
+#else
+    /* One for the whole process. Another thread may end and free its own meanwhile, so only the address is compared. */
+    PyThreadState *running = _PyThreadState_UncheckedGet();
+    return running != NULL && (running == PyGILState_GetThisThreadState() || PyGILState_GetThisThreadState() == NULL);
 #endif
 }
 

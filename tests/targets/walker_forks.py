@@ -90,7 +90,11 @@ def main(how: str) -> None:
         for _ in range(FORKS):
             subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)
     else:
-        fork = ctypes.PyDLL(None).fork if how == "C code" else os.fork  # the former runs no Python hooks
+        forks = {
+            "C code": ctypes.PyDLL(None).fork,  # runs no Python hooks
+            "C code without the GIL": ctypes.CDLL(None).fork,  # which another thread holds meanwhile
+        }
+        fork = forks.get(how, os.fork)
 
         def once() -> None:
             child = fork()
