@@ -138,6 +138,7 @@ static void write_elastic(elastic_record *into, const span_bytes *span)
  * `valid` is for one who still holds the address from before. */
 static void write_half(half *into, const span_bytes *span, const labels_bytes *labels)
 {
+    into->span = into->labels = 0; /* a fork in the middle must not leave a child with a half that claims to be whole */
     *(volatile uint8_t *)&into->elastic.valid = 0;
     atomic_signal_fence(memory_order_seq_cst); /* no byte changes while `valid` is set */
     write_elastic(&into->elastic, span);

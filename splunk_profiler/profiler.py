@@ -246,7 +246,9 @@ class Profiler:
     def _make_publishing(self) -> Publishing | None:
         from splunk_profiler.publishing import make_publishing  # noqa: PLC0415  # loaded by a start that is switched on
 
-        return make_publishing(self.resolved, audited=self.resolved.config.enabled)
+        config = self.resolved.config
+        sampled_often = config.enabled and config.call_stack_interval_ms <= 1000
+        return make_publishing(self.resolved, audited=sampled_often)
 
     def _make_sampling(self, parents: Profiler | None) -> Sampling:
         from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted

@@ -41,6 +41,7 @@ class Inbox:
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._socket = _bound(directory)
+            self._inode = _inode(self._socket)
             self.path = str(self._socket.getsockname())
         except OSError as error:
             raise InboxError(f"{directory}: {error.strerror or error}") from None
@@ -57,9 +58,21 @@ class Inbox:
 
     def close(self) -> None:
         """Close the socket. Its file goes with it, in the process that made it: a child's copy leaves it alone."""
-        self._socket.close()
+        if _inode(self._socket) == self._inode:
+            self._socket.close()
+        else:  # the application has closed all descriptors, as daemons do; the number is somebody else's now
+            self._socket.detach()
         if self._pid == os.getpid():
             Path(self.path).unlink(missing_ok=True)
+
+
+def _inode(made: _socket.socket) -> tuple[int, int] | None:
+    """What the socket's descriptor stands for, or None if that is closed."""
+    try:
+        found = os.fstat(made.fileno())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _bound(directory: str) -> _socket.socket:

@@ -80,6 +80,8 @@ class Publisher:
         self._visible = False  # Elastic's library is loaded and leads to a storage
         self._correlates = wishes.correlation
         self._told: set[str] = set()
+        self._named = False  # by a provider: those that come later are not this service's
+        self._to_describe: Mapping[str, object] | None = None  # what came while somebody else held the lock
 
     def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
         """Publish from now on.
@@ -101,6 +103,7 @@ class Publisher:
         if processors is not None:
             self._providers.meet(processors)
         if attributes is not None:
+            self._named = processors is not None and service_of(attributes) is not None
             self._describe(attributes)
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
@@ -122,6 +125,7 @@ class Publisher:
 
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
+        self._catch_up()
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
@@ -135,6 +139,7 @@ class Publisher:
     def release(self) -> None:
         """Go on after `hold`, in the parent."""
         self._lock.release()
+        self._catch_up()
 
     def after_fork(self) -> None:
         """Go on in a forked child, with a socket and a storage of its own.
@@ -148,7 +153,7 @@ class Publisher:
         if parents is not None:
             parents.close()
         service, self._service = self._service, None
-        if service is not None and not self._show(service):
+        if service is None or not self._show(service):
             self._extension.withdraw_storage()  # it leads to the parent
 
     def _identify(self, span: Any) -> Any | None:
@@ -161,23 +166,31 @@ class Publisher:
         processors = getattr(span, "_span_processor", None)
         if processors is not None and self._providers.meet(processors):
             self._identities.expect_unknown_spans()
-            self._describe(getattr(getattr(span, "resource", None), "attributes", {}))
+            if not self._named:
+                attributes = getattr(getattr(span, "resource", None), "attributes", {})
+                self._named = service_of(attributes) is not None
+                self._describe(attributes)
 
     def _describe(self, attributes: Mapping[str, object]) -> None:
         """Make the process visible as the service of these attributes, if it is not yet."""
-        if not self._correlates or not self._lock.acquire(blocking=False):
-            return  # somebody is at it
-        try:
-            service = service_of(attributes)
-            if service is not None:
-                self._show(service)
-            elif self._service is None:
-                self._say_once(
-                    "host profilers are not told of this process, because its service has no name:"
-                    " set OTEL_SERVICE_NAME"
-                )
-        finally:
-            self._lock.release()
+        self._to_describe = attributes
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Never waits: whoever holds the lock does, before or after he gives it up, what came meanwhile."""
+        while self._to_describe is not None and self._correlates and self._lock.acquire(blocking=False):
+            try:
+                attributes, self._to_describe = self._to_describe, None
+                service = None if attributes is None else service_of(attributes)
+                if service is not None:
+                    self._show(service)
+                elif attributes is not None and self._service is None:
+                    self._say_once(
+                        "host profilers are not told of this process, because its service has no name:"
+                        " set OTEL_SERVICE_NAME"
+                    )
+            finally:
+                self._lock.release()
 
     def _show(self, service: Service) -> bool:
         """The order of publication; see the head of this file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import stat
 import threading
@@ -28,6 +29,7 @@ from own_memory import OwnMemory
 from published_process import ids_of, provider, publishing, shown, shown_labels, told
 
 from splunk_profiler import labels, spans
+from splunk_profiler.correlation.inbox import Inbox
 from splunk_profiler.runtime.otel import ContextShadow
 
 
@@ -69,6 +71,47 @@ def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_
         assert (before.name, after.name) == ("early", "late")
         assert before.socket == after.socket
         assert list(directory.iterdir()) == [after.socket]
+
+
+def test_a_provider_that_comes_later_does_not_rename_the_service(directory: Path) -> None:
+    with publishing(directory, {"service.name": "early"}):
+        for name in ("shop", "a library's own", "early"):
+            with provider(name).get_tracer("t").start_as_current_span("one"):
+                seen = told()
+            assert seen is not None
+            assert seen.name == "shop"
+
+
+def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after_the_fork(directory: Path) -> None:
+    tracer = provider("shop").get_tracer("t")
+
+    def first_span() -> None:
+        with tracer.start_as_current_span("first"):
+            pass
+
+    with publishing(directory) as life:
+        life.hold(60)
+        thread = threading.Thread(target=first_span)
+        thread.start()
+        thread.join()
+        meanwhile = told()
+        life.release()
+        after = told()
+        assert meanwhile is None
+        assert after is not None
+        assert after.name == "shop"
+
+
+def test_a_descriptor_that_is_the_applications_by_now_is_left_open(directory: Path) -> None:
+    inbox = Inbox(str(directory))
+    with (directory / "log").open("w") as file:
+        number = inbox.fileno()
+        os.dup2(file.fileno(), number)  # as after a daemon has closed all that it inherited
+        inbox.close()
+        os.write(number, b"still here")
+        os.close(number)
+        assert (directory / "log").read_text() == "still here"
+    assert [path.name for path in directory.iterdir()] == ["log"]
 
 
 def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
