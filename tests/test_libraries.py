@@ -10,6 +10,8 @@ import hashlib
 import io
 import platform
 import re
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from splunk_profiler.correlation.libraries import elastic_library, labels_librar
 
 R_X86_64_TLSDESC, R_AARCH64_TLSDESC = 36, 1031
 TLSDESC = {"x86_64": R_X86_64_TLSDESC, "aarch64": R_AARCH64_TLSDESC}[platform.machine()]
+ROOT = Path(__file__).resolve().parent.parent
+CROSS_COMPILER = "aarch64-linux-gnu-gcc"
 ELASTIC_NAME = f"elastic-jvmti-linux-{platform.machine()}.so"
 LABELS_NAME = "libcustomlabels.so"
 
@@ -85,14 +89,14 @@ def _defined(elf: ELFFile) -> dict[str, Any]:
     return {symbol.name: symbol for symbol in table.iter_symbols() if symbol.name and symbol["st_shndx"] != "SHN_UNDEF"}
 
 
-def _relocated_by_descriptor(elf: ELFFile) -> Iterator[str]:
+def _relocated_by_descriptor(elf: ELFFile, kind: int = TLSDESC) -> Iterator[str]:
     """Names of the symbols that a section of relocations addresses by a TLS descriptor."""
     for section in elf.iter_sections():
         if isinstance(section, RelocationSection):
             symbols = elf.get_section(section["sh_link"])
             assert isinstance(symbols, SymbolTableSection)
             for relocation in section.iter_relocations():
-                if relocation["r_info_type"] == TLSDESC:
+                if relocation["r_info_type"] == kind:
                     yield symbols.get_symbol(relocation["r_info_sym"]).name
 
 
@@ -165,3 +169,25 @@ def test_the_extensions_export_their_initialisers_and_nothing_else(files: dict[s
     for file, content in files.items():
         if file not in (ELASTIC_NAME, LABELS_NAME):
             assert list(_defined(_elf(content))) == [f"PyInit_{file.partition('.')[0]}"]
+
+
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"{CROSS_COMPILER} is not there")
+@pytest.mark.parametrize(
+    ("source", "exports", "library"), [("correlation", "elastic", ELASTIC), ("custom_labels", "custom_labels", LABELS)]
+)
+def test_for_aarch64_the_same_objects_are_addressed_by_its_own_descriptors(
+    source: str, exports: str, library: Published, tmp_path: Path
+) -> None:
+    made = tmp_path / "library.so"
+    native = ROOT / "native"
+    options = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=global-dynamic", "-mtls-dialect=desc"]
+    link = ["-shared", "-nostdlib", f"-Wl,--version-script={native}/exports/{exports}.map", "-Wl,-z,relro,-z,now"]
+    subprocess.run([CROSS_COMPILER, *options, *link, "-o", made, native / f"{source}.c"], check=True)
+    elf = _elf(made.read_bytes())
+    defined = _defined(elf)
+    assert elf["e_machine"] == "EM_AARCH64"
+    assert list(_relocated_by_descriptor(elf, R_AARCH64_TLSDESC)) == [library.thread_local]
+    assert {name: (defined[name]["st_info"]["type"], defined[name]["st_size"]) for name in library.objects} == (
+        library.objects
+    )
+    assert set(defined) == {*library.objects, library.accessor}
