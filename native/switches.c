@@ -138,8 +138,24 @@ void switches_forget(void)
     }
 }
 
-PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *context)
+/* The argument of a function that has one, called by position or by name. Borrowed. */
+static PyObject *only_argument(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *function,
+                               const char *name)
 {
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    if (count + named == 1
+        && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) == 0)) {
+        return args[0];
+    }
+    return PyErr_Format(PyExc_TypeError, "%s() takes exactly one argument, %s", function, name);
+}
+
+PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *context = only_argument(args, count, names, "attach", "context");
+    if (context == NULL) {
+        return NULL;
+    }
     if (installed.variable == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;
@@ -151,8 +167,12 @@ PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *context)
     return token;
 }
 
-PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *token)
+PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
+    PyObject *token = only_argument(args, count, names, "detach", "token");
+    if (token == NULL) {
+        return NULL;
+    }
     if (installed.variable == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;

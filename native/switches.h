@@ -39,10 +39,10 @@ void switches_thread_seen(void);
  * an exception. */
 int switches_trace_greenlets(void);
 
-/* METH_O replacements for attach and detach of OpenTelemetry's runtime context: ContextVar.set and ContextVar.reset, each
- * followed by the callback. Without hooks installed they set and reset alone. */
-PyObject *switches_attach(PyObject *self, PyObject *context); /* returns the Token, new */
-PyObject *switches_detach(PyObject *self, PyObject *token);   /* returns None */
+/* METH_FASTCALL | METH_KEYWORDS replacements for attach(context) and detach(token) of OpenTelemetry's runtime context:
+ * ContextVar.set and ContextVar.reset, each followed by the callback. Without hooks installed they set and reset alone. */
+PyObject *switches_attach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* the Token, new */
+PyObject *switches_detach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* None */
 
 #pragma GCC visibility pop
 

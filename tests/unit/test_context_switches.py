@@ -58,6 +58,20 @@ def test_attach_and_detach_publish_what_they_set() -> None:
     assert is_right()
 
 
+@pytest.mark.usefixtures("published")
+def test_attach_and_detach_take_their_argument_by_name_as_those_of_the_runtime_context_do() -> None:
+    before, context = current.get(), entered()
+    token = native.attach(context=context)
+    assert current.get() is context
+    native.detach(token=token)
+    assert current.get() is before
+    for wrong in (dict[str, Any](), {"other": context}, {"context": context, "token": token}):
+        with pytest.raises(TypeError, match="exactly one argument"):
+            native.attach(**wrong)
+        with pytest.raises(TypeError, match="exactly one argument"):
+            native.detach(**wrong)
+
+
 def noticed_in(body: Callable[[], object]) -> int:
     """How many switches were noticed while it ran."""
     before = noticed()
