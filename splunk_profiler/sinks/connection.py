@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ _OPTIONS = (
     # A channel made anew must not be given the stuck connection that it is to replace.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+@cache
+def _keep_grpc_running() -> grpc.Channel:
+    """A channel that is never used, so that closing another one is never closing the last.
+
+    gRPC then ends itself on a thread of its own, and a child that is forked meanwhile waits for that thread when it opens
+    its first channel: for ever, and with the GIL.
+    """
+    return grpc.insecure_channel("ipv4:127.0.0.1:9")  # connects when it is called, which nobody does
 
 
 class Connection:
@@ -120,6 +131,7 @@ class Connections:
             own.channel.close()
 
     def _open(self) -> grpc.Channel:
+        _keep_grpc_running()
         if self._credentials is None:
             return grpc.insecure_channel(self._endpoint.target, options=_OPTIONS)
         return grpc.secure_channel(self._endpoint.target, self._credentials, options=_OPTIONS)
