@@ -86,7 +86,9 @@ class Exporting:
         finally:
             self._process.kill()
             self._process.wait()
-            self._reader.join()
+            self._reader.join(60)  # a child it forked holds its output until it ends as well
+            if self._reader.is_alive():
+                raise AssertionError(f"a child of process {self._process.pid} did not end")
             assert self._process.stdout is not None
             self._process.stdout.close()
 

@@ -43,8 +43,8 @@ _OPTIONS = (
 def _keep_grpc_running() -> grpc.Channel:
     """A channel that is never used, so that closing another one is never closing the last.
 
-    gRPC then ends itself on a thread of its own, and a child that is forked meanwhile waits for that thread when it opens
-    its first channel: for ever, and with the GIL.
+    gRPC then ends itself on a thread of its own, and a child that is forked meanwhile waits for that thread when it
+    opens its first channel: for ever, and with the GIL.
     """
     return grpc.insecure_channel("ipv4:127.0.0.1:9")  # connects when it is called, which nobody does
 
