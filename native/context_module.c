@@ -2,6 +2,7 @@
  *
  * The contract is splunk_profiler/_context.pyi.
  */
+#include "mailbox.h"
 #include "publisher.h"
 #include "switches.h"
 
@@ -12,6 +13,7 @@ typedef struct {
     PyTypeObject *user_labels; /* owned */
     PyTypeObject *library;     /* owned */
     PyTypeObject *counters;    /* owned */
+    PyTypeObject *mailbox;     /* owned */
 } module_state;
 
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -188,7 +190,11 @@ static int module_exec(PyObject *module)
         return -1;
     }
     state->counters = add_named_tuple(module, "Counters", "published unchanged repaired threads failed");
-    return state->counters == NULL ? -1 : 0;
+    if (state->counters == NULL) {
+        return -1;
+    }
+    state->mailbox = add_type(module, &mailbox_spec);
+    return state->mailbox == NULL ? -1 : 0;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -198,6 +204,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->user_labels);
     Py_VISIT(state->library);
     Py_VISIT(state->counters);
+    Py_VISIT(state->mailbox);
     return 0;
 }
 
@@ -208,6 +215,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->user_labels);
     Py_CLEAR(state->library);
     Py_CLEAR(state->counters);
+    Py_CLEAR(state->mailbox);
     return 0;
 }
 

@@ -53,6 +53,34 @@ class Counters(NamedTuple):
     threads: int  # that have memory of their own now
     failed: int  # exceptions that were swallowed, memory that was not to be had
 
+@final
+class Mailbox:
+    """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
+
+    Memory is bounded: while 64 KiB of messages wait for `take`, nothing is read. In a child of `fork` it does nothing.
+
+    Args:
+        descriptor: of the socket; stays the caller's.
+
+    Raises:
+        OSError: the descriptor is not open.
+    """
+
+    def __init__(self, descriptor: int) -> None: ...
+    def run(self) -> bool:
+        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that."""
+    def take(self, timeout_s: float, /) -> list[bytes]:
+        """The messages of up to 1024 bytes that have arrived since the last time, in their order.
+
+        Waits up to `timeout_s` seconds (an hour at most) for one, for `wake` or for `stop`.
+        """
+    def wake(self) -> None:
+        """Have `take` return, this time or next time."""
+    def stop(self) -> None:
+        """End `run` and `take`, and take no more messages: senders are told."""
+    def counts(self) -> tuple[int, int]:
+        """(messages received, messages too long and discarded)."""
+
 def install(
     variable: ContextVar[Any],
     span_key: str,

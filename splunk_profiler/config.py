@@ -196,6 +196,12 @@ SETTINGS: tuple[Setting, ...] = (
         "directory of the socket that host profilers send to",
     ),
     Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE",
+        "correlation_buffer_size",
+        _integer(1, 1_000_000),
+        "how many ended transactions may wait for what host profilers say of them",
+    ),
+    Setting(
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
         "custom_labels",
         _three_way,
@@ -241,6 +247,8 @@ class Config:
             ``auto`` (as `enabled`).
         socket_directory: where the socket for host profilers is made, an absolute path; None is the system's
             directory for temporary files.
+        correlation_buffer_size: how many ended transactions may wait for what host profilers say of them, 1 to
+            1,000,000.
         custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
         memory_enabled: known, not built yet.
         snapshot_enabled: known, not built yet.
@@ -262,6 +270,7 @@ class Config:
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
+    correlation_buffer_size: int = 8096
     custom_labels: str = "auto"
     memory_enabled: bool = False
     snapshot_enabled: bool = False

@@ -30,11 +30,15 @@ class Guard:
         try:
             yield
         except Exception as error:
-            kind = type(error).__name__
-            self.failures[kind] += 1
-            if self.failures[kind] == 1:
-                logger.warning(
-                    "an error in %s was caught and the profiler goes on; others like it are counted, not logged",
-                    self._place,
-                    exc_info=True,
-                )
+            self.note(error)
+
+    def note(self, error: Exception) -> None:
+        """As `watching`, for an exception that was caught where a block would cost too much."""
+        kind = type(error).__name__
+        self.failures[kind] += 1
+        if self.failures[kind] == 1:
+            logger.warning(
+                "an error in %s was caught and the profiler goes on; others like it are counted, not logged",
+                self._place,
+                exc_info=error,
+            )

@@ -10,6 +10,7 @@ import _thread
 import atexit
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _EXIT_S = 1.5  # what stopping takes at most on top of it (joins, a cancelled export) stays below half a second
 _FORK_WAIT_S = 0.5
+_SHARE_OF_PUBLISHING = 0.25  # of the time that stopping may take; what it does not need is the sampling's
 
 
 class ProcessProfiler:
@@ -213,11 +215,12 @@ class Profiler:
 
     def stop(self, timeout_s: float) -> None:
         """Stop all of it, sending what is there; returns within about `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
         self._watch_forks(None)
-        if self._sampling is not None:
-            self._sampling.stop(timeout_s)
         if self._publishing is not None:
-            self._publishing.stop()
+            self._publishing.stop(timeout_s * _SHARE_OF_PUBLISHING)
+        if self._sampling is not None:
+            self._sampling.stop(max(until - time.monotonic(), timeout_s * (1 - _SHARE_OF_PUBLISHING)))
 
     def hold(self, timeout_s: float) -> None:
         """Let nothing be under way that must not be forked; waits at most about `timeout_s` seconds for it."""
@@ -256,7 +259,8 @@ class Profiler:
         publishing = self._publishing
         audit = publishing.audit if publishing is not None else _nothing
         before = None if parents is None else parents._sampling
-        return Sampling(self.resolved, self._in_child, audit, parents=before)
+        resource = publishing.resource if publishing is not None else _unchanged
+        return Sampling(self.resolved, self._in_child, audit, resource, parents=before)
 
     def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
         if self._sampling is not None and not self._sampling.is_native:
@@ -266,6 +270,11 @@ class Profiler:
         except ImportError:
             return
         _walker.watch_forks(in_child)
+
+
+def _unchanged(resource: Any) -> Any:
+    """No host profiler says anything that the resource does not."""
+    return resource
 
 
 def _nothing() -> None:

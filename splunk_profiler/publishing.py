@@ -11,6 +11,7 @@ from typing import Any
 
 from splunk_profiler import config as settings
 from splunk_profiler import spans
+from splunk_profiler.correlation.correlator import Correlator, Feedback
 from splunk_profiler.correlation.publisher import Publisher, Source, Wishes
 from splunk_profiler.correlation.storage import service_of
 from splunk_profiler.guard import Guard, logger
@@ -41,8 +42,10 @@ class Publishing:
             config.socket_directory,
             "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
         )
+        feedback = Feedback(at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size)
         self._extension = extension
-        self._publisher = Publisher(extension, wishes, source)
+        self._correlator = Correlator(feedback, extension.Mailbox, Decoration)
+        self._publisher = Publisher(extension, wishes, source, self._correlator)
         self._publishes_labels = config.publishes_labels
         self._described = resolved.described
         self._decoration: Decoration | None = None
@@ -71,14 +74,18 @@ class Publishing:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """Publish nothing any more."""
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Publish nothing any more, after what waits for host profilers has been exported or `timeout_s` is over."""
         if self._auditor is not None:
             self._auditor.stop(_JOIN_S)
         OUTLET.close()
         if self._decoration is not None:
             self._decoration.remove()
-        self._publisher.stop()
+        self._publisher.stop(timeout_s)
+
+    def resource(self, resource: Any) -> Any:
+        """See `Correlator.resource`."""
+        return self._correlator.resource(resource)
 
     def audit(self) -> None:
         """See `Publisher.audit`. Never raises."""

@@ -30,6 +30,7 @@ class Sampling:
         resolved: the settings.
         in_child: called in a forked child when no fork hook of Python's has run there.
         at_sample: called at every sample, on the worker's thread; must not raise.
+        completed: adds to a resource what is known of it from elsewhere.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
@@ -38,12 +39,14 @@ class Sampling:
         resolved: settings.Resolved,
         in_child: Callable[[], None],
         at_sample: Callable[[], None],
+        completed: Callable[[Any], Any],
         *,
         parents: Sampling | None,
     ) -> None:
         config = resolved.config
         self.resolved = resolved
         self._at_sample = at_sample
+        self._completed = completed
         self._forked = parents is not None
         self._choice = capture.choose_walker(config.walker)
         # A child goes on with its parent's: that knows what the thread that forked has attached.
@@ -149,9 +152,10 @@ class Sampling:
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
+        completed = self._completed
         return OtlpSink(
             self.resolved.endpoint,
-            current_resource,
+            lambda: completed(current_resource()),
             self.resolved.transport,
             spans.tracer_provider,
             share_connection=not self._forked,

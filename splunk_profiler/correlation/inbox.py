@@ -38,9 +38,10 @@ class Inbox:
     def __init__(self, directory: str) -> None:
         self._pid = os.getpid()
         self.path = ""
+        path = _new_path(directory)
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
-            self._socket = _bound(directory)
+            self._socket = _bound(path)
             self._inode = _inode(self._socket)
             self.path = str(self._socket.getsockname())
         except OSError as error:
@@ -75,11 +76,15 @@ def _inode(made: _socket.socket) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _bound(directory: str) -> _socket.socket:
+def _new_path(directory: str) -> str:
     path = f"{directory.rstrip('/')}/{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.sock"
     length = len(os.fsencode(path))
     if length > MOST_PATH_BYTES:
         raise InboxError(f"{path} has {length} bytes; host profilers reach sockets whose path has {MOST_PATH_BYTES}")
+    return path
+
+
+def _bound(path: str) -> _socket.socket:
     made = _datagram_socket()
     try:
         os.fchmod(made.fileno(), 0o600)  # the file gets the mode of the socket: nobody else may write, at no moment

@@ -10,10 +10,10 @@ pointer, in this order. Specification: Elastic universal profiling integration; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from splunk_profiler.correlation.identities import ATTRIBUTE, Identities
 from splunk_profiler.correlation.inbox import Inbox, InboxError
@@ -24,6 +24,7 @@ from splunk_profiler.guard import Guard, logger
 from splunk_profiler.threads import real_lock
 
 _WAIT_S = 1.0  # for another thread that is making the process visible
+_MOST_SOCKETS = 4  # in the place of ones that the application has closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,25 @@ class Source:
     labels: ContextVar[Any]
 
 
+class Listener(Protocol):
+    """Whoever is interested in what host profilers send."""
+
+    def describe(self, attributes: Mapping[str, object], /) -> None:
+        """The attributes of the service's resource."""
+
+    def meet(self, processors: Any, /) -> None:
+        """A provider's set of span processors has been found."""
+
+    def listen(self, descriptor: int, on_lost: Callable[[], None], /) -> None:
+        """There is a socket. `on_lost` is to be called when somebody else has closed it; OSError or RuntimeError."""
+
+    def stop(self, timeout_s: float, /) -> None:
+        """The socket is about to be closed."""
+
+    def after_fork(self) -> None:
+        """In a forked child: there is no socket any more, and no thread."""
+
+
 class Publisher:
     """One process's publishing; goes on in a forked child.
 
@@ -65,12 +85,14 @@ class Publisher:
         extension: ``splunk_profiler._context``.
         wishes: what is published.
         source: where it is found.
+        listener: is told of the socket.
     """
 
-    def __init__(self, extension: Any, wishes: Wishes, source: Source) -> None:
+    def __init__(self, extension: Any, wishes: Wishes, source: Source, listener: Listener) -> None:
         self._extension = extension
         self._wishes = wishes
         self._source = source
+        self._listener = listener
         self._lock = real_lock()
         self._guard = Guard("publishing to host profilers")
         self._identities = Identities(extension.Identity, extension.local_root_before)
@@ -79,6 +101,7 @@ class Publisher:
         self._service: Service | None = None
         self._visible = False  # Elastic's library is loaded and leads to a storage
         self._correlates = wishes.correlation
+        self._reopened = 0
         self._told: set[str] = set()
         self._named = False  # by a provider: those that come later are not this service's
         self._to_describe: Mapping[str, object] | None = None  # what came while somebody else held the lock
@@ -100,16 +123,21 @@ class Publisher:
         if self._wishes.labels:
             self._load_labels()
         processors = getattr(provider, "_active_span_processor", None)
-        if processors is not None:
-            self._providers.meet(processors)
+        if processors is not None and self._providers.meet(processors):
+            self._listener.meet(processors)
         if attributes is not None:
             self._named = processors is not None and service_of(attributes) is not None
             self._describe(attributes)
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
-    def stop(self) -> None:
-        """Publish nothing any more, and leave nothing that a reader could follow."""
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Publish nothing any more, and leave nothing that a reader could follow.
+
+        Args:
+            timeout_s: seconds that exporters are waited for, to be given what they have not been given yet.
+        """
+        self._listener.stop(timeout_s)
         held = self._lock.acquire(timeout=_WAIT_S)
         try:
             self._correlates = False
@@ -149,6 +177,7 @@ class Publisher:
         """
         self._lock = real_lock()
         self._extension.reset_after_fork()
+        self._listener.after_fork()
         parents, self._inbox = self._inbox, None
         if parents is not None:
             parents.close()
@@ -166,6 +195,7 @@ class Publisher:
         processors = getattr(span, "_span_processor", None)
         if processors is not None and self._providers.meet(processors):
             self._identities.expect_unknown_spans()
+            self._listener.meet(processors)
             if not self._named:
                 attributes = getattr(getattr(span, "resource", None), "attributes", {})
                 self._named = service_of(attributes) is not None
@@ -182,7 +212,8 @@ class Publisher:
             try:
                 attributes, self._to_describe = self._to_describe, None
                 service = None if attributes is None else service_of(attributes)
-                if service is not None:
+                if attributes is not None and service is not None:
+                    self._listener.describe(attributes)
                     self._show(service)
                 elif attributes is not None and self._service is None:
                     self._say_once(
@@ -198,7 +229,8 @@ class Publisher:
             return self._correlates
         try:
             if self._inbox is None:
-                self._inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
+                self._open_inbox()
+            assert self._inbox is not None
             storage = encode(service, self._inbox.address)
             if self._visible:
                 self._extension.replace_storage(storage)
@@ -207,13 +239,38 @@ class Publisher:
                 library = self._extension.load_elastic(str(path), storage)
                 self._visible = True
                 self._check_reach(path, library.tls, "which span each thread is in")
-        except (InboxError, OSError) as error:
+        except (InboxError, OSError, RuntimeError) as error:
             self._correlates = False
             setting = f"{self._wishes.socket_setting}: " if isinstance(error, InboxError) else ""
             self._say_once(f"host profilers are not told of this process: {setting}{error}")
             return False
         self._service = service
         return True
+
+    def _open_inbox(self) -> None:
+        inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
+        try:
+            self._listener.listen(inbox.fileno(), self._reopen)
+        except BaseException:
+            inbox.close()
+            raise
+        self._inbox = inbox
+
+    def _reopen(self) -> None:
+        """Called by the listener when the application has closed the socket, as daemons close all that is open."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            inbox, service = self._inbox, self._service
+            if inbox is None or service is None or self._reopened >= _MOST_SOCKETS:
+                return
+            self._reopened += 1
+            self._inbox = self._service = None
+            inbox.close()
+            if self._show(service):
+                logger.debug("the socket for host profilers had been closed and has been made anew")
+        finally:
+            self._lock.release()
 
     def _load_labels(self) -> None:
         path = labels_library()

@@ -77,6 +77,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE": ("100", 100),
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": ("True", "true"),
         "SPLUNK_PROFILER_MEMORY_ENABLED": ("true", True),
         "SPLUNK_SNAPSHOT_PROFILER_ENABLED": ("true", True),

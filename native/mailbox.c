@@ -1,0 +1,362 @@
+/* The type Mailbox: a thread that empties the socket of host profilers as fast as they fill it, without the GIL.
+ *
+ * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
+ * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
+ * to it. While the buffer is full nothing is read: senders then get EAGAIN, and neither memory nor CPU time is spent.
+ *
+ * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
+ */
+#include "mailbox.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LONGEST = 1024,          /* bytes; messages have 46 and 12 plus a host's name */
+    CAPACITY = 64 * 1024,    /* bytes of one of the two buffers */
+    LONGEST_WAIT_S = 3600,
+};
+
+typedef uint16_t length_prefix;
+
+typedef struct {
+    uint8_t *bytes; /* owned: messages, each after its length */
+    size_t used;
+} buffer;
+
+typedef struct {
+    PyObject_HEAD
+    int descriptor; /* of the Inbox, which outlives `run` */
+    dev_t device;   /* with `inode`: what the descriptor stood for at first */
+    ino_t inode;
+    pid_t pid;
+    bool has_lock;
+    pthread_mutex_t lock;   /* of what follows */
+    pthread_cond_t arrived; /* for `take`: messages, `wake` or the end */
+    pthread_cond_t emptied; /* for `run`: room, or the end */
+    buffer filling;
+    bool woken;
+    unsigned long long received, too_long;
+    atomic_bool stopping;
+} Mailbox;
+
+/* ---- the thread that reads; without the GIL ---- */
+
+typedef enum { MORE, EMPTY, FULL, BROKEN } outcome;
+
+static bool is_still_ours(const Mailbox *self)
+{
+    struct stat found;
+    return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
+}
+
+static outcome put(Mailbox *self, const uint8_t *message, size_t length)
+{
+    length_prefix prefix = (length_prefix)length;
+    outcome result = MORE;
+    pthread_mutex_lock(&self->lock);
+    self->received++;
+    if (length > LONGEST) {
+        self->too_long++;
+    }
+    else {
+        uint8_t *end = self->filling.bytes + self->filling.used;
+        memcpy(end, &prefix, sizeof(prefix));
+        memcpy(end + sizeof(prefix), message, length);
+        if (self->filling.used == 0) {
+            pthread_cond_signal(&self->arrived);
+        }
+        self->filling.used += sizeof(prefix) + length;
+    }
+    if (self->filling.used + sizeof(prefix) + LONGEST > CAPACITY) {
+        result = FULL;
+    }
+    pthread_mutex_unlock(&self->lock);
+    return result;
+}
+
+static outcome read_one(Mailbox *self)
+{
+    uint8_t message[LONGEST];
+    ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
+    if (length >= 0) {
+        return put(self, message, (size_t)length);
+    }
+    switch (errno) {
+    case EINTR:
+        return MORE;
+    case EAGAIN:
+        return EMPTY;
+    default:
+        return BROKEN;
+    }
+}
+
+static void wait_for_room(Mailbox *self)
+{
+    pthread_mutex_lock(&self->lock);
+    while (self->filling.used > 0 && !atomic_load(&self->stopping)) {
+        pthread_cond_wait(&self->emptied, &self->lock);
+    }
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* Until `stop`: true. False if the socket is not there any more. */
+static bool read_all(Mailbox *self)
+{
+    struct pollfd socket = {.fd = self->descriptor, .events = POLLIN};
+    while (!atomic_load(&self->stopping)) {
+        if (poll(&socket, 1, -1) < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            return false;
+        }
+        if (atomic_load(&self->stopping)) {
+            return true;
+        }
+        /* The application may close descriptors that are not its own, as daemons do; the number may be another's by now. */
+        if (!is_still_ours(self)) {
+            return false;
+        }
+        outcome last = MORE;
+        while (last == MORE) {
+            last = read_one(self);
+        }
+        if (last == FULL) {
+            wait_for_room(self);
+        }
+        else if (last == BROKEN || (socket.revents & (POLLHUP | POLLERR | POLLNVAL))) {
+            return atomic_load(&self->stopping);
+        }
+    }
+    return true;
+}
+
+static bool is_of_this_process(const Mailbox *self)
+{
+    return self->pid == getpid();
+}
+
+static PyObject *mailbox_run(Mailbox *self, PyObject *Py_UNUSED(unused))
+{
+    bool stopped = true;
+    if (is_of_this_process(self)) {
+        Py_BEGIN_ALLOW_THREADS
+        stopped = read_all(self);
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(stopped);
+}
+
+/* ---- everybody else ---- */
+
+static struct timespec after(double seconds)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    seconds = seconds < 0 ? 0 : seconds > LONGEST_WAIT_S ? LONGEST_WAIT_S : seconds;
+    at.tv_sec += (time_t)seconds;
+    at.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    if (at.tv_nsec >= 1000000000) {
+        at.tv_sec++;
+        at.tv_nsec -= 1000000000;
+    }
+    return at;
+}
+
+/* What has been gathered, and an empty buffer in its place. */
+static void swap(Mailbox *self, double seconds, buffer *other)
+{
+    struct timespec until = after(seconds);
+    pthread_mutex_lock(&self->lock);
+    while (self->filling.used == 0 && !self->woken && !atomic_load(&self->stopping)) {
+        if (pthread_cond_timedwait(&self->arrived, &self->lock, &until) != 0) {
+            break;
+        }
+    }
+    self->woken = false;
+    buffer gathered = self->filling;
+    self->filling = *other;
+    *other = gathered;
+    pthread_cond_signal(&self->emptied);
+    pthread_mutex_unlock(&self->lock);
+}
+
+static PyObject *messages_in(const buffer *gathered)
+{
+    PyObject *messages = PyList_New(0);
+    for (size_t at = 0; messages != NULL && at < gathered->used;) {
+        length_prefix length;
+        memcpy(&length, gathered->bytes + at, sizeof(length));
+        at += sizeof(length);
+        PyObject *message = PyBytes_FromStringAndSize((const char *)gathered->bytes + at, length);
+        if (message == NULL || PyList_Append(messages, message) != 0) {
+            Py_CLEAR(messages);
+        }
+        Py_XDECREF(message);
+        at += length;
+    }
+    return messages;
+}
+
+static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
+{
+    double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!is_of_this_process(self)) {
+        return PyList_New(0);
+    }
+    buffer other = {.bytes = PyMem_RawMalloc(CAPACITY)};
+    if (other.bytes == NULL) {
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    swap(self, seconds, &other);
+    Py_END_ALLOW_THREADS
+    PyObject *messages = messages_in(&other);
+    PyMem_RawFree(other.bytes);
+    return messages;
+}
+
+static PyObject *mailbox_wake(Mailbox *self, PyObject *Py_UNUSED(unused))
+{
+    if (is_of_this_process(self)) {
+        pthread_mutex_lock(&self->lock);
+        self->woken = true;
+        pthread_cond_signal(&self->arrived);
+        pthread_mutex_unlock(&self->lock);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *mailbox_stop(Mailbox *self, PyObject *Py_UNUSED(unused))
+{
+    if (is_of_this_process(self)) {
+        pthread_mutex_lock(&self->lock);
+        atomic_store(&self->stopping, true);
+        pthread_cond_broadcast(&self->arrived);
+        pthread_cond_broadcast(&self->emptied);
+        pthread_mutex_unlock(&self->lock);
+        if (is_still_ours(self)) {
+            (void)shutdown(self->descriptor, SHUT_RDWR); /* ends poll */
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *mailbox_counts(Mailbox *self, PyObject *Py_UNUSED(unused))
+{
+    unsigned long long received = 0, too_long = 0;
+    if (is_of_this_process(self)) {
+        pthread_mutex_lock(&self->lock);
+        received = self->received;
+        too_long = self->too_long;
+        pthread_mutex_unlock(&self->lock);
+    }
+    return Py_BuildValue("(KK)", received, too_long);
+}
+
+/* ---- life ---- */
+
+static int make_lock(Mailbox *self)
+{
+    pthread_condattr_t attributes;
+    int problem = pthread_condattr_init(&attributes);
+    if (problem != 0) {
+        return problem;
+    }
+    problem = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (problem == 0) {
+        problem = pthread_mutex_init(&self->lock, NULL);
+    }
+    if (problem == 0) {
+        pthread_cond_init(&self->arrived, &attributes); /* cannot fail on Linux */
+        pthread_cond_init(&self->emptied, NULL);
+        self->has_lock = true;
+    }
+    pthread_condattr_destroy(&attributes);
+    return problem;
+}
+
+static PyObject *mailbox_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"descriptor", NULL};
+    int descriptor, problem;
+    struct stat found;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Mailbox", names, &descriptor)) {
+        return NULL;
+    }
+    if (fstat(descriptor, &found) != 0) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Mailbox *self = (Mailbox *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->descriptor = descriptor;
+    self->device = found.st_dev;
+    self->inode = found.st_ino;
+    self->pid = getpid();
+    self->filling.bytes = PyMem_RawMalloc(CAPACITY);
+    if (self->filling.bytes == NULL) {
+        PyErr_NoMemory();
+        goto error;
+    }
+    problem = make_lock(self);
+    if (problem != 0) {
+        errno = problem;
+        PyErr_SetFromErrno(PyExc_OSError);
+        goto error;
+    }
+    return (PyObject *)self;
+error:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void mailbox_dealloc(Mailbox *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    if (self->has_lock && is_of_this_process(self)) {
+        pthread_cond_destroy(&self->arrived);
+        pthread_cond_destroy(&self->emptied);
+        pthread_mutex_destroy(&self->lock);
+    }
+    PyMem_RawFree(self->filling.bytes);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef mailbox_methods[] = {
+    {"run", (PyCFunction)mailbox_run, METH_NOARGS, "run($self)\n--\n\nRead until `stop`."},
+    {"take", (PyCFunction)mailbox_take, METH_O, "take($self, timeout_s, /)\n--\n\nWhat has arrived since."},
+    {"wake", (PyCFunction)mailbox_wake, METH_NOARGS, "wake($self)\n--\n\nHave `take` return."},
+    {"stop", (PyCFunction)mailbox_stop, METH_NOARGS, "stop($self)\n--\n\nEnd `run` and `take`."},
+    {"counts", (PyCFunction)mailbox_counts, METH_NOARGS, "counts($self)\n--\n\n(received, too long)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot mailbox_slots[] = {
+    {Py_tp_doc, "Gathers what arrives at a datagram socket, without the GIL."},
+    {Py_tp_new, mailbox_make},
+    {Py_tp_dealloc, mailbox_dealloc},
+    {Py_tp_methods, mailbox_methods},
+    {0, NULL},
+};
+
+PyType_Spec mailbox_spec = {
+    .name = "splunk_profiler._context.Mailbox",
+    .basicsize = sizeof(Mailbox),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = mailbox_slots,
+};

@@ -1,0 +1,326 @@
+"""Takes what host profilers say, and has it written on the transactions that it is about.
+
+`Correlator` owns two threads while it listens: one only empties the socket, in C and without the GIL; the other counts
+what has come and forwards the transactions that have waited long enough, so that everything that came before is counted
+first. Nothing runs, and no span is touched, before there is a socket; in `auto`, before a profiler has been heard of.
+
+Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from splunk_profiler.correlation.annotation import HOST_ID, HostId
+from splunk_profiler.correlation.messages import Malformed, Registration, StackTraces, decode
+from splunk_profiler.correlation.processor import Decoration, Deferral
+from splunk_profiler.correlation.transactions import Transactions
+from splunk_profiler.guard import Guard, logger
+from splunk_profiler.threads import Signal, Worker
+
+_NS = 1_000_000_000
+_DEFAULT_DELAY_NS = 1 * _NS  # while no profiler has said how long it takes
+_MARGIN_NS = 20_000_000
+_MOST_DELAY_MS = 60_000
+_IDLE_S = 3600.0
+_STEP_S = 0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
+_ROOM_S = 0.005
+_SETTLE_S = 0.2
+_FLOOD = 512  # messages at once
+_JOIN_S = 0.5
+_MOST_KINDS = 64
+_OTHER_KINDS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """How the correlation is to be done.
+
+    Attributes:
+        at_once: transactions wait from the start on; else only after a profiler has been heard of.
+        buffer_size: how many transactions may wait.
+    """
+
+    at_once: bool
+    buffer_size: int
+
+
+class Counts(NamedTuple):
+    """What has come until now.
+
+    Attributes:
+        received: messages.
+        too_long: messages that were discarded, for their length.
+        malformed: messages that were discarded because an end of them was missing.
+        unknown: messages of types that are not known.
+        matched: samples that were counted to a transaction.
+        unmatched: samples of transactions that are not known: not sampled, or forwarded already.
+        beyond: samples of a transaction that had too many.
+        refused: transactions that could not wait because the buffer was full.
+    """
+
+    received: int
+    too_long: int
+    malformed: int
+    unknown: int
+    matched: int
+    unmatched: int
+    beyond: int
+    refused: int
+
+
+class Correlator:
+    """One process's correlation; goes on in a forked child.
+
+    Args:
+        feedback: how.
+        make_mailbox: file descriptor of a socket → what gathers its messages (``splunk_profiler._context.Mailbox``).
+        decorate: makes a decoration of an object.
+        monotonic_ns: the clock.
+    """
+
+    def __init__(
+        self,
+        feedback: Feedback,
+        make_mailbox: Callable[[int], Any],
+        decorate: Callable[[Any], Decoration],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._feedback = feedback
+        self._make_mailbox = make_mailbox
+        self._now_ns = monotonic_ns
+        self._guard = Guard("reading the messages of host profilers")
+        self._host_id = HostId(self._say_mismatch)
+        self._own_host_id = ""
+        self._transactions = Transactions(feedback.buffer_size)
+        self._deferral = Deferral(
+            self._transactions, self._host_id, decorate, self._notice, self._settle, monotonic_ns=monotonic_ns
+        )
+        self._sets: WeakSet[Any] = WeakSet()  # of processors
+        self._mailbox: Any = None
+        self._threads: list[Worker] = []
+        self._on_lost: Callable[[], None] = lambda: None
+        self._delay_ns = _DEFAULT_DELAY_NS
+        self._idle = False
+        self._askers: list[Signal] = []
+        self._malformed: Counter[str] = Counter()
+        self._unknown: Counter[int] = Counter()
+        self._told: set[str] = set()
+
+    # ---- called by whoever publishes ----
+
+    def describe(self, attributes: Mapping[str, object]) -> None:
+        """The attributes of this service's resource."""
+        own = attributes.get(HOST_ID)
+        self._own_host_id = own if isinstance(own, str) else ""
+
+    def meet(self, processors: Any) -> None:
+        """A provider's set of span processors has been found."""
+        self._sets.add(processors)
+        if self._deferral.active:
+            self._deferral.meet(processors)
+
+    def listen(self, descriptor: int, on_lost: Callable[[], None]) -> None:
+        """Take messages from this socket from now on.
+
+        Args:
+            descriptor: of the socket, which must stay until `close`.
+            on_lost: called, on a thread of ours, when somebody else has closed it.
+
+        Raises:
+            OSError, RuntimeError: it cannot be read, or the process can make no more threads.
+        """
+        self.close()
+        mailbox = self._mailbox = self._make_mailbox(descriptor)
+        self._on_lost = on_lost
+        reader = Worker("inbox", lambda: self._read(mailbox))
+        correlating = Worker("correlator", lambda: self._correlate(mailbox))
+        try:
+            correlating.start()
+            self._threads = [correlating]
+            reader.start()
+            self._threads = [correlating, reader]
+        except RuntimeError:
+            self.close()
+            raise
+        if self._feedback.at_once:
+            self._activate()
+
+    def close(self) -> None:
+        """Take no more messages; what waits stays."""
+        mailbox, self._mailbox = self._mailbox, None
+        threads, self._threads = self._threads, []
+        if mailbox is not None:
+            mailbox.stop()
+        own = _thread.get_ident()
+        for thread in threads:
+            if thread.ident != own:
+                thread.join(_JOIN_S)
+
+    def stop(self, timeout_s: float) -> None:
+        """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
+        with self._guard.watching():
+            self._deferral.leave(self._now_ns() + int(timeout_s * _NS))
+        self.close()
+        counts = self.counts()
+        if counts.received:
+            logger.debug("from host profilers: %s", counts)
+
+    def after_fork(self) -> None:
+        """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
+        self._mailbox = None
+        self._threads = []
+        self._askers = []
+        self._idle = False
+        self._delay_ns = _DEFAULT_DELAY_NS
+        self._transactions = Transactions(self._feedback.buffer_size)
+        self._deferral.start_anew(self._transactions)
+
+    def resource(self, resource: Any) -> Any:
+        """`resource`, with the ``host.id`` that the host profiler has said if it has none of its own."""
+        return self._host_id.resource(resource)
+
+    def counts(self) -> Counts:
+        """What has come until now."""
+        mailbox = self._mailbox
+        received, too_long = mailbox.counts() if mailbox is not None else (0, 0)
+        known = self._transactions
+        return Counts(
+            received,
+            too_long,
+            self._malformed.total(),
+            self._unknown.total(),
+            known.matched,
+            known.unmatched,
+            known.beyond,
+            known.refused,
+        )
+
+    # ---- called on the application's threads ----
+
+    def _notice(self) -> None:
+        """A transaction waits."""
+        if self._idle:
+            self._idle = False
+            mailbox = self._mailbox
+            if mailbox is not None:
+                mailbox.wake()
+
+    def _settle(self) -> None:
+        """Wait until what has come is counted; not for long."""
+        mailbox = self._mailbox
+        if mailbox is None or any(thread.ident == _thread.get_ident() for thread in self._threads):
+            return
+        done = Signal()
+        self._askers.append(done)
+        mailbox.wake()
+        done.wait(_SETTLE_S)
+
+    # ---- our threads ----
+
+    def _read(self, mailbox: Any) -> None:
+        if not mailbox.run() and self._mailbox is mailbox:
+            with self._guard.watching():
+                self._on_lost()
+
+    def _correlate(self, mailbox: Any) -> None:
+        while self._mailbox is mailbox:
+            with self._guard.watching():
+                self._turn(mailbox)
+
+    def _turn(self, mailbox: Any) -> None:
+        askers, self._askers = self._askers, []
+        try:
+            messages = mailbox.take(0 if askers else self._wait_s())
+            self._idle = False
+            began_ns = self._now_ns()
+            for message in messages:
+                self._handle(message)
+        finally:
+            for asker in askers:
+                asker.set()
+        if self._mailbox is not mailbox:
+            return
+        self._deferral.forward(self._now_ns() - self._delay_ns)
+        if len(messages) >= _FLOOD:
+            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait.
+            Signal().wait(min((self._now_ns() - began_ns) * 9 / _NS, _SETTLE_S / 2))
+
+    def _wait_s(self) -> float:
+        self._idle = True
+        first_ns = self._transactions.first_end_ns()
+        if first_ns is None:
+            return _IDLE_S
+        self._idle = False
+        left_s = (first_ns + self._delay_ns - self._now_ns()) / _NS
+        return max(left_s, _STEP_S if left_s > 0 else _ROOM_S)
+
+    def _handle(self, datagram: bytes) -> None:
+        message = decode(datagram)
+        if isinstance(message, StackTraces):
+            if not self._deferral.active:
+                self._activate()
+                logger.info("a host profiler sends stack traces: transactions wait %s ms for them", self._delay_ms)
+            self._transactions.count(*message)
+        elif isinstance(message, Registration):
+            self._register(message)
+        elif isinstance(message, Malformed):
+            self._malformed[message.reason] += 1
+            self._say_once(logging.DEBUG, f"a message of a host profiler was discarded: {message.reason}")
+        elif message.message_type in self._unknown or len(self._unknown) < _MOST_KINDS:
+            self._unknown[message.message_type] += 1
+            self._say_once(logging.DEBUG, f"a message of a host profiler was ignored: type {message.message_type}")
+        else:
+            self._unknown[_OTHER_KINDS] += 1
+
+    def _register(self, message: Registration) -> None:
+        delay_ms = message.samples_delay_ms
+        if delay_ms > _MOST_DELAY_MS:
+            self._say_once(
+                logging.WARNING,
+                f"a host profiler says that it takes up to {delay_ms} ms to report; transactions wait"
+                f" {_MOST_DELAY_MS} ms at most, and stack-trace ids on them may be incomplete",
+            )
+            delay_ms = _MOST_DELAY_MS
+        self._delay_ns = delay_ms * 1_000_000 + _MARGIN_NS
+        if message.host_id:
+            if self._own_host_id and self._own_host_id != message.host_id:
+                self._say_mismatch(self._own_host_id, message.host_id)
+            self._host_id.value = message.host_id
+        self._activate()
+        self._say_once(
+            logging.INFO,
+            f"a host profiler has registered (host.id {message.host_id or 'not said'}): transactions wait"
+            f" {self._delay_ms} ms for its stack traces",
+        )
+        if self._mailbox is not None:
+            self._mailbox.wake()  # what waits may be due by the new delay
+
+    @property
+    def _delay_ms(self) -> int:
+        return self._delay_ns // 1_000_000
+
+    def _activate(self) -> None:
+        if not self._deferral.active:
+            self._deferral.active = True
+            for processors in list(self._sets):
+                self._deferral.meet(processors)
+
+    def _say_mismatch(self, own: str, said: str) -> None:
+        self._say_once(
+            logging.WARNING,
+            f"host.id is {own!r} here, and {said!r} for the host profiler; the own one is kept, and what is derived"
+            " from both (costs, CO2) will not match",
+        )
+
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._told and len(self._told) < _MOST_KINDS:
+            self._told.add(text)
+            logger.log(level, "%s", text)

@@ -1,0 +1,184 @@
+"""Which transactions there are, which stacks were seen in them, and which of them are to be forwarded when.
+
+`Transactions` is the bookkeeping of the correlation: pure, without a clock and without a thread of its own. A
+transaction is a local root span that is sampled. The application's threads call `begin` and `defer`, wherever a span
+begins or ends, be it in a signal handler or in a finaliser: so nothing here waits for a lock. Each step that matters is
+one operation on a dict or a deque, which the interpreter does not interrupt. `count` is for one thread only.
+
+Specification: Elastic universal profiling integration, "Correlation Attribute".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MOST_IDS = 100_000  # of one transaction: spans that are larger than a collector takes would be lost as a whole
+_MOST_LIVE = 65_536
+_MOST_UNMATCHED = 512
+_MOST_STACKS_UNMATCHED = 64
+_MOST_REFUSED = 64
+
+Exporter = Any
+"""One exporting processor, as it is given to `Transactions.defer`."""
+
+
+class Transaction:
+    """One local root span, from its start until it is forwarded.
+
+    Attributes:
+        key: trace id and span id as one number.
+        ended_ns: when it ended, 0 while it lives.
+        deliveries: (exporter, span) for each exporting processor that has been told of its end.
+        closed: it is being forwarded; nobody will look at `deliveries` again.
+        stacks: stack-trace id → how often it was seen.
+        ids: the sum of that.
+    """
+
+    __slots__ = ("closed", "deliveries", "ended_ns", "ids", "key", "stacks")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.ended_ns = 0
+        self.closed = False
+        self.deliveries: deque[tuple[Exporter, Any]] | None = None
+        self.stacks: dict[bytes, int] | None = None
+        self.ids = 0
+
+    def add(self, stack_trace_id: bytes, count: int) -> int:
+        """Count a stack; how many of `count` were too many."""
+        kept = min(count, MOST_IDS - self.ids)
+        if kept > 0:
+            self.ids += kept
+            if self.stacks is None:
+                self.stacks = {}
+            self.stacks[stack_trace_id] = self.stacks.get(stack_trace_id, 0) + kept
+        return count - max(kept, 0)
+
+    def take(self) -> Iterator[tuple[Exporter, Any]]:
+        """The deliveries that are left, each for one taker."""
+        while self.deliveries:
+            try:
+                yield self.deliveries.popleft()
+            except IndexError:  # another thread was quicker
+                return
+
+
+class Transactions:
+    """The transactions of a process.
+
+    Args:
+        size: how many may wait to be forwarded.
+
+    Attributes:
+        matched: samples that were counted to a transaction.
+        unmatched: samples of transactions that nobody knew (not sampled, or forwarded already).
+        beyond: samples beyond `MOST_IDS` of one transaction.
+        refused: transactions that found the queue full.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._most_known = _MOST_LIVE + size
+        self._known: dict[int, Transaction] = {}
+        self._refused: dict[int, Transaction] = {}
+        self._waiting: deque[Transaction] = deque()
+        self._unmatched: dict[int, Transaction] = {}
+        self.matched = self.unmatched = self.beyond = self.refused = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, key: int) -> None:
+        """A transaction starts."""
+        known = self._known
+        known[key] = Transaction(key)
+        if len(known) > self._most_known:
+            _keep_newest(known, self._most_known)
+
+    def defer(self, key: int, exporter: Exporter, span: Any, now_ns: int) -> Transaction:
+        """A transaction has ended: keep `span` for `exporter`.
+
+        Args:
+            key: of the transaction.
+            exporter: is to be given the span; there is a call for each exporter.
+            span: the span.
+            now_ns: the time.
+
+        Returns:
+            The transaction. If it is `closed`, because there is no room or its time is over, the caller delivers it.
+        """
+        transaction = self._known.get(key) or self._refused.get(key)
+        if transaction is None:
+            # It began before anybody listened. Samples of it may have come all the same.
+            early: Transaction | None = self._unmatched.pop(key, None)
+            transaction = self._known.setdefault(key, Transaction(key) if early is None else early)
+            self.matched += transaction.ids
+            self.unmatched -= transaction.ids
+        if not transaction.ended_ns:
+            transaction.deliveries = deque()
+            transaction.ended_ns = now_ns
+            if len(self._waiting) < self._size:
+                self._waiting.append(transaction)
+            else:
+                self._refuse(transaction)
+        deliveries = transaction.deliveries
+        assert deliveries is not None  # set before `ended_ns`
+        deliveries.append((exporter, span))
+        return transaction
+
+    def count(self, key: int, stack_trace_id: bytes, count: int) -> None:
+        """A stack was seen `count` times in a transaction."""
+        transaction = self._known.get(key)
+        if transaction is not None:
+            beyond = transaction.add(stack_trace_id, count)
+            self.beyond += beyond
+            self.matched += count - beyond
+            return
+        self.unmatched += count
+        transaction = self._unmatched.get(key)
+        if transaction is None:
+            transaction = self._unmatched[key] = Transaction(key)
+            _keep_newest(self._unmatched, _MOST_UNMATCHED)
+        if transaction.stacks is None or len(transaction.stacks) < _MOST_STACKS_UNMATCHED:
+            transaction.add(stack_trace_id, count)
+
+    def due(self, before_ns: int, ready: Callable[[Transaction], bool]) -> Iterator[Transaction]:
+        """Those that ended until then, each for one taker and out of the queue; up to the first that is not `ready`."""
+        waiting = self._waiting
+        while True:
+            try:
+                if waiting[0].ended_ns > before_ns or not ready(waiting[0]):
+                    return
+                transaction = waiting.popleft()
+            except IndexError:  # none is left
+                return
+            self._close(transaction)
+            yield transaction
+
+    def first_end_ns(self) -> int | None:
+        """When the first of those that wait ended; None if none waits."""
+        try:
+            return self._waiting[0].ended_ns
+        except IndexError:
+            return None
+
+    def _refuse(self, transaction: Transaction) -> None:
+        self.refused += 1
+        self._refused[transaction.key] = transaction  # for the other exporting processors, which are told next
+        _keep_newest(self._refused, _MOST_REFUSED)
+        self._close(transaction)
+
+    def _close(self, transaction: Transaction) -> None:
+        self._known.pop(transaction.key, None)
+        transaction.closed = True
+
+
+def _keep_newest(known: dict[int, Transaction], most: int) -> None:
+    """Spans that are never ended, or never known, must not stay for ever."""
+    while len(known) > most:
+        try:
+            known.pop(next(iter(known)), None)
+        except (StopIteration, RuntimeError):  # another thread has changed it meanwhile: next time
+            return
