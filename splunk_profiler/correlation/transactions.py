@@ -10,8 +10,9 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -31,7 +32,7 @@ class Transaction:
     Attributes:
         key: trace id and span id as one number.
         ended_ns: when it ended, 0 while it lives.
-        deliveries: (exporter, span) for each exporting processor that has been told of its end.
+        deliveries: (exporter, span) for each exporting processor that has been told of its end; the last one first.
         closed: it is being forwarded; nobody will look at `deliveries` again.
         stacks: stack-trace id → how often it was seen.
         ids: the sum of that.
@@ -43,7 +44,7 @@ class Transaction:
         self.key = key
         self.ended_ns = 0
         self.closed = False
-        self.deliveries: deque[tuple[Exporter, Any]] | None = None
+        self.deliveries: list[tuple[Exporter, Any]] | None = None
         self.stacks: dict[bytes, int] | None = None
         self.ids = 0
 
@@ -61,7 +62,7 @@ class Transaction:
         """The deliveries that are left, each for one taker."""
         while self.deliveries:
             try:
-                yield self.deliveries.popleft()
+                yield self.deliveries.pop()
             except IndexError:  # another thread was quicker
                 return
 
@@ -117,7 +118,7 @@ class Transactions:
             self.matched += transaction.ids
             self.unmatched -= transaction.ids
         if not transaction.ended_ns:
-            transaction.deliveries = deque()
+            transaction.deliveries = []
             transaction.ended_ns = now_ns
             if len(self._waiting) < self._size:
                 self._waiting.append(transaction)
@@ -144,12 +145,12 @@ class Transactions:
         if transaction.stacks is None or len(transaction.stacks) < _MOST_STACKS_UNMATCHED:
             transaction.add(stack_trace_id, count)
 
-    def due(self, before_ns: int, ready: Callable[[Transaction], bool]) -> Iterator[Transaction]:
-        """Those that ended until then, each for one taker and out of the queue; up to the first that is not `ready`."""
+    def due(self, before_ns: int, most: int = sys.maxsize) -> Iterator[Transaction]:
+        """Those that ended until then, at most so many; each for one taker and out of the queue."""
         waiting = self._waiting
-        while True:
+        for _ in range(most):
             try:
-                if waiting[0].ended_ns > before_ns or not ready(waiting[0]):
+                if waiting[0].ended_ns > before_ns:
                     return
                 transaction = waiting.popleft()
             except IndexError:  # none is left
