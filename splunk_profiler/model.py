@@ -25,12 +25,14 @@ class Frame:
         function: the function's own name (``total``, ``<lambda>``).
         file: the source file as the code object names it (``co_filename``), or ``unknown``.
         line: line of the call or of the running instruction, 1-based; None where CPython has none.
+        first_line: line on which the function's definition begins, 1-based; 0 if not known.
     """
 
     namespace: str
     function: str
     file: str
     line: int | None
+    first_line: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +145,44 @@ class Snapshot:
     time_ns: int
     period_ns: int
     samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Samples of a period that were equal in stack and labels.
+
+    Attributes:
+        stack: their stack.
+        labels: (key, value) each, strings and numbers as they are sent, in one order for all.
+        count: how many there were.
+        wall_ns: the wall time they stand for.
+        cpu_ns: the CPU time they stand for.
+    """
+
+    stack: Stack
+    labels: tuple[tuple[str, str | int], ...]
+    count: int
+    wall_ns: int
+    cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was sampled in one period.
+
+    Attributes:
+        time_ns: its start, nanoseconds since the epoch.
+        duration_ns: its length.
+        period_ns: the distance between two snapshots, on the average if it changed.
+        aggregates: what was seen.
+        dropped_labels: samples that were merged under fewer labels than they had, because there were too many.
+    """
+
+    time_ns: int
+    duration_ns: int
+    period_ns: int
+    aggregates: tuple[Aggregate, ...]
+    dropped_labels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
