@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from splunk_profiler.accounts import Accounts, Birth
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
-from splunk_profiler.model import Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Remainder, Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample, Unseen
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.threads import let_others_run
@@ -164,7 +165,7 @@ class _Life:
     """What is remembered of a thread from one snapshot to the next."""
 
     thread: Thread
-    born_ns: int | None  # on the boot-time clock; None if not known
+    birth: Birth | None  # on the boot-time clock; None if not known
     cpu_ns: int
 
 
@@ -183,6 +184,7 @@ class Capture:
         self._clocks = clocks
         self._period_ns = period_ns
         self._include_internal = include_internal
+        self._accounts = Accounts()
         self._lives: dict[int, _Life] = {}
         self._next_index = 1
 
@@ -195,6 +197,8 @@ class Capture:
         names = _names()
         lives = {seen.key: self._life(seen, names) for seen in raw.threads}
         self._lives = lives
+        accounts = self._accounts
+        accounts.begin(_captured_at_ns(raw.time_ns))
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
         now = _boottime_ns()
         samples = []
@@ -205,14 +209,24 @@ class Capture:
             running = cpu_ns > life.cpu_ns
             life.cpu_ns = cpu_ns or life.cpu_ns
             stack = seen.stack
-            if not stack.frames or (not self._include_internal and _is_internal(stack, life.thread.name)):
+            why_not = Unseen.UNSAMPLED if not stack.frames else None
+            if why_not is None and not self._include_internal and _is_internal(stack, life.thread.name):
+                why_not = Unseen.INTERNAL
+            spent = accounts.settle(life.thread.native_id or -life.thread.index, life.birth, cpu_ns, why_not)
+            if why_not is not None:
                 continue
-            elapsed_ns = max(now - life.born_ns, 1) if life.born_ns is not None else 0
+            elapsed_ns = max(now - life.birth.earliest_ns, 1) if life.birth is not None else 0
             wait = "" if running else stack.derive(waiting_on)
-            sample = ThreadSample(life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait)
+            sample = ThreadSample(
+                life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait, spent.wall_ns, spent.cpu_ns
+            )
             span = None if seen.context is None else self._associate(seen.context)
             samples.append(Sample(raw.time_ns, self._period_ns, sample, span))
-        return Snapshot(raw.time_ns, self._period_ns, tuple(samples))
+        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
+
+    def remainders(self) -> tuple[Remainder, ...]:
+        """What the process has used since the last snapshot; there must be none after this."""
+        return self._accounts.close(_boottime_ns())
 
     def _life(self, seen: RawThread, names: dict[int, threading.Thread]) -> _Life:
         known = names.get(seen.ident)
@@ -225,7 +239,7 @@ class Capture:
         name = (_name_of(known) if known is not None else "") or _name_by_system(native_id) or f"Thread-{seen.ident:#x}"
         thread = Thread(self._next_index, name, seen.ident, native_id)
         self._next_index += 1
-        return _Life(thread, _born_ns(native_id), 0)
+        return _Life(thread, _birth(native_id), 0)
 
 
 def _is_internal(stack: Stack, name: str) -> bool:
@@ -254,12 +268,18 @@ def _name_by_system(native_id: int) -> str:
     return names[0] if names[0] != names[1] else ""
 
 
-def _born_ns(native_id: int) -> int | None:
+def _birth(native_id: int) -> Birth | None:
     """When the thread was started, on the boot-time clock (resolution: one clock tick, 10 ms)."""
     fields = _read(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
     if len(fields) < 20:
         return None
-    return int(fields[19]) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return Birth(int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns)
+
+
+def _captured_at_ns(time_ns: int) -> int:
+    """A moment that the time of day says, on the boot-time clock; never one to come, whatever is done to the former."""
+    return _boottime_ns() - max(time.time_ns() - time_ns, 0)
 
 
 def _boottime_ns() -> int:

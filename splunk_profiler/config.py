@@ -224,6 +224,10 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
+_TYPES_OF_OPTIONAL: Mapping[str, type] = {"logs_endpoint": str, "export_interval_ms": int, "socket_directory": str}
+_EXPORT_INTERVAL_MS: Mapping[str, int] = {"text": 1_000, "pprof-gzip-base64": 10_000}
+
+
 def _setting_of(field_name: str) -> Setting:
     return next(setting for setting in SETTINGS if setting.field == field_name)
 
@@ -237,16 +241,16 @@ class Config:
         call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
         logs_endpoint: where records go, ``http(s)://host:port``; None follows
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
-        export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000.
+        export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000; None is 1,000
+            for ``text`` and 10,000 for ``pprof-gzip-base64``.
         max_stack_depth: frames kept of a stack, counted from the leaf, 1 to 65,536.
         include_internal_stacks: also send the threads of the profiler, the OpenTelemetry SDK and gRPC.
         tracing_stacks_only: send only samples that were taken inside a span.
-        data_format: ``text``; ``pprof-gzip-base64`` is known but not built yet and falls back to text.
+        data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
-        socket_directory: where the socket for host profilers is made, an absolute path; None is the system's
-            directory for temporary files.
+        socket_directory: where the socket for host profilers is made; None is the system's directory for temporary files.
         correlation_buffer_size: how many ended transactions may wait for what host profilers say of them, 1 to
             1,000,000.
         custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
@@ -262,7 +266,7 @@ class Config:
     enabled: bool = False
     call_stack_interval_ms: int = 1000
     logs_endpoint: str | None = None
-    export_interval_ms: int = 1000
+    export_interval_ms: int | None = None
     max_stack_depth: int = 1024
     include_internal_stacks: bool = False
     tracing_stacks_only: bool = False
@@ -282,7 +286,7 @@ class Config:
             value = getattr(self, item.name)
             if value is None and item.default is None:
                 continue
-            wanted = type(item.default) if item.default is not None else str
+            wanted = type(item.default) if item.default is not None else _TYPES_OF_OPTIONAL[item.name]
             try:
                 if type(value) is not wanted:
                     raise ConfigError(f"not of type {wanted.__name__}")
@@ -294,6 +298,16 @@ class Config:
     def period_ns(self) -> int:
         """Nanoseconds between two samples."""
         return self.call_stack_interval_ms * 1_000_000
+
+    @property
+    def export_interval_ns(self) -> int:
+        """Nanoseconds that samples are gathered before they are sent."""
+        return (self.export_interval_ms or _EXPORT_INTERVAL_MS[self.data_format]) * 1_000_000
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether profiles are sent, not samples."""
+        return self.data_format != "text"
 
     @property
     def publishes_correlation(self) -> bool:
@@ -341,7 +355,6 @@ class Resolved:
 _NOT_BUILT = {
     "memory_enabled": (True, "memory profiling is not part of this version; the setting has no effect"),
     "snapshot_enabled": (True, "snapshot profiling is not part of this version; the setting has no effect"),
-    "data_format": ("pprof-gzip-base64", "the pprof format is not part of this version; text is sent"),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 class Frame:
     """One call on a stack, already resolved to names.
 
-    A walker makes one Frame for each place in the code, so equality is identity, as with `Stack`.
+    A walker has one Frame for each line of a function, so equality is identity, as with `Stack`.
 
     Attributes:
         namespace: module and class path (``shop.cart.Cart``), or ``unknown``.
@@ -89,6 +89,8 @@ class ThreadSample:
         os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
         running: True if the thread used CPU since the sample before.
         waiting_on: what a waiting thread waits for (``condition``), empty if that cannot be told.
+        wall_spent_ns: wall time since the thread's last sample, or since its birth: what this sample stands for.
+        cpu_spent_ns: CPU time that the thread used in it.
     """
 
     thread: Thread
@@ -98,6 +100,8 @@ class ThreadSample:
     os_priority: int
     running: bool
     waiting_on: str
+    wall_spent_ns: int = 0
+    cpu_spent_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,15 @@ class SpanRef:
         trace_id: 128 bits, never 0.
         span_id: 64 bits, never 0.
         trace_flags: W3C trace flags, 8 bits; bit 0 says whether the span was sampled.
+        local_root_id: id of the span with which the trace came into this process; 0 if not known.
+        endpoint: name that the local root had at that moment; empty if not known.
     """
 
     trace_id: int
     span_id: int
     trace_flags: int
+    local_root_id: int = 0
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,32 @@ class Sample:
     span: SpanRef | None
 
 
+class Unseen(Enum):
+    """Why time of the process is in no sample.
+
+    INTERNAL: threads of the profiler, the OpenTelemetry SDK and gRPC used it, which are left out of the samples.
+    UNSAMPLED: threads used it after their last sample, or threads that run no Python code.
+    """
+
+    INTERNAL = "internal"
+    UNSAMPLED = "unsampled"
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """Time of the process that no sample stands for, since the snapshot before.
+
+    Attributes:
+        why: what is known of it.
+        wall_ns: wall time of threads that are otherwise sampled.
+        cpu_ns: CPU time.
+    """
+
+    why: Unseen
+    wall_ns: int
+    cpu_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All threads at one instant.
@@ -140,11 +174,13 @@ class Snapshot:
         time_ns: when the stacks were read, nanoseconds since the epoch.
         period_ns: the configured distance between two snapshots.
         samples: one for each thread that ran Python code, oldest thread first.
+        remainders: what the process has used besides, so that all of it adds up.
     """
 
     time_ns: int
     period_ns: int
     samples: tuple[Sample, ...]
+    remainders: tuple[Remainder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +221,15 @@ class Profile:
     dropped_labels: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Samples that go out in one request, oldest first; `size` is their estimated size in bytes."""
+Record = TypeVar("Record", Sample, Profile)  # what is sent as one log record
+_Sent = TypeVar("_Sent", Sample, Profile, contravariant=True)
 
-    samples: tuple[Sample, ...]
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Record]):
+    """Records that go out in one request, oldest first; `size` is their estimated size in bytes."""
+
+    records: tuple[Record, ...]
     size: int
 
 
@@ -210,7 +250,7 @@ class Outcome:
         delivery: what became of the batch.
         detail: for a person: why it was not delivered, and what to do; empty if it was.
         retry_after_ns: the receiver's own wish for a pause, or None.
-        rejected: how many samples of a delivered batch the receiver says it refused.
+        rejected: how many records of a delivered batch the receiver says it refused.
     """
 
     delivery: Delivery
@@ -219,10 +259,10 @@ class Outcome:
     rejected: int = 0
 
 
-class Sink(Protocol):
+class Sink(Protocol[_Sent]):
     """Where batches go. Called by one thread at a time, except `hurry`, `interrupt` and `shutdown`."""
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[_Sent]) -> Outcome:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
 
     def hurry(self, timeout_s: float) -> None:

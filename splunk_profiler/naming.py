@@ -18,6 +18,7 @@ from splunk_profiler.model import Frame
 
 UNKNOWN = "unknown"
 _INDEXED_MODULES = 4096
+_KNOWN_FRAMES = 16_384
 
 
 class FrameNamer:
@@ -25,17 +26,26 @@ class FrameNamer:
 
     def __init__(self) -> None:
         self._qualified: dict[str, tuple[int, dict[CodeType, str]]] = {}
+        self._frames: dict[tuple[str, str, str, int | None, int], Frame] = {}
 
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
-        """The frame that runs `code` at byte offset `lasti` with these globals; -1 is "not begun"."""
+        """The frame that runs `code` at byte offset `lasti` with these globals; -1 is "not begun".
+
+        The places of one line give the same frame: nobody could tell stacks apart by them.
+        """
         module = dict.get(module_globals, "__name__")
         if type(module) is not str or not module:
             module = UNKNOWN
         scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
         namespace = f"{module}.{scope}" if scope else module
-        return Frame(
-            _one_line(namespace), _one_line(function), _one_line(code.co_filename or UNKNOWN), _line(code, lasti)
-        )
+        file, line, first_line = code.co_filename or UNKNOWN, _line(code, lasti), max(code.co_firstlineno, 0)
+        names = (_one_line(namespace), _one_line(function), _one_line(file), line, first_line)
+        known = self._frames.get(names)
+        if known is None:
+            if len(self._frames) >= _KNOWN_FRAMES:
+                self._frames.clear()
+            known = self._frames[names] = Frame(*names)
+        return known
 
     def _qualified_name(self, code: CodeType, module: str, module_globals: dict[str, Any]) -> str:
         if sys.version_info >= (3, 11):

@@ -260,7 +260,8 @@ class Profiler:
         audit = publishing.audit if publishing is not None else _nothing
         before = None if parents is None else parents._sampling
         resource = publishing.resource if publishing is not None else _unchanged
-        return Sampling(self.resolved, self._in_child, audit, resource, parents=before)
+        local_root = publishing.local_root if publishing is not None else _unknown
+        return Sampling(self.resolved, self._in_child, audit, resource, local_root, parents=before)
 
     def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
         if self._sampling is not None and not self._sampling.is_native:
@@ -275,6 +276,11 @@ class Profiler:
 def _unchanged(resource: Any) -> Any:
     """No host profiler says anything that the resource does not."""
     return resource
+
+
+def _unknown(_span: Any) -> int | None:
+    """Nobody has kept the local root of a span."""
+    return None
 
 
 def _nothing() -> None:

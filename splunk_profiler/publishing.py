@@ -12,6 +12,7 @@ from typing import Any
 from splunk_profiler import config as settings
 from splunk_profiler import spans
 from splunk_profiler.correlation.correlator import Correlator, Feedback
+from splunk_profiler.correlation.identities import ATTRIBUTE
 from splunk_profiler.correlation.publisher import Publisher, Source, Wishes
 from splunk_profiler.correlation.storage import service_of
 from splunk_profiler.guard import Guard, logger
@@ -87,6 +88,11 @@ class Publishing:
     def resource(self, resource: Any) -> Any:
         """See `Correlator.resource`."""
         return self._correlator.resource(resource)
+
+    def local_root(self, span: Any) -> int | None:
+        """The id of the local root of `span`, if it is published."""
+        root = getattr(getattr(span, ATTRIBUTE, None), "local_root_id", None)
+        return root if isinstance(root, int) else None
 
     def audit(self) -> None:
         """See `Publisher.audit`. Never raises."""

@@ -13,10 +13,11 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Generic
 
 from splunk_profiler.delivery import DeliveryReport
 from splunk_profiler.guard import Guard
-from splunk_profiler.model import Batch, Delivery, Outcome, Sample, Sink
+from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sample, Sink
 from splunk_profiler.threads import Signal, real_lock
 
 _IDLE_S = 3600.0
@@ -58,15 +59,15 @@ def estimated_size(sample: Sample) -> int:
     return 400 + 80 * len(sample.thread.stack.frames)
 
 
-class Recorder:
-    """Gathers samples into batches and hands these to a sink, again and again while that is worth it.
+class Recorder(Generic[Record]):
+    """Gathers records into batches and hands these to a sink, again and again while that is worth it.
 
     Args:
         sink: where batches go.
-        export_interval_ns: how long samples are gathered before they are sent.
+        export_interval_ns: how long records are gathered before they are sent.
+        size_of: estimated bytes of one record.
         max_records, max_bytes: bounds of what waits and travels together; beyond them the oldest go first.
         batch_records, batch_bytes: bounds of one batch (receivers accept 4 MiB by default).
-        size_of: estimated bytes of one record.
         monotonic_ns: the clock.
         jitter: a number from 0 to 1 that spreads the retries of many processes.
         wake: what the exporting thread waits on.
@@ -74,14 +75,14 @@ class Recorder:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Sink[Record],
         *,
         export_interval_ns: int,
+        size_of: Callable[[Record], int],
         max_records: int = 8192,
         max_bytes: int = 8 << 20,
         batch_records: int = 2048,
         batch_bytes: int = 1 << 20,
-        size_of: Callable[[Sample], int] = estimated_size,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
         wake: Signal | None = None,
@@ -97,9 +98,9 @@ class Recorder:
         self._report = DeliveryReport(monotonic_ns)
 
         self._lock = real_lock()  # guards what follows; held for a few instructions at a time
-        self._queue: deque[tuple[Sample, int]] = deque()
+        self._queue: deque[tuple[Record, int]] = deque()
         self._bytes = 0
-        self._travelling = Batch((), 0)
+        self._travelling: Batch[Record] = Batch((), 0)
         self._counters = Counters()
         self._flushing = False
         self._closing = False
@@ -110,9 +111,9 @@ class Recorder:
         self._wake = wake or Signal()
         self._drained = Signal()
 
-    def record(self, samples: Iterable[Sample]) -> None:
-        """Queue `samples`; returns at once, whatever becomes of the receiver."""
-        sized = [(sample, self._size_of(sample)) for sample in samples]
+    def record(self, records: Iterable[Record]) -> None:
+        """Queue `records`; returns at once, whatever becomes of the receiver."""
+        sized = [(record, self._size_of(record)) for record in records]
         if not sized:
             return
         with self._lock:
@@ -128,7 +129,7 @@ class Recorder:
     def counters(self) -> Counters:
         """What became of all records so far."""
         with self._lock:
-            return replace(self._counters, waiting=len(self._queue) + len(self._travelling.samples))
+            return replace(self._counters, waiting=len(self._queue) + len(self._travelling.records))
 
     def expect_run(self) -> None:
         """A thread that will come to `run` is about to start: a `stop` before it has come waits for it."""
@@ -178,7 +179,7 @@ class Recorder:
         if running:
             self._await_end(_LEAVE_S)
         with self._lock:
-            lost = len(self._queue) + len(self._travelling.samples)
+            lost = len(self._queue) + len(self._travelling.records)
             self._queue.clear()
             self._bytes = 0
             self._count(lost_at_exit=lost)
@@ -210,7 +211,7 @@ class Recorder:
         with self._lock:
             batch = self._take()
             closing = self._closing
-        if not batch.samples:
+        if not batch.records:
             return not closing
         try:
             with self._exporting:
@@ -249,22 +250,22 @@ class Recorder:
         while not (self._closing or self._flushing) and (left_ns := until - self._now_ns()) > 0:
             self._wake.wait(left_ns / 1e9)
 
-    def _take(self) -> Batch:
-        samples: list[Sample] = []
+    def _take(self) -> Batch[Record]:
+        records: list[Record] = []
         total = 0
-        while self._queue and len(samples) < self._part:
-            sample, size = self._queue[0]
-            if samples and total + size > self._batch_bytes:
+        while self._queue and len(records) < self._part:
+            record, size = self._queue[0]
+            if records and total + size > self._batch_bytes:
                 break
             self._queue.popleft()
-            samples.append(sample)
+            records.append(record)
             total += size
         self._bytes -= total
-        self._travelling = Batch(tuple(samples), total)
+        self._travelling = Batch(tuple(records), total)
         return self._travelling
 
-    def _settle(self, batch: Batch, outcome: Outcome) -> None:
-        count = len(batch.samples)
+    def _settle(self, batch: Batch[Record], outcome: Outcome) -> None:
+        count = len(batch.records)
         delivery = outcome.delivery
         if delivery is Delivery.TOO_LARGE:
             delivery = Delivery.RETRY if count > 1 else Delivery.REJECTED
@@ -278,7 +279,7 @@ class Recorder:
             elif delivery is Delivery.REJECTED:
                 self._count(rejected=count)
             else:
-                self._queue.extendleft((sample, self._size_of(sample)) for sample in reversed(batch.samples))
+                self._queue.extendleft((record, self._size_of(record)) for record in reversed(batch.records))
                 self._bytes += batch.size
                 self._trim()
                 if outcome.delivery is Delivery.RETRY and self._flushing:
@@ -292,7 +293,7 @@ class Recorder:
         """Drop the oldest that wait until what waits and travels is within the bounds."""
         dropped = 0
         while self._queue and (
-            len(self._queue) + len(self._travelling.samples) > self._max_records
+            len(self._queue) + len(self._travelling.records) > self._max_records
             or self._bytes + self._travelling.size > self._max_bytes
         ):
             self._bytes -= self._queue.popleft()[1]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from splunk_profiler import capture, spans
 from splunk_profiler import config as settings
 from splunk_profiler.guard import logger
-from splunk_profiler.recorder import Recorder
+from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
+from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sampler import Sampler
 from splunk_profiler.sinks.late import LateSink
@@ -31,6 +33,7 @@ class Sampling:
         in_child: called in a forked child when no fork hook of Python's has run there.
         at_sample: called at every sample, on the worker's thread; must not raise.
         completed: adds to a resource what is known of it from elsewhere.
+        local_root: the id of a span's local root, where somebody has kept it.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
@@ -40,6 +43,7 @@ class Sampling:
         in_child: Callable[[], None],
         at_sample: Callable[[], None],
         completed: Callable[[Any], Any],
+        local_root: Callable[[Any], int | None],
         *,
         parents: Sampling | None,
     ) -> None:
@@ -53,6 +57,9 @@ class Sampling:
         self._shadow: ContextShadow = (
             ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
         )
+        self._roots: Roots | None = None
+        if config.aggregates:  # a child goes on with its parent's, as above
+            self._roots = Roots(local_root) if parents is None else parents._roots
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(
@@ -60,13 +67,19 @@ class Sampling:
             )
         ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
         self._capture = capture.Capture(
-            spans.span_ref,
+            spans.span_ref if self._roots is None else self._roots.span_ref,
             capture.thread_clocks(self._choice),
             config.period_ns,
             include_internal=config.include_internal_stacks,
         )
-        self._sink = LateSink(self._open_sink, self._is_described)
-        self._recorder = Recorder(self._sink, export_interval_ns=config.export_interval_ms * 1_000_000)
+        self._sink: LateSink[Any] = LateSink(self._open_sink, self._is_described)
+        interval_ns = config.export_interval_ns
+        self._recording: Recording = (
+            SampleRecording(self._sink, interval_ns)
+            if self._roots is None
+            else ProfileRecording(self._sink, interval_ns, self._roots.endpoint)
+        )
+        self._recorder = self._recording.recorder
         self._ticker = ticker
         self._sampler = Sampler(ticker, config.period_ns, self._handle)
         self._export_thread = Worker("exporter", self._export)
@@ -97,6 +110,8 @@ class Sampling:
             self._sampler.start()
             self._recorder.expect_run()
             self._export_thread.start()
+            if self._roots is not None:
+                self._roots.meet(spans.tracer_provider())
         except BaseException:
             self.stop(0.1)
             raise
@@ -111,11 +126,15 @@ class Sampling:
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
-        self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
+        ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
+        whole = ended and not self.resolved.config.tracing_stacks_only
+        self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
             self._shadow.remove()
+        if self._roots is not None:
+            self._roots.leave()
 
     def hold(self, timeout_s: float) -> None:
         """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
@@ -133,14 +152,16 @@ class Sampling:
 
     def _handle(self, raw: Any) -> None:
         self._at_sample()
+        if self._roots is not None:
+            self._roots.meet(spans.tracer_provider())
         snapshot = self._capture.snapshot(raw)
         if not self._primed:
             self._primed = True
             return
-        samples = snapshot.samples
         if self.resolved.config.tracing_stacks_only:
-            samples = tuple(sample for sample in samples if sample.span is not None)
-        self._recorder.record(samples)
+            samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
+            snapshot = replace(snapshot, samples=samples, remainders=())
+        self._recording.take(snapshot)
 
     def _is_described(self) -> bool:
         from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
@@ -148,14 +169,25 @@ class Sampling:
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
+        from splunk_profiler.formats.text import body  # noqa: PLC0415
+        from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415  # loads OpenTelemetry's messages
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
+        from splunk_profiler.sinks.profile_encoding import ProfileEncoder  # noqa: PLC0415
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
         completed = self._completed
+
+        def resource() -> Any:
+            return completed(current_resource())
+
+        if self._roots is None:
+            encode: Callable[[Any], bytes] = Encoder(resource, body).encode
+        else:
+            encode = ProfileEncoder(resource).encode
         return OtlpSink(
             self.resolved.endpoint,
-            lambda: completed(current_resource()),
+            encode,
             self.resolved.transport,
             spans.tracer_provider,
             share_connection=not self._forked,

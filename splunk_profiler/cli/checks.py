@@ -193,6 +193,8 @@ def export(resolved: Resolved) -> list[Finding]:
     from splunk_profiler.model import Batch, Delivery  # noqa: PLC0415
 
     try:
+        from splunk_profiler.formats.text import body  # noqa: PLC0415
+        from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
     except ImportError as error:
@@ -211,7 +213,7 @@ def export(resolved: Resolved) -> list[Finding]:
     samples = reader.snapshot(raw[0]).samples
     found = [Finding(Verdict.GOOD, "test sample", f"{len(samples)} threads read by the {choice.name} walker")]
     start = time.monotonic()
-    sink = OtlpSink(resolved.endpoint, current_resource, resolved.transport)
+    sink = OtlpSink(resolved.endpoint, Encoder(current_resource, body).encode, resolved.transport)
     try:
         outcome = sink.export(Batch(samples, 0))
     finally:

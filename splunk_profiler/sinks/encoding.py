@@ -36,8 +36,38 @@ class Resource(Protocol):
         """The conventions that the attributes follow."""
 
 
+class Envelope:
+    """What all records of a request have around them.
+
+    Args:
+        resource: the resource of the process, asked for with each request.
+    """
+
+    def __init__(self, resource: Callable[[], Resource]) -> None:
+        self._resource = resource
+        self._encoded: tuple[Resource, bytes] | None = None
+
+    def request(self) -> tuple[ExportLogsServiceRequest, Callable[[], LogRecord]]:
+        """A request, and a function that adds a record to it."""
+        request = ExportLogsServiceRequest()
+        group = request.resource_logs.add()
+        group.MergeFromString(self._head())
+        return request, group.scope_logs[0].log_records.add
+
+    def _head(self) -> bytes:
+        """Resource and scope; a resource is immutable and has to be encoded once only."""
+        resource = self._resource()
+        if self._encoded is None or self._encoded[0] is not resource:
+            head = ResourceLogs(
+                resource=ResourceMessage(attributes=attributes(resource.attributes)), schema_url=resource.schema_url
+            )
+            head.scope_logs.add(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
+            self._encoded = (resource, bytes(head.SerializeToString()))
+        return self._encoded[1]
+
+
 class Encoder:
-    """Encodes batches; keeps what was encoded once.
+    """Encodes samples; keeps what was encoded once.
 
     Args:
         resource: the resource of the process, asked for with each batch.
@@ -51,18 +81,14 @@ class Encoder:
         body: Callable[[Sample], str],
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._resource = resource
+        self._envelope = Envelope(resource)
         self._body = body
         self._time_ns = time_ns
-        self._encoded: tuple[Resource, bytes] | None = None
         self._templates: dict[tuple[int, bool], LogRecord] = {}
 
     def encode(self, samples: Iterable[Sample]) -> bytes:
         """One request with a record for each of `samples`, in their order."""
-        request = ExportLogsServiceRequest()
-        group = request.resource_logs.add()
-        group.MergeFromString(self._head())
-        add = group.scope_logs[0].log_records.add
+        request, add = self._envelope.request()
         observed_ns = self._time_ns()
         for number, sample in enumerate(samples, 1):
             if number % _SLICE == 0:
@@ -83,17 +109,6 @@ class Encoder:
         message: bytes = request.SerializeToString()
         return message
 
-    def _head(self) -> bytes:
-        """Resource and scope; a resource is immutable and has to be encoded once only."""
-        resource = self._resource()
-        if self._encoded is None or self._encoded[0] is not resource:
-            head = ResourceLogs(
-                resource=ResourceMessage(attributes=attributes(resource.attributes)), schema_url=resource.schema_url
-            )
-            head.scope_logs.add(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
-            self._encoded = (resource, bytes(head.SerializeToString()))
-        return self._encoded[1]
-
     def _template(self, sample: Sample) -> LogRecord:
         key = (sample.period_ns, sample.thread.stack.truncated)
         template = self._templates.get(key)
@@ -103,15 +118,20 @@ class Encoder:
 
 
 def _template(period_ns: int, truncated: bool) -> LogRecord:
-    found: dict[str, Any] = {
-        "com.splunk.sourcetype": _NAME,
-        "profiling.data.type": "cpu",
-        "profiling.data.format": "text",
-        "source.event.period": max(period_ns // 1_000_000, 1),
-    }
+    found: dict[str, Any] = {"source.event.period": max(period_ns // 1_000_000, 1)}
     if truncated:
         found["thread.stack.truncated"] = True
-    record = LogRecord(attributes=attributes(found))
+    return record_template("text", found)
+
+
+def record_template(data_format: str, more: Mapping[str, Any]) -> LogRecord:
+    """A record with the attributes that profiles in this format have, and with `more`."""
+    of_profiles = {
+        "com.splunk.sourcetype": _NAME,
+        "profiling.data.type": "cpu",
+        "profiling.data.format": data_format,
+    }
+    record = LogRecord(attributes=attributes({**of_profiles, **more}))
     if "event_name" in LogRecord.DESCRIPTOR.fields_by_name:  # its predecessor `name` is a reserved number
         record.event_name = _NAME
     return record

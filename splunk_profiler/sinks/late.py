@@ -13,9 +13,10 @@ import sys
 import time
 from _thread import get_ident
 from collections.abc import Callable
+from typing import Generic
 
 from splunk_profiler.guard import logger
-from splunk_profiler.model import Batch, Delivery, Outcome, Sink
+from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sink
 from splunk_profiler.threads import Signal, patch_pending, real_lock
 
 _PATIENCE_S = 10.0
@@ -24,7 +25,7 @@ _QUIET_S = 0.3
 _LOOK_AGAIN_S = 0.05
 
 
-class LateSink:
+class LateSink(Generic[Record]):
     """Opens its sink before the first batch is sent.
 
     Args:
@@ -32,10 +33,10 @@ class LateSink:
         is_described: whether it is known which service sends; asked once the sink is made.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink], is_described: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, open_sink: Callable[[], Sink[Record]], is_described: Callable[[], bool] = lambda: True) -> None:
         self._open_sink = open_sink
         self._is_described = is_described
-        self._sink: Sink | None = None
+        self._sink: Sink[Record] | None = None
         self._opening = real_lock()  # held while the sink is made, and by a thread that forks
         self._forking = 0
         self._hurry = Signal()
@@ -63,7 +64,7 @@ class LateSink:
         while not self._ending() and time.monotonic() - began < _DESCRIPTION_S and not self._described():
             self._hurry.wait(_LOOK_AGAIN_S)
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Record]) -> Outcome:
         """See `Sink.export`."""
         if self._sink is None:
             self._make()

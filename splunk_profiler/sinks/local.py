@@ -19,10 +19,10 @@ class MemorySink:
     """Keeps what it is given. Not bounded: for measurements and tests."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[Batch[Sample]] = []
         self._closed = False
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> Outcome:
         """See `Sink.export`."""
         if self._closed:
             return Outcome(Delivery.RETRY, "the sink is closed")
@@ -52,9 +52,9 @@ class FileSink:
         self._closed = False
         self._lock = real_lock()
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> Outcome:
         """See `Sink.export`. A batch is on the file whole or, as far as the file system allows, not at all."""
-        lines = "".join(json.dumps(_fields(sample)) + "\n" for sample in batch.samples).encode("ascii")
+        lines = "".join(json.dumps(_fields(sample)) + "\n" for sample in batch.records).encode("ascii")
         with self._lock:
             if self._closed:
                 return Outcome(Delivery.RETRY, "the sink is closed")

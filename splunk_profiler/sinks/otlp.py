@@ -10,32 +10,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic
 
 import grpc
 from opentelemetry import context as otel_context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from splunk_profiler.config import Endpoint
-from splunk_profiler.formats.text import body
-from splunk_profiler.model import Batch, Delivery, Outcome
+from splunk_profiler.model import Batch, Delivery, Outcome, Record
 from splunk_profiler.sinks import diagnosis
 from splunk_profiler.sinks.connection import Connection, Connections
-from splunk_profiler.sinks.encoding import Encoder, Resource
 from splunk_profiler.threads import real_lock
 from splunk_profiler.transport import Transport
 
 _SHORTEST_S = 0.05
 
 
-class OtlpSink:
+class OtlpSink(Generic[Record]):
     """A collector that takes OTLP logs over gRPC.
 
     Args:
         endpoint: where it is.
-        resource: the resource of this process, asked for with each batch.
+        encode: records → the bytes of a request (`encoding`, `profile_encoding`).
         transport: headers, timeout, compression and certificates.
         tracer_provider: the application's provider, whose exporter's connection is shared where it fits.
         share_connection: False in a forked child, where that connection is the parent's.
@@ -44,7 +42,7 @@ class OtlpSink:
     def __init__(
         self,
         endpoint: Endpoint,
-        resource: Callable[[], Resource],
+        encode: Callable[[Sequence[Record]], bytes],
         transport: Transport,
         tracer_provider: Callable[[], object | None] = lambda: None,
         *,
@@ -52,7 +50,7 @@ class OtlpSink:
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
-        self._encoder = Encoder(resource, body)
+        self._encode = encode
         self._connections = Connections(endpoint, transport, tracer_provider, share=share_connection)
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
         self._speaks = diagnosis.Speaks.UNKNOWN
@@ -64,12 +62,12 @@ class OtlpSink:
         self._call: Any = None
         self._until_s: float | None = None
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Record]) -> Outcome:
         """See `Sink.export`."""
         with self._lock:
             self._busy = True
         try:
-            return self._send(self._encoder.encode(batch.samples))
+            return self._send(self._encode(batch.records))
         except Exception as error:
             return Outcome(Delivery.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
         finally:

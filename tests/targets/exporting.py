@@ -22,8 +22,10 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.config import Resolved, from_env
+from splunk_profiler.formats.text import body
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
-from splunk_profiler.recorder import Recorder
+from splunk_profiler.recorder import Recorder, estimated_size
+from splunk_profiler.sinks.encoding import Encoder
 from splunk_profiler.sinks.otlp import OtlpSink
 from splunk_profiler.threads import Worker
 
@@ -56,12 +58,12 @@ class Exporter:
         resource = Resource({"service.name": "exporting", "process.pid": os.getpid()})
         self.sink = OtlpSink(
             resolved.endpoint,
-            lambda: resource,
+            Encoder(lambda: resource, body).encode,
             resolved.transport,
             lambda: self.provider,
             share_connection=share,
         )
-        self.recorder = Recorder(self.sink, export_interval_ns=20_000_000)
+        self.recorder = Recorder(self.sink, export_interval_ns=20_000_000, size_of=estimated_size)
         self.thread = Worker("exporter", self.recorder.run)
         self.thread.start()
 

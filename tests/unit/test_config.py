@@ -40,7 +40,7 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_LOGS_ENDPOINT", "http://host:99999", "https://localhost:4317"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "unix:///run/x", "https://localhost:4317"),
         ("SPLUNK_PROFILER_MAX_STACK_DEPTH", "0", "1024"),
-        ("SPLUNK_PROFILER_EXPORT_INTERVAL", "-1", "1000"),
+        ("SPLUNK_PROFILER_EXPORT_INTERVAL", "-1", "the default"),
         ("SPLUNK_PROFILER_DATA_FORMAT", "json", "text"),
         ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
         ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
@@ -97,10 +97,19 @@ def _field(name: str) -> str:
 
 
 def test_settings_that_are_known_but_not_built_say_so() -> None:
-    resolved = from_env({"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"})
+    resolved = from_env({"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true"})
     assert len(resolved.warnings) == 2
     assert any("SPLUNK_PROFILER_MEMORY_ENABLED=true" in warning for warning in resolved.warnings)
-    assert any("text is sent" in warning for warning in resolved.warnings)
+    assert any("SPLUNK_SNAPSHOT_PROFILER_ENABLED=true" in warning for warning in resolved.warnings)
+
+
+def test_samples_are_gathered_longer_where_they_are_summed_up() -> None:
+    assert from_env({}).config.export_interval_ns == 1_000_000_000
+    assert from_env({"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}).config.export_interval_ns == 10_000_000_000
+    asked = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "500"}
+    assert from_env(asked).config.export_interval_ns == 500_000_000
+    with pytest.raises(ConfigError):
+        Config(export_interval_ms="500")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, Delivery, Outcome
+from splunk_profiler.model import Batch, Delivery, Outcome, Sample
 from splunk_profiler.sinks.late import LateSink
 
 
@@ -17,10 +17,10 @@ class Taking:
     """A sink that takes everything and remembers what was asked of it."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[Batch[Sample]] = []
         self.asked: list[str] = []
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> Outcome:
         self.batches.append(batch)
         return Outcome(Delivery.DELIVERED)
 

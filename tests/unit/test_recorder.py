@@ -10,7 +10,7 @@ import pytest
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Sample
-from splunk_profiler.recorder import Counters, Recorder
+from splunk_profiler.recorder import Counters, Recorder, estimated_size
 from splunk_profiler.threads import Signal
 
 SECOND_NS = 1_000_000_000
@@ -57,11 +57,11 @@ class ScriptedSink:
         self.batches: list[list[int]] = []
         self.closed = 0
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> Outcome:
         """Note the samples' times in seconds."""
         if not self.script:
             raise Enough
-        self.batches.append([sample.time_ns // SECOND_NS for sample in batch.samples])
+        self.batches.append([sample.time_ns // SECOND_NS for sample in batch.records])
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -82,7 +82,7 @@ def samples(first: int, last: int) -> list[Sample]:
     return [make_sample(number) for number in range(first, last + 1)]
 
 
-def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder:
+def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder[Sample]:
     return Recorder(
         sink,
         export_interval_ns=SECOND_NS,
@@ -94,12 +94,12 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder:
     )
 
 
-def run(recorder: Recorder) -> None:
+def run(recorder: Recorder[Sample]) -> None:
     with pytest.raises(Enough):
         recorder.run()
 
 
-def run_until_idle(recorder: Recorder, clock: Clock) -> None:
+def run_until_idle(recorder: Recorder[Sample], clock: Clock) -> None:
     def stop_when_idle(_: int) -> bool:
         if recorder.counters().waiting == 0:
             raise Enough
@@ -249,10 +249,10 @@ class BlockingSink:
     """An export waits until the test (or an interruption) answers it."""
 
     def __init__(self) -> None:
-        self.begun: SimpleQueue[Batch] = SimpleQueue()
+        self.begun: SimpleQueue[Batch[Sample]] = SimpleQueue()
         self.answers: SimpleQueue[Outcome] = SimpleQueue()
 
-    def export(self, batch: Batch) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> Outcome:
         """Tell the test, then wait for it."""
         self.begun.put(batch)
         return self.answers.get()
@@ -270,13 +270,13 @@ class BlockingSink:
 
 
 @pytest.fixture
-def blocking() -> tuple[BlockingSink, Recorder, threading.Thread]:
+def blocking() -> tuple[BlockingSink, Recorder[Sample], threading.Thread]:
     sink = BlockingSink()
-    recorder = Recorder(sink, export_interval_ns=1, batch_records=1)
+    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
     return sink, recorder, threading.Thread(target=recorder.run)
 
 
-Blocking = tuple[BlockingSink, Recorder, threading.Thread]
+Blocking = tuple[BlockingSink, Recorder[Sample], threading.Thread]
 
 
 def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> None:
@@ -321,7 +321,7 @@ def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
 
 def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
     sink = ScriptedSink(RETRY, RETRY)
-    recorder = Recorder(sink, export_interval_ns=1, batch_records=1)
+    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
     recorder.record(samples(1, 3))
     recorder.stop(0)  # before the thread has begun: it finds the end announced
     recorder.record(samples(4, 4))
@@ -332,7 +332,7 @@ def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
 
 def test_stop_without_a_running_thread_returns_and_counts() -> None:
     sink = ScriptedSink()
-    recorder = Recorder(sink, export_interval_ns=1)
+    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size)
     recorder.record(samples(1, 2))
     recorder.stop(60)
     assert recorder.counters() == Counters(recorded=2, lost_at_exit=2)

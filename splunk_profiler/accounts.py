@@ -1,0 +1,148 @@
+"""How much wall and CPU time each thread has used since its last sample, and what of the process's is in no sample.
+
+One `Accounts` belongs to one `Capture` and runs on its thread, the sampling worker's. Pure arithmetic on times that it is
+given, apart from the process's CPU clock; imports the model only.
+
+The values of all samples and remainders together add up: their CPU time is the process's, because what is on no
+sample is a remainder, and their wall time that of the threads, as far as it can be known when a thread has begun or
+ended between two snapshots. Whatever a snapshot gets wrong is corrected by the next ones; errors do not accumulate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from splunk_profiler.model import Remainder, Unseen
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """When a thread was started, as far as the system tells: from `earliest_ns` on, before `latest_ns`."""
+
+    earliest_ns: int
+    latest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a thread has used since its last sample."""
+
+    wall_ns: int
+    cpu_ns: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """A thread's times as of its last snapshot."""
+
+    settled_ns: int
+    cpu_ns: int
+    is_sampled: bool = False
+    missing_since_ns: int | None = None
+
+
+class Accounts:
+    """Keeps the accounts of all threads of the process: `begin`, `settle` for each thread, `end`, again and again.
+
+    Instants are on one clock that never goes back. The first snapshot opens the accounts: nothing has been used by then.
+
+    Args:
+        process_cpu_ns: CPU time of the whole process, threads that have ended included.
+    """
+
+    def __init__(self, process_cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
+        self._process_cpu_ns = process_cpu_ns
+        self._accounts: dict[int, _Account] = {}
+        self._now_ns = 0
+        self._before_ns: int | None = None
+        self._settled_cpu_ns = 0  # of the process: what is on a sample or in a remainder
+        self._internal_cpu_ns = 0  # since the last remainders
+        self._wall_ns = 0
+
+    def begin(self, now_ns: int) -> None:
+        """A snapshot was taken at this instant."""
+        if self._before_ns is None:
+            self._settled_cpu_ns = self._process_cpu_ns()
+        self._now_ns = max(now_ns, self._before_ns or 0)
+
+    def settle(self, thread: int, birth: Birth | None, cpu_ns: int, why_not: Unseen | None = None) -> Spent:
+        """What a thread of the snapshot has used.
+
+        Args:
+            thread: the operating system's id of it, or a negative number that is never given twice.
+            birth: if it is known.
+            cpu_ns: CPU time that it has used in its life; 0 if that cannot be read.
+            why_not: None if the answer goes into a sample.
+        """
+        account = self._accounts.get(thread)
+        if account is not None and 0 < cpu_ns < account.cpu_ns:
+            account = None  # another thread with an id that was given again
+        if account is None:
+            spent = self._first(birth, cpu_ns)
+            account = self._accounts[thread] = _Account(self._now_ns, cpu_ns)
+        else:
+            spent = Spent(self._now_ns - account.settled_ns, max(cpu_ns - account.cpu_ns, 0))
+        account.settled_ns, account.cpu_ns = self._now_ns, cpu_ns or account.cpu_ns
+        account.is_sampled, account.missing_since_ns = why_not is None, None
+        if why_not is Unseen.INTERNAL:
+            self._internal_cpu_ns += spent.cpu_ns
+        if why_not is not Unseen.UNSAMPLED:
+            self._settled_cpu_ns += spent.cpu_ns
+        return spent
+
+    def end(self) -> tuple[Remainder, ...]:
+        """All threads of the snapshot are settled: what is left."""
+        for thread, account in list(self._accounts.items()):
+            if account.settled_ns == self._now_ns:
+                continue
+            if account.missing_since_ns is None:
+                account.missing_since_ns = self._now_ns  # it may be back: walkers leave out a thread they cannot read
+            else:
+                del self._accounts[thread]
+                self._wall_ns += _rest_of_life(account)
+        self._before_ns = self._now_ns
+        return self._remainders()
+
+    def close(self, now_ns: int) -> tuple[Remainder, ...]:
+        """There are no more snapshots: what is left until this instant."""
+        now_ns = max(now_ns, self._now_ns)
+        for account in self._accounts.values():
+            if account.missing_since_ns is not None:
+                self._wall_ns += _rest_of_life(account)
+            elif account.is_sampled:
+                self._wall_ns += now_ns - account.settled_ns
+        self._accounts.clear()
+        return self._remainders() if self._before_ns is not None else ()
+
+    def _first(self, birth: Birth | None, cpu_ns: int) -> Spent:
+        """What a thread has used that was not in the snapshot before."""
+        before_ns, now_ns = self._before_ns, self._now_ns
+        if before_ns is None:
+            return Spent(0, 0)
+        if birth is not None and birth.latest_ns > before_ns:
+            earliest_ns, latest_ns = max(birth.earliest_ns, before_ns), min(birth.latest_ns, now_ns)
+            return Spent(now_ns - (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns)
+        # An old thread that has not run Python code before. What it had used by then is in the remainders.
+        return Spent(now_ns - before_ns, min(cpu_ns, now_ns - before_ns))
+
+    def _remainders(self) -> tuple[Remainder, ...]:
+        unsampled_ns = max(self._process_cpu_ns() - self._settled_cpu_ns, 0)
+        self._settled_cpu_ns += unsampled_ns
+        found = (
+            Remainder(Unseen.INTERNAL, 0, self._internal_cpu_ns),
+            Remainder(Unseen.UNSAMPLED, self._wall_ns, unsampled_ns),
+        )
+        self._internal_cpu_ns = self._wall_ns = 0
+        return tuple(remainder for remainder in found if remainder.wall_ns or remainder.cpu_ns)
+
+
+def _rest_of_life(account: _Account) -> int:
+    """How long a thread is taken to have lived after its last snapshot: it was not in the next one any more.
+
+    One half of the time between them: too much for one thread, too little for another, right for many.
+    """
+    if not account.is_sampled or account.missing_since_ns is None:
+        return 0
+    return (account.missing_since_ns - account.settled_ns) // 2

@@ -1,0 +1,297 @@
+"""Samples → profiles: what is equal in stack and labels within a period is one aggregate.
+
+Stands in front of the recorder's queue. `Aggregator.take` runs on the sampling worker's thread, `close` on the one that stops
+the profiler, after it. Imports the model and `threads`, never OpenTelemetry, a format or a sink.
+
+What it holds is bounded however many spans, threads and stacks there are. Beyond the bounds samples are told apart by less:
+first not by span, then not by thread, then not by anything but the stack, at last not by the stack. Their number and their
+times are always kept, and how many have lost a label is counted (`Profile.dropped_labels`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from splunk_profiler.guard import logger
+from splunk_profiler.model import (
+    Aggregate,
+    Frame,
+    Profile,
+    Remainder,
+    Sample,
+    Snapshot,
+    SpanRef,
+    Stack,
+    Thread,
+    Unseen,
+)
+from splunk_profiler.threads import let_others_run, real_lock
+
+Label = tuple[str, str | int]
+_SAMPLED = 1  # the W3C trace flag
+_SLICE = 64  # aggregates between two offers of the GIL
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much of a period is held.
+
+    Attributes:
+        spans: aggregates with all of their labels.
+        threads: further ones without span and trace.
+        states: further ones without the thread, either.
+        stacks: further ones with nothing but their stack.
+        frames: frames of all distinct stacks together.
+    """
+
+    spans: int = 2048
+    threads: int = 512
+    states: int = 512
+    stacks: int = 512
+    frames: int = 250_000
+
+
+def _pseudo_stack(function: str) -> Stack:
+    return Stack((Frame("[process]", function, "unknown", None),), truncated=False)
+
+
+MERGED = _pseudo_stack("merged")
+UNSEEN = {why: _pseudo_stack(why.value) for why in Unseen}
+
+
+class _Kept(NamedTuple):
+    """What samples are told apart by."""
+
+    stack: Stack
+    thread: Thread | None = None
+    state: str = ""
+    endpoint: str = ""
+    span: SpanRef | None = None
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The samples of one `_Kept`."""
+
+    first_ns: int
+    period_ns: int
+    count: int = 0
+    wall_ns: int = 0
+    cpu_ns: int = 0
+
+
+class _Period:
+    """What was seen since the last profile."""
+
+    def __init__(self, bounds: Bounds, time_ns: int, monotonic_ns: int) -> None:
+        self.time_ns = time_ns
+        self.began_ns = monotonic_ns
+        self.end_ns = time_ns
+        self.snapshots = self.periods_ns = self.dropped_labels = 0
+        self.remainders: dict[Unseen, tuple[int, int]] = {}
+        self.levels: list[dict[_Kept, _Sum]] = [{}, {}, {}, {}]
+        self._rooms = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
+        self._frames_left = bounds.frames
+        self._stacks: dict[tuple[tuple[Frame, ...], bool], Stack] = {}
+        self._last: dict[
+            int, tuple[Stack, Stack]
+        ] = {}  # thread's index → its last stack, and the one that stands for it
+        self._merged = _Sum(0, 0)
+
+    def add(self, sample: Sample) -> None:
+        """Count a sample where it belongs, or where there is room."""
+        found = self._sum_of(sample)
+        seen = sample.thread
+        found.count += 1
+        found.wall_ns += seen.wall_spent_ns
+        found.cpu_ns += seen.cpu_spent_ns
+
+    def leave(self, remainder: Remainder) -> None:
+        """Count time that is in no sample."""
+        wall_ns, cpu_ns = self.remainders.get(remainder.why, (0, 0))
+        self.remainders[remainder.why] = (wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns)
+
+    def sums(self) -> Iterable[tuple[_Kept, _Sum]]:
+        """All that was counted."""
+        for level in self.levels:
+            yield from level.items()
+        if self._merged.count:
+            yield _Kept(MERGED), self._merged
+
+    def _sum_of(self, sample: Sample) -> _Sum:
+        stack = self._stack(sample)
+        if stack is not None:
+            whole = _told_apart(sample, stack)
+            for level, (sums, room) in enumerate(zip(self.levels, self._rooms, strict=True)):
+                kept = _coarser(whole, level)
+                found = sums.get(kept)
+                if found is None and len(sums) < room:
+                    found = sums[kept] = _Sum(sample.time_ns, sample.period_ns)
+                if found is not None:
+                    self.dropped_labels += kept != whole
+                    return found
+        self.dropped_labels += 1
+        if not self._merged.count:
+            self._merged = _Sum(sample.time_ns, sample.period_ns)
+        return self._merged
+
+    def _stack(self, sample: Sample) -> Stack | None:
+        """The stack that stands for all with these frames; None if there is no room for another."""
+        stack, index = sample.thread.stack, sample.thread.thread.index
+        last = self._last.get(index)
+        if last is not None and last[0] is stack:
+            return last[1]
+        frames = (stack.frames, stack.truncated)
+        known = self._stacks.get(frames)
+        if known is None:
+            if len(stack.frames) > self._frames_left:
+                return None
+            self._frames_left -= len(stack.frames)
+            known = self._stacks[frames] = stack
+        self._last[index] = (stack, known)
+        return known
+
+
+class Aggregator:
+    """Gathers samples of a period into a profile and hands it on.
+
+    Args:
+        deliver: takes profiles; returns at once.
+        interval_ns: length of a period, which ends at the snapshot that is nearest to it.
+        endpoint_of: local root's span id → its name as of now, or empty.
+        bounds: how much is held.
+        monotonic_ns: the clock.
+    """
+
+    def __init__(
+        self,
+        deliver: Callable[[tuple[Profile]], None],
+        *,
+        interval_ns: int,
+        endpoint_of: Callable[[int], str] = lambda _: "",
+        bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._deliver = deliver
+        self._interval_ns = interval_ns
+        self._endpoint_of = endpoint_of
+        self._bounds = bounds
+        self._now_ns = monotonic_ns
+        self._lock = real_lock()  # guards what follows
+        self._period: _Period | None = None
+        self._dropped_labels = 0
+
+    @property
+    def dropped_labels(self) -> int:
+        """Samples that were merged under fewer labels than they had, in all periods."""
+        return self._dropped_labels
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Add what a snapshot says; delivers the profile if this is the end of its period."""
+        with self._lock:
+            period = self._period
+            if period is None:
+                begun_ns = self._now_ns() - snapshot.period_ns
+                period = self._period = _Period(self._bounds, snapshot.time_ns - snapshot.period_ns, begun_ns)
+            for sample in snapshot.samples:
+                period.add(sample)
+            for remainder in snapshot.remainders:
+                period.leave(remainder)
+            period.snapshots += 1
+            period.periods_ns += snapshot.period_ns
+            period.end_ns = snapshot.time_ns
+            now_ns = self._now_ns()
+            if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
+                return
+            self._period = _Period(self._bounds, snapshot.time_ns, now_ns)
+        self._send(period)
+
+    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+        """Deliver what was gathered. There are no more snapshots; `remainders` were used since, until `time_ns`."""
+        with self._lock:
+            period, self._period = self._period, None
+        if period is not None:
+            for remainder in remainders:
+                period.leave(remainder)
+            period.end_ns = time_ns
+            self._send(period)
+
+    def _send(self, period: _Period) -> None:
+        profile = self._profile(period)
+        if not profile.aggregates:
+            return
+        if profile.dropped_labels and not self._dropped_labels:
+            logger.info(
+                "there are more different spans, threads or stacks than a profile holds: samples beyond them"
+                " are counted without these (said once)"
+            )
+        self._dropped_labels += profile.dropped_labels
+        self._deliver((profile,))
+
+    def _profile(self, period: _Period) -> Profile:
+        aggregates = []
+        period_ns = period.periods_ns // max(period.snapshots, 1)
+        for number, (kept, found) in enumerate(period.sums(), 1):
+            if number % _SLICE == 0:
+                let_others_run()
+            labels = (*_time_labels(found.first_ns, found.period_ns), *self._labels(kept))
+            aggregates.append(Aggregate(kept.stack, labels, found.count, found.wall_ns, found.cpu_ns))
+        for why, (wall_ns, cpu_ns) in period.remainders.items():
+            labels = _time_labels(period.time_ns, period_ns)
+            aggregates.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
+        duration_ns = max(period.end_ns - period.time_ns, 0)
+        return Profile(period.time_ns, duration_ns, period_ns, tuple(aggregates), period.dropped_labels)
+
+    def _labels(self, kept: _Kept) -> tuple[Label, ...]:
+        found: list[Label] = [("source.event.name", "timer")] if kept.state else []
+        if (thread := kept.thread) is not None:
+            found.append(("thread.id", thread.ident))
+            if thread.native_id:
+                found.append(("thread.os.id", thread.native_id))
+            found.append(("thread.name", thread.name))
+        if kept.state:
+            found.append(("thread.state", kept.state))
+        if kept.stack.truncated:
+            found.append(("thread.stack.truncated", "true"))
+        endpoint = kept.endpoint
+        if (span := kept.span) is not None:
+            found += [("trace_id", f"{span.trace_id:032x}"), ("span_id", f"{span.span_id:016x}")]
+            if not span.trace_flags & _SAMPLED:
+                found.append(("trace_flags", f"{span.trace_flags:02x}"))  # such a span is nowhere to be found
+            if span.local_root_id:
+                found.append(("local_root_span_id", f"{span.local_root_id:016x}"))
+                endpoint = self._endpoint_of(span.local_root_id) or endpoint
+        if endpoint:
+            found.append(("endpoint", endpoint))
+        return tuple(found)
+
+
+def estimated_size(profile: Profile) -> int:
+    """About the bytes that a profile takes in memory; more than it has on the wire."""
+    return 1000 + sum(1000 + 8 * len(aggregate.stack.frames) for aggregate in profile.aggregates)
+
+
+def _time_labels(time_ns: int, period_ns: int) -> tuple[Label, ...]:
+    return (
+        ("source.event.time", time_ns // 1_000_000),
+        ("source.event.period", max(period_ns // 1_000_000, 1)),
+    )
+
+
+def _told_apart(sample: Sample, stack: Stack) -> _Kept:
+    seen, span = sample.thread, sample.span
+    endpoint = ""
+    if span is not None:
+        endpoint = span.endpoint
+        span = SpanRef(span.trace_id, span.span_id, span.trace_flags, span.local_root_id)
+    return _Kept(stack, seen.thread, "RUNNABLE" if seen.running else "WAITING", endpoint, span)
+
+
+def _coarser(whole: _Kept, level: int) -> _Kept:
+    if level == 0:
+        return whole
+    stack, thread, state, endpoint, _ = whole
+    return (_Kept(stack, thread, state, endpoint), _Kept(stack, None, state, endpoint), _Kept(stack))[level - 1]

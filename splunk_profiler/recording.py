@@ -1,0 +1,71 @@
+"""What becomes of snapshots: a record for each sample, or one for all that was sampled in a while.
+
+Both have a `Recorder` that delivers; `take` runs on the sampling worker's thread, `close` on the one that stops the profiler,
+after it. Must not import sinks, formats or OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from splunk_profiler import aggregator, recorder
+from splunk_profiler.aggregator import Aggregator
+from splunk_profiler.model import Profile, Remainder, Sample, Sink, Snapshot
+from splunk_profiler.recorder import Recorder
+
+
+class Recording(Protocol):
+    """Takes snapshots."""
+
+    @property
+    def recorder(self) -> Recorder[Any]:
+        """Delivers what they have become."""
+
+    def take(self, snapshot: Snapshot) -> None:
+        """A snapshot; returns at once, whatever becomes of the receiver."""
+
+    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+        """There are no more snapshots; `remainders` is what was used since the last one, until `time_ns`."""
+
+
+class SampleRecording:
+    """A record for each sample.
+
+    Args:
+        sink: where they go.
+        interval_ns: how long they are gathered before they are sent.
+    """
+
+    def __init__(self, sink: Sink[Sample], interval_ns: int) -> None:
+        self.recorder = Recorder(sink, export_interval_ns=interval_ns, size_of=recorder.estimated_size)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """See `Recording.take`."""
+        self.recorder.record(snapshot.samples)
+
+    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+        """See `Recording.close`: a sample has no remainders."""
+
+
+class ProfileRecording:
+    """A profile for each export interval.
+
+    Args:
+        sink: where they go.
+        interval_ns: how much time a profile covers.
+        endpoint_of: see `Aggregator`.
+    """
+
+    def __init__(self, sink: Sink[Profile], interval_ns: int, endpoint_of: Callable[[int], str]) -> None:
+        # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
+        self.recorder = Recorder(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
+        self._aggregator = Aggregator(self.recorder.record, interval_ns=interval_ns, endpoint_of=endpoint_of)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """See `Recording.take`."""
+        self._aggregator.take(snapshot)
+
+    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+        """See `Recording.close`."""
+        self._aggregator.close(remainders, time_ns)

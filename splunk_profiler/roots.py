@@ -1,0 +1,124 @@
+"""Span → the span with which its trace came into this process, and that one's name: the endpoint of what is sampled.
+
+`Roots` is a span processor of the application's provider; its `on_start` and `on_end` run on the application's threads and
+do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on the sampling worker's thread.
+Imports `spans` and the model, never the SDK. Takes no lock, so that a fork cannot leave one locked.
+
+A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
+the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only who
+publishes to host profilers knows (`Roots.known_root`); else nothing is said, rather than a wrong thing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from opentelemetry import trace
+
+from splunk_profiler import spans
+from splunk_profiler.model import SpanRef
+
+_REMEMBERED = 4096
+_UNKNOWN = 0
+
+
+class Roots:
+    """The local roots of this process's spans.
+
+    Args:
+        known_root: a span's local root, where somebody else has kept it; else None.
+    """
+
+    def __init__(self, known_root: Callable[[Any], int | None]) -> None:
+        self.known_root = known_root
+        self._of_trace: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # trace id → local root's id; _UNKNOWN if there were several
+        self._names: OrderedDict[int, Any] = OrderedDict()  # local root's id → its span, and its name once it has ended
+        self._provider: Any = None
+
+    def meet(self, provider: Any) -> None:
+        """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet."""
+        if provider is not None and provider is not self._provider:
+            self._provider = provider
+            if hasattr(provider, "add_span_processor"):
+                provider.add_span_processor(self)
+
+    def leave(self) -> None:
+        """Hear of no spans any more."""
+        provider, self._provider = self._provider, None
+        processors = getattr(provider, "_active_span_processor", None)
+        if self in getattr(processors, "_span_processors", ()):
+            with processors._lock:
+                processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
+        """Remember a local root."""
+        if _is_local_root(span):
+            self._remember(span)
+
+    def on_end(self, span: Any) -> None:
+        """Keep of a local root no more than its name."""
+        if _is_local_root(span):
+            span_id = span.context.span_id
+            if span_id in self._names:
+                self._names[span_id] = span.name
+
+    def _on_ending(self, span: Any) -> None:
+        """Nothing to do."""
+
+    def shutdown(self) -> None:
+        """Nothing to do: the profiler's end is not the provider's."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
+        """There is nothing to flush."""
+        return True
+
+    def span_ref(self, context: Any) -> SpanRef | None:
+        """As `spans.span_ref`, with the local root as far as it is known."""
+        ref = spans.span_ref(context)
+        if ref is None:
+            return None
+        root = self._root_of(trace.get_current_span(context), ref)
+        return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root, self.endpoint(root))
+
+    def endpoint(self, root: int) -> str:
+        """The name of a local root as of now, or the one it had at its end; empty if it is not known."""
+        named = self._names.get(root, "")
+        if type(named) is str:
+            return named
+        name = getattr(named, "name", "")
+        return name if type(name) is str else ""
+
+    def _root_of(self, span: Any, ref: SpanRef) -> int:
+        if span.get_span_context().is_remote:
+            return _UNKNOWN
+        if span.is_recording() and _is_local_root(span):
+            if ref.span_id not in self._names:  # it began before the profiler
+                self._remember(span)
+            return ref.span_id
+        known = self.known_root(span)
+        return known if known is not None else self._of_trace.get(ref.trace_id, _UNKNOWN)
+
+    def _remember(self, span: Any) -> None:
+        context = span.get_span_context()
+        _keep(self._names, context.span_id, span)
+        known = self._of_trace.get(context.trace_id, context.span_id)
+        _keep(self._of_trace, context.trace_id, known if known == context.span_id else _UNKNOWN)
+
+
+def _is_local_root(span: Any) -> bool:
+    """Whether a span of the SDK has no parent in this process."""
+    parent = getattr(span, "parent", None)
+    return parent is None or getattr(parent, "is_remote", False) or not getattr(parent, "is_valid", True)
+
+
+def _keep(known: OrderedDict[int, Any], key: int, value: Any) -> None:
+    known[key] = value
+    if len(known) > _REMEMBERED:
+        try:
+            known.popitem(last=False)
+        except KeyError:  # other threads made room
+            return

@@ -1,0 +1,46 @@
+"""Profiles → the bytes of an ``ExportLogsServiceRequest``: one record for each, more where one would be too large.
+
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification: Splunk profiling
+conventions, "ResourceLogs" to "LogRecord Fields", and the attributes of their pprof form.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from splunk_profiler.formats import pprof
+from splunk_profiler.model import Profile
+from splunk_profiler.sinks.encoding import Envelope, Resource, attributes, record_template
+from splunk_profiler.threads import let_others_run
+
+FORMAT = "pprof-gzip-base64"
+
+
+class ProfileEncoder:
+    """Encodes profiles; keeps what was encoded once.
+
+    Args:
+        resource: the resource of the process, asked for with each batch.
+        time_ns: the time of day, for when a record was handed over.
+    """
+
+    def __init__(self, resource: Callable[[], Resource], time_ns: Callable[[], int] = time.time_ns) -> None:
+        self._envelope = Envelope(resource)
+        self._time_ns = time_ns
+        self._template = record_template(FORMAT, {"profiling.instrumentation.source": "continuous"})
+
+    def encode(self, profiles: Iterable[Profile]) -> bytes:
+        """One request with the records of each of `profiles`, in their order."""
+        request, add = self._envelope.request()
+        observed_ns = self._time_ns()
+        for profile in profiles:
+            for part in pprof.parts(profile, pause=let_others_run):
+                record = add()
+                record.CopyFrom(self._template)
+                record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
+                record.time_unix_nano = profile.time_ns
+                record.observed_time_unix_nano = observed_ns
+                record.body.string_value = pprof.body(part)
+        message: bytes = request.SerializeToString()
+        return message
