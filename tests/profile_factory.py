@@ -1,0 +1,69 @@
+"""Makes profiles for tests of what happens after aggregation: small ones to be read, large ones to be split."""
+
+from __future__ import annotations
+
+import random
+
+from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+
+_SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
+_CHECKOUT = Frame("shop.cart.Cart", "checkout", "/srv/shop/cart.py", 41, 30)
+_TAX = Frame("shop.cart.Cart.checkout.<locals>", "<lambda>", "/srv/shop/cart.py", 38, 38)
+_WAIT = Frame("threading.Condition", "wait", "/usr/lib/python3.12/threading.py", 355, 323)
+_GENERATED = Frame("unknown", "step", "<string>", None)
+
+_THREAD = (("thread.id", 0x7FDE4D00C000), ("thread.os.id", 47619), ("thread.name", "worker-1"))
+_SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa0ba902b7"))
+
+
+def small_profile() -> Profile:
+    """Ten seconds of one thread, once in a span and in code that a compiler would name badly, once waiting."""
+    period = ("source.event.period", 10)
+    return Profile(
+        time_ns=1_780_000_000_000_000_000,
+        duration_ns=10_000_000_000,
+        period_ns=10_000_000,
+        aggregates=(
+            Aggregate(
+                Stack((_TAX, _CHECKOUT, _SERVE), truncated=False),
+                (("source.event.time", 1_780_000_000_010), period, *_THREAD, ("thread.state", "RUNNABLE"), *_SPAN),
+                count=300,
+                wall_ns=3_000_400_000,
+                cpu_ns=2_500_000_000,
+            ),
+            Aggregate(
+                Stack((_CHECKOUT, _SERVE), truncated=False),
+                (("source.event.time", 1_780_000_000_020), period, *_THREAD, ("thread.state", "RUNNABLE"), *_SPAN),
+                count=100,
+                wall_ns=1_000_000_000,
+                cpu_ns=500_000_000,
+            ),
+            Aggregate(
+                Stack((_WAIT, _GENERATED), truncated=True),
+                (
+                    ("source.event.time", 1_780_000_004_010),
+                    period,
+                    *_THREAD,
+                    ("thread.state", "WAITING"),
+                    ("thread.stack.truncated", "true"),
+                ),
+                count=600,
+                wall_ns=5_999_600_000,
+                cpu_ns=0,
+            ),
+        ),
+    )
+
+
+def large_profile(aggregates: int, *, dropped_labels: int = 0) -> Profile:
+    """As many aggregates, each with a stack of 40 frames and a span of its own; the same at every call."""
+    source = random.Random(aggregates)  # noqa: S311  # not for secrets
+    places = [Frame(f"shop.part{i % 30}.Part", f"step_{i}", f"/srv/shop/part{i % 30}.py", i, i) for i in range(1, 600)]
+    root = places[:30]
+    made = []
+    for number in range(aggregates):
+        stack = Stack((*source.choices(places, k=10), *root), truncated=False)
+        span = (("trace_id", f"{source.getrandbits(128):032x}"), ("span_id", f"{source.getrandbits(64):016x}"))
+        labels = (("source.event.time", 1_780_000_000_000 + number), ("thread.name", f"worker-{number % 50}"), *span)
+        made.append(Aggregate(stack, labels, 1, 10_000_000 + number, number))
+    return Profile(1_780_000_000_000_000_000, 10_000_000_000, 10_000_000, tuple(made), dropped_labels)
