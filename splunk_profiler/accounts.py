@@ -46,7 +46,7 @@ class _Account:
 class Accounts:
     """Keeps the accounts of all threads of the process: `begin`, `settle` for each thread, `end`, again and again.
 
-    Instants are on one clock that never goes back. The first snapshot opens the accounts: nothing has been used by then.
+    Instants are on one clock that never goes back. The first snapshot opens the accounts: nothing is used by then.
 
     Args:
         process_cpu_ns: CPU time of the whole process, threads that have ended included.

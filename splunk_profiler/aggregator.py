@@ -1,11 +1,11 @@
 """Samples → profiles: what is equal in stack and labels within a period is one aggregate.
 
-Stands in front of the recorder's queue. `Aggregator.take` runs on the sampling worker's thread, `close` on the one that stops
-the profiler, after it. Imports the model and `threads`, never OpenTelemetry, a format or a sink.
+Stands in front of the recorder's queue. `Aggregator.take` runs on the sampling worker's thread, `close` on the one that
+stops the profiler, after it. Imports the model and `threads`, never OpenTelemetry, a format or a sink.
 
-What it holds is bounded however many spans, threads and stacks there are. Beyond the bounds samples are told apart by less:
-first not by span, then not by thread, then not by anything but the stack, at last not by the stack. Their number and their
-times are always kept, and how many have lost a label is counted (`Profile.dropped_labels`).
+What it holds is bounded however many spans, threads and stacks there are. Beyond the bounds samples are told apart by
+less: first not by span, then not by thread, then not by anything but the stack, at last not by the stack. Their number
+and their times are always kept, and how many have lost a label is counted (`Profile.dropped_labels`).
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Aggregator:
         *,
         interval_ns: int,
         endpoint_of: Callable[[int], str] = lambda _: "",
-        bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+        bounds: Bounds = Bounds(),
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._deliver = deliver

@@ -250,7 +250,7 @@ class Config:
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
-        socket_directory: where the socket for host profilers is made; None is the system's directory for temporary files.
+        socket_directory: where the socket for host profilers is made; None is the system's for temporary files.
         correlation_buffer_size: how many ended transactions may wait for what host profilers say of them, 1 to
             1,000,000.
         custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.

@@ -221,8 +221,7 @@ class Profile:
     dropped_labels: int = 0
 
 
-Record = TypeVar("Record", Sample, Profile)  # what is sent as one log record
-_Sent = TypeVar("_Sent", Sample, Profile, contravariant=True)
+Record = TypeVar("Record", bound=Sample | Profile)  # what is sent as one log record
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +258,10 @@ class Outcome:
     rejected: int = 0
 
 
-class Sink(Protocol[_Sent]):
+class Sink(Protocol[Record]):
     """Where batches go. Called by one thread at a time, except `hurry`, `interrupt` and `shutdown`."""
 
-    def export(self, batch: Batch[_Sent]) -> Outcome:
+    def export(self, batch: Batch[Record]) -> Outcome:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
 
     def hurry(self, timeout_s: float) -> None:

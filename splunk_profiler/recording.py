@@ -1,7 +1,7 @@
 """What becomes of snapshots: a record for each sample, or one for all that was sampled in a while.
 
-Both have a `Recorder` that delivers; `take` runs on the sampling worker's thread, `close` on the one that stops the profiler,
-after it. Must not import sinks, formats or OpenTelemetry.
+Both have a `Recorder` that delivers; `take` runs on the sampling worker's thread, `close` on the one that stops the
+profiler, after it. Must not import sinks, formats or OpenTelemetry.
 """
 
 from __future__ import annotations

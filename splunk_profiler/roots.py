@@ -1,7 +1,7 @@
 """Span → the span with which its trace came into this process, and that one's name: the endpoint of what is sampled.
 
-`Roots` is a span processor of the application's provider; its `on_start` and `on_end` run on the application's threads and
-do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on the sampling worker's thread.
+`Roots` is a span processor of the application's provider; its `on_start` and `on_end` run on the application's threads
+and do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on the sampling worker's.
 Imports `spans` and the model, never the SDK. Takes no lock, so that a fork cannot leave one locked.
 
 A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
@@ -50,7 +50,7 @@ class Roots:
         """Hear of no spans any more."""
         provider, self._provider = self._provider, None
         processors = getattr(provider, "_active_span_processor", None)
-        if self in getattr(processors, "_span_processors", ()):
+        if processors is not None and self in getattr(processors, "_span_processors", ()):
             with processors._lock:
                 processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
 
