@@ -1,7 +1,7 @@
 """How much wall and CPU time each thread has used since its last sample, and what of the process's is in no sample.
 
-One `Accounts` belongs to one `Capture` and runs on its thread, the sampling worker's. Pure arithmetic on times that it is
-given, apart from the process's CPU clock; imports the model only.
+One `Accounts` belongs to one `Capture` and runs on its thread, the sampling worker's. Pure arithmetic on times that it
+is given, apart from the process's CPU clock; imports the model only.
 
 The values of all samples and remainders together add up: their CPU time is the process's, because what is on no
 sample is a remainder, and their wall time that of the threads, as far as it can be known when a thread has begun or

@@ -32,7 +32,7 @@ from splunk_profiler.threads import let_others_run, real_lock
 
 Label = tuple[str, str | int]
 _SAMPLED = 1  # the W3C trace flag
-_SLICE = 64  # aggregates between two offers of the GIL
+_SLICE = 64  # samples or aggregates between two offers of the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,19 @@ class _Sum:
 
 
 class _Period:
-    """What was seen since the last profile."""
+    """What was seen since the last profile.
 
-    def __init__(self, bounds: Bounds, time_ns: int, monotonic_ns: int) -> None:
+    Args:
+        bounds: how much is held.
+        time_ns: when it began, since the epoch.
+        began_ns: the same on the clock of the intervals.
+        period_ns: distance of the snapshots, as long as there is none.
+    """
+
+    def __init__(self, bounds: Bounds, time_ns: int, began_ns: int, period_ns: int) -> None:
         self.time_ns = time_ns
-        self.began_ns = monotonic_ns
+        self.began_ns = began_ns
+        self.period_ns = period_ns
         self.end_ns = time_ns
         self.snapshots = self.periods_ns = self.dropped_labels = 0
         self.remainders: dict[Unseen, tuple[int, int]] = {}
@@ -96,9 +104,9 @@ class _Period:
         self._rooms = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
         self._frames_left = bounds.frames
         self._stacks: dict[tuple[tuple[Frame, ...], bool], Stack] = {}
-        self._last: dict[
-            int, tuple[Stack, Stack]
-        ] = {}  # thread's index → its last stack, and the one that stands for it
+        self._sums: dict[tuple[object, ...], _Sum] = {}  # those of the first level by what is quickly made of a sample
+        # The index of a thread → its last stack, and the one that stands for it.
+        self._last: dict[int, tuple[Stack, Stack]] = {}
         self._merged = _Sum(0, 0)
 
     def add(self, sample: Sample) -> None:
@@ -124,12 +132,21 @@ class _Period:
     def _sum_of(self, sample: Sample) -> _Sum:
         stack = self._stack(sample)
         if stack is not None:
+            thread, span = sample.thread.thread, sample.span
+            key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running)
+            if span is not None:
+                key += (span.trace_id, span.span_id, span.local_root_id)
+            known = self._sums.get(key)
+            if known is not None:
+                return known
             whole = _told_apart(sample, stack)
             for level, (sums, room) in enumerate(zip(self.levels, self._rooms, strict=True)):
                 kept = _coarser(whole, level)
                 found = sums.get(kept)
                 if found is None and len(sums) < room:
                     found = sums[kept] = _Sum(sample.time_ns, sample.period_ns)
+                    if level == 0:
+                        self._sums[key] = found
                 if found is not None:
                     self.dropped_labels += kept != whole
                     return found
@@ -194,9 +211,13 @@ class Aggregator:
         with self._lock:
             period = self._period
             if period is None:
-                begun_ns = self._now_ns() - snapshot.period_ns
-                period = self._period = _Period(self._bounds, snapshot.time_ns - snapshot.period_ns, begun_ns)
-            for sample in snapshot.samples:
+                began_ns = self._now_ns() - snapshot.period_ns
+                period = self._period = _Period(
+                    self._bounds, snapshot.time_ns - snapshot.period_ns, began_ns, snapshot.period_ns
+                )
+            for number, sample in enumerate(snapshot.samples, 1):
+                if number % _SLICE == 0:
+                    let_others_run()
                 period.add(sample)
             for remainder in snapshot.remainders:
                 period.leave(remainder)
@@ -206,7 +227,7 @@ class Aggregator:
             now_ns = self._now_ns()
             if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
                 return
-            self._period = _Period(self._bounds, snapshot.time_ns, now_ns)
+            self._period = _Period(self._bounds, snapshot.time_ns, now_ns, snapshot.period_ns)
         self._send(period)
 
     def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
@@ -233,7 +254,7 @@ class Aggregator:
 
     def _profile(self, period: _Period) -> Profile:
         aggregates = []
-        period_ns = period.periods_ns // max(period.snapshots, 1)
+        period_ns = period.periods_ns // period.snapshots if period.snapshots else period.period_ns
         for number, (kept, found) in enumerate(period.sums(), 1):
             if number % _SLICE == 0:
                 let_others_run()

@@ -42,6 +42,7 @@ class Roots:
     def meet(self, provider: Any) -> None:
         """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet."""
         if provider is not None and provider is not self._provider:
+            self.leave()
             self._provider = provider
             if hasattr(provider, "add_span_processor"):
                 provider.add_span_processor(self)

@@ -1,0 +1,184 @@
+"""What each thread has used since its last sample, and that it all adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splunk_profiler.accounts import Accounts, Birth, Spent
+from splunk_profiler.model import Remainder, Unseen
+
+MS = 1_000_000
+TICK = 10 * MS
+
+
+class World:
+    """The clocks of a process: what all threads have used, ended ones and others included."""
+
+    def __init__(self) -> None:
+        self.cpu_ns = 700 * MS
+        self.accounts = Accounts(lambda: self.cpu_ns)
+
+    def snapshot(
+        self, now_ms: int, *threads: tuple[int, Birth | None, int], why_not: Unseen | None = None
+    ) -> tuple[list[Spent], tuple[Remainder, ...]]:
+        self.accounts.begin(now_ms * MS)
+        spent = [self.accounts.settle(thread, birth, cpu * MS, why_not) for thread, birth, cpu in threads]
+        return spent, self.accounts.end()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def unsampled(wall_ms: int, cpu_ms: int) -> Remainder:
+    return Remainder(Unseen.UNSAMPLED, wall_ms * MS, cpu_ms * MS)
+
+
+def test_the_first_snapshot_opens_the_accounts(world: World) -> None:
+    assert world.snapshot(1000, (1, None, 600)) == ([Spent(0, 0)], ())
+
+
+def test_a_sample_stands_for_the_time_since_the_one_before_however_late_it_is(world: World) -> None:
+    world.snapshot(1000, (1, None, 600), (2, None, 50))
+    world.cpu_ns += 35 * MS
+    spent, remainders = world.snapshot(1073, (1, None, 630), (2, None, 55))
+    assert spent == [Spent(73 * MS, 30 * MS), Spent(73 * MS, 5 * MS)]
+    assert remainders == ()
+
+
+def test_a_new_thread_has_used_what_it_has_since_its_birth(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.cpu_ns += 20 * MS
+    spent, remainders = world.snapshot(1100, (1, None, 600), (2, Birth(1050 * MS, 1060 * MS), 20))
+    assert spent[1] == Spent(45 * MS, 20 * MS)  # in the middle of the tick in which it was born
+    assert remainders == ()
+
+
+def test_the_birth_of_a_thread_is_after_the_snapshot_that_had_it_not(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    spent, _ = world.snapshot(1100, (1, None, 600), (2, Birth(995 * MS, 1005 * MS), 0))
+    assert spent[1].wall_ns == 100 * MS - 5 * MS // 2
+
+
+def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_time(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.cpu_ns += 30 * MS
+    spent, _ = world.snapshot(1100, (1, None, 630), (2, Birth(0, TICK), 80), (3, None, 5000))
+    assert spent[1:] == [Spent(100 * MS, 80 * MS), Spent(100 * MS, 100 * MS)]
+    world.cpu_ns += 100 * MS  # what was too much is not given out a second time
+    _, remainders = world.snapshot(1200, (1, None, 630), (2, None, 80), (3, None, 5000))
+    assert remainders == ()
+
+
+def test_what_threads_that_are_left_out_use_is_a_remainder_without_wall_time(world: World) -> None:
+    world.snapshot(1000, (9, None, 10), why_not=Unseen.INTERNAL)
+    world.cpu_ns += 7 * MS
+    _, remainders = world.snapshot(1100, (9, None, 17), why_not=Unseen.INTERNAL)
+    assert remainders == (Remainder(Unseen.INTERNAL, 0, 7 * MS),)
+
+
+def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.cpu_ns += 40 * MS
+    _, remainders = world.snapshot(1100, (1, None, 610))
+    assert remainders == (unsampled(0, 30),)
+
+
+def test_a_thread_that_has_ended_is_taken_to_have_lived_for_half_of_the_time_that_it_was_not_seen(world: World) -> None:
+    world.snapshot(1000, (1, None, 600), (2, None, 5))
+    world.cpu_ns += 4 * MS
+    assert world.snapshot(1100, (1, None, 600))[1] == (unsampled(0, 4),)
+    assert world.snapshot(1200, (1, None, 600))[1] == (unsampled(50, 0),)
+    assert world.snapshot(1300, (1, None, 600))[1] == ()
+
+
+def test_a_thread_that_was_left_out_of_one_snapshot_has_lost_nothing(world: World) -> None:
+    world.snapshot(1000, (1, None, 600), (2, None, 5))
+    world.cpu_ns += 8 * MS
+    assert world.snapshot(1100, (1, None, 600))[1] == (unsampled(0, 8),)
+    spent, remainders = world.snapshot(1200, (1, None, 600), (2, None, 13))
+    assert spent[1] == Spent(200 * MS, 8 * MS)
+    assert remainders == ()
+
+
+def test_a_thread_with_the_id_of_one_that_has_ended_begins_anew(world: World) -> None:
+    world.snapshot(1000, (2, None, 500))
+    world.cpu_ns += 3 * MS
+    spent, _ = world.snapshot(1100, (2, Birth(1090 * MS, 1100 * MS), 3))
+    assert spent == [Spent(5 * MS, 3 * MS)]
+
+
+def test_a_thread_whose_clock_could_not_be_read_goes_on_from_where_it_was(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    assert world.snapshot(1100, (1, None, 0))[0] == [Spent(100 * MS, 0)]
+    assert world.snapshot(1200, (1, None, 610))[0] == [Spent(100 * MS, 10 * MS)]
+
+
+def test_the_end_brings_what_was_used_since_the_last_snapshot(world: World) -> None:
+    world.snapshot(1000, (1, None, 600), (2, None, 0))
+    world.snapshot(1100, (1, None, 600))
+    world.cpu_ns += 9 * MS
+    assert world.accounts.close(1130 * MS) == (unsampled(30 + 50, 9),)
+
+
+def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> None:
+    assert world.accounts.close(1000 * MS) == ()
+
+
+@dataclass(frozen=True)
+class Life:
+    born_ms: int
+    ended_ms: int
+    busy: float  # share of its time in which it uses the CPU
+
+    def cpu_ns_at(self, now_ms: int) -> int:
+        return int(max(min(now_ms, self.ended_ms) - self.born_ms, 0) * self.busy * MS)
+
+
+lives = st.builds(
+    lambda born, length, busy: Life(born, born + length, busy),
+    st.integers(0, 5_000),
+    st.integers(1, 5_000),
+    st.floats(0, 1),
+)
+gaps = st.lists(st.integers(1, 300), min_size=1, max_size=60)
+
+
+@given(st.lists(lives, max_size=12), gaps)
+def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_thread_began_or_ended(
+    population: list[Life], distances: list[int]
+) -> None:
+    now_ms = 100
+    accounts = Accounts(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
+    begun_ms, wall_ns, cpu_ns, slack_ns = now_ms, 0, 0, 0
+    begun_cpu_ns = sum(life.cpu_ns_at(now_ms) for life in population)
+    instants = [now_ms]
+    for distance in distances:
+        instants.append(instants[-1] + distance)
+    for now_ms in instants:  # which the process's clock reads
+        accounts.begin(now_ms * MS)
+        for number, life in enumerate(population, 1):
+            if life.born_ms <= now_ms < life.ended_ms:
+                tick = life.born_ms // 10 * 10
+                spent = accounts.settle(number, Birth(tick * MS, tick * MS + TICK), life.cpu_ns_at(now_ms))
+                wall_ns, cpu_ns = wall_ns + spent.wall_ns, cpu_ns + spent.cpu_ns
+        for remainder in accounts.end():
+            wall_ns, cpu_ns = wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns
+    for remainder in accounts.close(now_ms * MS):
+        wall_ns, cpu_ns = wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns
+    lived_ns = sum(max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) for life in population) * MS
+    for life in population:
+        seen = [instant for instant in instants if life.born_ms <= instant < life.ended_ms]
+        if not seen:
+            slack_ns += max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) * MS
+            continue
+        slack_ns += TICK if life.born_ms > begun_ms else 0
+        later = [instant for instant in instants if instant >= life.ended_ms]
+        slack_ns += (later[0] - seen[-1]) * MS if later else 0
+    assert cpu_ns == sum(life.cpu_ns_at(now_ms) for life in population) - begun_cpu_ns
+    assert abs(wall_ns - lived_ns) <= slack_ns

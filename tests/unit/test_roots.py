@@ -1,0 +1,158 @@
+"""Which local root a sampled span is given, and by what name; on the SDK's own spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+from splunk_profiler.model import SpanRef
+from splunk_profiler.roots import Roots
+
+TRACE = 0x0AF7651916CD43DD8448EB211C80319C
+
+
+class Spans:
+    """A provider that `Roots` has met.
+
+    Attributes:
+        kept: what whoever publishes would say of a span: span id → local root.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+        self.roots = Roots(lambda span: self.kept.get(span.get_span_context().span_id))
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.tracer = self.provider.get_tracer("test")
+        self.roots.meet(self.provider)
+
+    def start(self, name: str, parent: trace.Span | None = None) -> trace.Span:
+        return self.tracer.start_span(name, trace.set_span_in_context(parent or trace.INVALID_SPAN))
+
+    def from_outside(self, name: str, span_id: int = 0xABC) -> trace.Span:
+        remote = trace.SpanContext(TRACE, span_id, is_remote=True, trace_flags=trace.TraceFlags(1))
+        return self.start(name, trace.NonRecordingSpan(remote))
+
+    def ref(self, span: trace.Span) -> SpanRef:
+        found = self.roots.span_ref(trace.set_span_in_context(span))
+        assert found is not None
+        assert (found.trace_id, found.span_id) == (span.get_span_context().trace_id, id_of(span))
+        return found
+
+
+def id_of(span: Any) -> int:
+    return int(span.get_span_context().span_id)
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    made = Spans()
+    yield made
+    made.roots.leave()
+
+
+def test_all_spans_of_a_trace_have_the_root_with_which_it_began_here(spans: Spans) -> None:
+    root = spans.start("GET")
+    child = spans.start("query", root)
+    grandchild = spans.start("parse", child)
+    for span in (root, child, grandchild):
+        assert (spans.ref(span).local_root_id, spans.ref(span).endpoint) == (id_of(root), "GET")
+
+
+def test_a_span_whose_parent_is_in_another_process_is_a_local_root(spans: Spans) -> None:
+    root = spans.from_outside("POST /orders")
+    child = spans.start("insert", root)
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "POST /orders")
+
+
+def test_the_name_is_that_of_the_moment_and_after_the_end_the_last_one(spans: Spans) -> None:
+    root = spans.start("GET")
+    child = spans.start("query", root)
+    root.update_name("GET /cart/{id}")
+    assert spans.ref(child).endpoint == spans.roots.endpoint(id_of(root)) == "GET /cart/{id}"
+    root.end()
+    assert spans.ref(child).endpoint == spans.roots.endpoint(id_of(root)) == "GET /cart/{id}"
+
+
+def test_a_trace_that_has_come_in_twice_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
+    first, second = spans.from_outside("first", 1), spans.from_outside("second", 2)
+    first.end()
+    children = [spans.start("child", first), spans.start("child", second)]
+    assert [spans.ref(child).local_root_id for child in children] == [0, 0]
+    assert [spans.ref(child).endpoint for child in children] == ["", ""]
+    assert spans.ref(second).local_root_id == id_of(second)
+    spans.kept = {id_of(children[0]): id_of(first)}
+    assert (spans.ref(children[0]).local_root_id, spans.ref(children[0]).endpoint) == (id_of(first), "first")
+
+
+def test_a_root_that_was_there_before_is_known_once_it_was_sampled(spans: Spans) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    root = provider.get_tracer("test").start_span("early")
+    spans.roots.meet(provider)
+    child = provider.get_tracer("test").start_span("child", trace.set_span_in_context(root))
+    assert spans.ref(child).local_root_id == 0
+    assert spans.ref(root).endpoint == "early"
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "early")
+    root.update_name("later")
+    assert spans.ref(child).endpoint == "later"
+    spans.roots.leave()
+
+
+def test_what_comes_from_another_process_as_it_is_has_no_root_here(spans: Spans) -> None:
+    root = spans.from_outside("GET")
+    remote = trace.SpanContext(TRACE, 0xABC, is_remote=True, trace_flags=trace.TraceFlags(1))
+    assert spans.ref(root).local_root_id == id_of(root)
+    assert spans.ref(trace.NonRecordingSpan(remote)).local_root_id == 0
+
+
+def test_a_span_that_is_not_sampled_has_no_root_but_where_it_was_kept(spans: Spans) -> None:
+    span = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False).get_tracer("test").start_span("dropped")
+    assert spans.ref(span).local_root_id == 0
+    spans.kept = {id_of(span): 77}
+    assert spans.ref(span).local_root_id == 77
+
+
+def test_no_span_no_answer(spans: Spans) -> None:
+    assert spans.roots.span_ref({}) is None
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -> None:
+    first = spans.start("first")
+    for _ in range(5000):
+        last = spans.start("last")
+        last.end()
+    assert spans.roots.endpoint(id_of(first)) == ""
+    assert spans.roots.endpoint(id_of(last)) == "last"
+
+
+class Counting(Roots):
+    """Counts the spans of which it hears."""
+
+    heard = 0
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self.heard += 1
+        super().on_start(span, parent_context)
+
+
+def test_a_provider_is_met_once_and_left_as_it_was() -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    roots = Counting(lambda _: None)
+    for _ in range(3):
+        roots.meet(provider)
+    provider.get_tracer("test").start_span("heard")
+    assert roots.heard == 1
+    roots.leave()
+    provider.get_tracer("test").start_span("unheard")
+    assert roots.heard == 1
+
+
+def test_a_provider_that_takes_no_processors_is_left_alone() -> None:
+    roots = Roots(lambda _: None)
+    roots.meet(trace.NoOpTracerProvider())
+    roots.meet(None)
+    roots.leave()
