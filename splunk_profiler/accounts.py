@@ -35,10 +35,19 @@ class Spent:
 
 @dataclass(slots=True)
 class _Account:
-    """A thread's times as of its last snapshot."""
+    """What is known of a thread.
+
+    Attributes:
+        settled_ns: its wall time until this instant is in samples.
+        cpu_ns: CPU time that it had used when it was seen last.
+        seen_ns: when that was.
+        is_sampled: it has been in a sample.
+        missing_since_ns: the first snapshot without it.
+    """
 
     settled_ns: int
     cpu_ns: int
+    seen_ns: int
     is_sampled: bool = False
     missing_since_ns: int | None = None
 
@@ -80,12 +89,14 @@ class Accounts:
         if account is not None and 0 < cpu_ns < account.cpu_ns:
             account = None  # another thread with an id that was given again
         if account is None:
-            spent = self._first(birth, cpu_ns)
-            account = self._accounts[thread] = _Account(self._now_ns, cpu_ns)
+            since_ns, used_ns = self._first(birth, cpu_ns)
+            account = self._accounts[thread] = _Account(since_ns, cpu_ns, self._now_ns)
         else:
-            spent = Spent(self._now_ns - account.settled_ns, max(cpu_ns - account.cpu_ns, 0))
-        account.settled_ns, account.cpu_ns = self._now_ns, cpu_ns or account.cpu_ns
-        account.is_sampled, account.missing_since_ns = why_not is None, None
+            used_ns = max(cpu_ns - account.cpu_ns, 0)
+        spent = Spent(self._now_ns - account.settled_ns, used_ns)
+        account.cpu_ns, account.seen_ns, account.missing_since_ns = cpu_ns or account.cpu_ns, self._now_ns, None
+        if why_not is None:  # else the wall time waits for the next sample: threads are left out while they start, too
+            account.settled_ns, account.is_sampled = self._now_ns, True
         if why_not is Unseen.INTERNAL:
             self._internal_cpu_ns += spent.cpu_ns
         if why_not is not Unseen.UNSAMPLED:
@@ -95,7 +106,7 @@ class Accounts:
     def end(self) -> tuple[Remainder, ...]:
         """All threads of the snapshot are settled: what is left."""
         for thread, account in list(self._accounts.items()):
-            if account.settled_ns == self._now_ns:
+            if account.seen_ns == self._now_ns:
                 continue
             if account.missing_since_ns is None:
                 account.missing_since_ns = self._now_ns  # it may be back: walkers leave out a thread they cannot read
@@ -116,16 +127,16 @@ class Accounts:
         self._accounts.clear()
         return self._remainders() if self._before_ns is not None else ()
 
-    def _first(self, birth: Birth | None, cpu_ns: int) -> Spent:
-        """What a thread has used that was not in the snapshot before."""
+    def _first(self, birth: Birth | None, cpu_ns: int) -> tuple[int, int]:
+        """Since when a thread counts that was not in the snapshot before, and the CPU time that it has used since."""
         before_ns, now_ns = self._before_ns, self._now_ns
         if before_ns is None:
-            return Spent(0, 0)
+            return now_ns, 0
         if birth is not None and birth.latest_ns > before_ns:
             earliest_ns, latest_ns = max(birth.earliest_ns, before_ns), min(birth.latest_ns, now_ns)
-            return Spent(now_ns - (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns)
+            return (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
-        return Spent(now_ns - before_ns, min(cpu_ns, now_ns - before_ns))
+        return before_ns, min(cpu_ns, now_ns - before_ns)
 
     def _remainders(self) -> tuple[Remainder, ...]:
         unsampled_ns = max(self._process_cpu_ns() - self._settled_cpu_ns, 0)
@@ -145,4 +156,4 @@ def _rest_of_life(account: _Account) -> int:
     """
     if not account.is_sampled or account.missing_since_ns is None:
         return 0
-    return (account.missing_since_ns - account.settled_ns) // 2
+    return account.seen_ns - account.settled_ns + (account.missing_since_ns - account.seen_ns) // 2

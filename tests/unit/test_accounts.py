@@ -82,6 +82,18 @@ def test_what_threads_that_are_left_out_use_is_a_remainder_without_wall_time(wor
     assert remainders == (Remainder(Unseen.INTERNAL, 0, 7 * MS),)
 
 
+def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_the_rest_of_its_life(
+    world: World,
+) -> None:
+    birth = Birth(1030 * MS, 1040 * MS)
+    world.snapshot(1000, (1, None, 600))
+    world.snapshot(1100, (2, birth, 0), why_not=Unseen.INTERNAL)  # it is being started
+    assert world.snapshot(1200, (2, birth, 0))[0] == [Spent(165 * MS, 0)]
+    world.snapshot(1300, (2, birth, 0), why_not=Unseen.INTERNAL)  # it ends
+    world.snapshot(1400)
+    assert world.snapshot(1500)[1] == (unsampled(100 + 50, 0),)
+
+
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 40 * MS

@@ -1,0 +1,93 @@
+"""Profiles of real work, as a collector receives them: their times add up, their labels are right, their size is bounded.
+
+What a process used, and how long its threads lived, it says itself; see `targets/accounted_work.py`.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from received_profiles import ReceivedProfile, all_samples, read
+from receiver_process import Receiver
+from target_process import Target, profiled
+
+_NATIVE = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+
+
+def _run(
+    scenario: str, walker: str, seconds: float = 4, interval_ms: int = 10, **more: str
+) -> tuple[list[ReceivedProfile], dict[str, Any]]:
+    """Run a scenario to its end; (the profiles received, its ledger)."""
+    settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000", **more}
+    with Receiver() as receiver:
+        env = {**profiled(receiver.url, interval_ms, walker), **settings}
+        with Target("accounted_work.py", scenario, str(seconds), env=env) as target:
+            ledger = target.json("ledger")
+            assert target.finish() == 0, target.output
+        records = receiver.records(1)
+    assert all(record["attributes"]["profiling.data.format"] == "pprof-gzip-base64" for record in records)
+    return [read(record) for record in records], ledger
+
+
+def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any]) -> None:
+    samples = all_samples(profiles)
+    assert sum(sample.cpu_ns for sample in samples) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+    assert sum(sample.wall_ns for sample in samples) == pytest.approx(ledger["wall_ns"], rel=0.01)
+
+
+@_walkers
+@pytest.mark.parametrize("scenario", ["busy", "waiting", "short_lived", "tasks"])
+def test_cpu_times_add_up_to_the_processs_and_wall_times_to_the_threads_lives(scenario: str, walker: str) -> None:
+    _assert_adds_up(*_run(scenario, walker))
+
+
+@_NATIVE
+def test_times_add_up_however_few_samples_there_are() -> None:
+    profiles, ledger = _run("busy", "native", seconds=5, interval_ms=1700)
+    assert sum(sample.count for sample in all_samples(profiles)) <= 4 * 4
+    _assert_adds_up(profiles, ledger)
+
+
+@_NATIVE
+@pytest.mark.parametrize("published", ["true", "false"])
+def test_samples_of_requests_have_their_local_root_and_the_name_it_ended_up_with(published: str) -> None:
+    settings = {
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": published,
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": published,
+    }
+    profiles, ledger = _run("tasks", "native", **settings)
+    roots = ledger["roots"]
+    queries = [sample for sample in all_samples(profiles) if "__main__.query_items" in sample.functions]
+    assert {sample.labels["span_id"] for sample in queries} == set(roots)
+    for sample in queries:
+        assert sample.labels["local_root_span_id"] == roots[str(sample.labels["span_id"])]
+    names = {sample.labels["local_root_span_id"]: sample.labels["endpoint"] for sample in queries}
+    assert sorted(str(name) for name in names.values()) == [f"GET /items/{number}" for number in range(10)]
+
+
+@_walkers
+def test_ten_thousand_spans_a_second_lose_labels_but_no_time_and_take_bounded_memory(walker: str) -> None:
+    profiles, ledger = _run("many_spans", walker, seconds=6)
+    _assert_adds_up(profiles, ledger)
+    assert any("fewer labels" in comment for profile in profiles for comment in profile.comments)
+    assert max(len(profile.samples) for profile in profiles) < 4096
+    _, without = _run("many_spans", walker, seconds=6, SPLUNK_PROFILER_TRACING_STACKS_ONLY="true")
+    assert ledger["resident_kib"] - without["resident_kib"] < 20 << 10
+
+
+@_walkers
+def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
+    profiles, ledger = _run("forking", walker)
+    child, status = ledger["child"]
+    assert status == 0
+    of_parent = [profile for profile in profiles if profile.pid != child]
+    of_child = [profile for profile in profiles if profile.pid == child]
+    for profiles_of_one in (of_parent, of_child):
+        samples = all_samples(profiles_of_one)
+        assert any("__main__.compute" in sample.functions for sample in samples)
+    assert sum(sample.cpu_ns for sample in all_samples(of_parent)) == pytest.approx(ledger["cpu_ns"], rel=0.03)

@@ -1,0 +1,64 @@
+"""Profiles as a receiver has got them, with names and labels in place of numbers. Imports nothing of the package."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from dataclasses import dataclass
+from typing import Any
+
+from profile_schema import decode
+
+Label = str | int
+
+
+@dataclass(frozen=True)
+class ProfileSample:
+    """One sample of a profile: functions leaf first, values, labels."""
+
+    functions: tuple[str, ...]
+    count: int
+    wall_ns: int
+    cpu_ns: int
+    labels: dict[str, Label]
+
+
+@dataclass(frozen=True)
+class ReceivedProfile:
+    """A profile and the record that it came in."""
+
+    record: dict[str, Any]
+    samples: tuple[ProfileSample, ...]
+    comments: tuple[str, ...]
+
+    @property
+    def pid(self) -> int:
+        """The process that sent it."""
+        return int(self.record["resource"]["process.pid"])
+
+
+def read(record: dict[str, Any]) -> ReceivedProfile:
+    """The profile in a log record."""
+    message = decode(gzip.decompress(base64.b64decode(record["body"], validate=True)))
+    texts = list(message.string_table)
+    assert [(texts[kind.type], texts[kind.unit]) for kind in message.sample_type] == [
+        ("samples", "count"),
+        ("wall", "nanoseconds"),
+        ("cpu", "nanoseconds"),
+    ]
+    functions = {function.id: texts[function.name] for function in message.function}
+    places = {place.id: functions[place.line[0].function_id] for place in message.location}
+    samples = tuple(
+        ProfileSample(
+            tuple(places[place] for place in sample.location_id),
+            *sample.value,
+            {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
+        )
+        for sample in message.sample
+    )
+    return ReceivedProfile(record, samples, tuple(texts[comment] for comment in message.comment))
+
+
+def all_samples(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
+    """The samples of all of them."""
+    return [sample for profile in profiles for sample in profile.samples]

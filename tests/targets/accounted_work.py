@@ -1,0 +1,165 @@
+"""Work of known cost: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
+
+Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum of
+its threads' lifetimes from the profiler's start to its stop, and what else the test of that scenario wants to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marked_work import load_exporter, say
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import splunk_profiler
+
+TRACER = trace.get_tracer("accounted")
+
+
+class Ledger:
+    """How long all threads have lived."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lived_ns = 0
+        self.facts: dict[str, Any] = {}
+        self.begun_ns, self._cpu_ns = time.monotonic_ns(), time.process_time_ns()
+
+    def start(self, body: Callable[[], None], name: str | None = None) -> threading.Thread:
+        """A thread that runs `body`."""
+        begun_ns = time.monotonic_ns()
+
+        def live() -> None:
+            body()
+            lived_ns = time.monotonic_ns() - begun_ns
+            with self._lock:
+                self._lived_ns += lived_ns
+
+        thread = threading.Thread(target=live, name=name)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """The profiler is about to be stopped."""
+        self.facts |= {
+            "cpu_ns": time.process_time_ns() - self._cpu_ns,
+            "wall_ns": self._lived_ns + time.monotonic_ns() - self.begun_ns,
+        }
+
+
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(number * number for number in range(3_000))
+
+
+def busy(ledger: Ledger, seconds: float) -> None:
+    """Threads that never wait."""
+    for thread in [ledger.start(lambda: compute(seconds)) for _ in range(3)]:
+        thread.join()
+
+
+def waiting(ledger: Ledger, seconds: float) -> None:
+    """Many threads that wait, and one that works a little."""
+    over = threading.Event()
+    threads = [ledger.start(lambda: over.wait() and None) for _ in range(40)]
+    compute(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def short_lived(ledger: Ledger, seconds: float) -> None:
+    """Threads that live for a moment, and wait or work in it."""
+    until = time.monotonic() + seconds
+    turn = 0
+    while time.monotonic() < until:
+        turn += 1
+        length = 0.12 + 0.013 * (turn % 7)
+        threads = [ledger.start(lambda: compute(length))]  # noqa: B023  # they are joined below
+        threads += [ledger.start(lambda: time.sleep(length)) for _ in range(5)]  # noqa: B023
+        for thread in threads:
+            thread.join()
+
+
+def tasks(ledger: Ledger, seconds: float) -> None:
+    """Tasks of one event loop, each a request with a part that works and one that waits."""
+
+    async def request(number: int) -> None:
+        with TRACER.start_as_current_span("GET") as root:
+            root.update_name(f"GET /items/{number}")
+            with TRACER.start_as_current_span("query") as query:
+                ids[f"{query.get_span_context().span_id:016x}"] = f"{root.get_span_context().span_id:016x}"
+                query_items(seconds / 20)
+            await asyncio.sleep(0.01)
+
+    async def serve() -> None:
+        await asyncio.gather(*(request(number) for number in range(10)))
+
+    ids: dict[str, str] = {}
+    asyncio.run(serve())
+    ledger.facts["roots"] = ids
+    waiting(ledger, seconds / 2)
+
+
+def query_items(seconds: float) -> None:
+    compute(seconds)
+
+
+def many_spans(ledger: Ledger, seconds: float) -> None:
+    """Some ten thousand spans each second."""
+    count = [0] * 50
+    until = time.monotonic() + seconds
+
+    def serve(worker: int) -> None:
+        while time.monotonic() < until:
+            with TRACER.start_as_current_span("GET /"):
+                count[worker] += 1
+                time.sleep(0.004)
+
+    for thread in [ledger.start(lambda worker=worker: serve(worker)) for worker in range(len(count))]:  # type: ignore[misc]
+        thread.join()
+    ledger.facts["spans"] = sum(count)
+    ledger.facts["resident_kib"] = resident_kib()
+
+
+def resident_kib() -> int:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def forking(ledger: Ledger, seconds: float) -> None:
+    """A child that works on its own."""
+    child = os.fork()
+    if child == 0:
+        compute(seconds / 2)
+        splunk_profiler.stop()
+        os._exit(0)
+    compute(seconds / 2)
+    ledger.facts["child"] = [child, os.waitpid(child, 0)[1]]
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (busy, waiting, short_lived, tasks, many_spans, forking)}
+
+
+def main(scenario: str, seconds: float) -> None:
+    load_exporter()
+    trace.set_tracer_provider(TracerProvider())
+    assert splunk_profiler.start()
+    ledger = Ledger()
+    SCENARIOS[scenario](ledger, seconds)
+    ledger.close()
+    splunk_profiler.stop(10)
+    say("ledger", ledger.facts)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
