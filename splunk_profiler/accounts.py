@@ -66,6 +66,7 @@ class Accounts:
         self._accounts: dict[int, _Account] = {}
         self._now_ns = 0
         self._before_ns: int | None = None
+        self._last_but_one_ns = 0
         self._settled_cpu_ns = 0  # of the process: what is on a sample or in a remainder
         self._internal_cpu_ns = 0  # since the last remainders
         self._wall_ns = 0
@@ -113,6 +114,7 @@ class Accounts:
             else:
                 del self._accounts[thread]
                 self._wall_ns += _rest_of_life(account)
+        self._last_but_one_ns = self._now_ns if self._before_ns is None else self._before_ns
         self._before_ns = self._now_ns
         return self._remainders()
 
@@ -132,8 +134,9 @@ class Accounts:
         before_ns, now_ns = self._before_ns, self._now_ns
         if before_ns is None:
             return now_ns, 0
-        if birth is not None and birth.latest_ns > before_ns:
-            earliest_ns, latest_ns = max(birth.earliest_ns, before_ns), min(birth.latest_ns, now_ns)
+        # One that was born before that snapshot may have waited for the GIL then, before its first step.
+        if birth is not None and birth.latest_ns > self._last_but_one_ns:
+            earliest_ns, latest_ns = max(birth.earliest_ns, self._last_but_one_ns), min(birth.latest_ns, now_ns)
             return (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
         return before_ns, min(cpu_ns, now_ns - before_ns)

@@ -1,7 +1,7 @@
 """Work of known cost: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
 
-Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum of
-its threads' lifetimes from the profiler's start to its stop, and what else the test of that scenario wants to know.
+Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum
+of its threads' lifetimes from the profiler's start to its stop, and what else the test of that scenario wants to know.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def waiting(ledger: Ledger, seconds: float) -> None:
 
 
 def short_lived(ledger: Ledger, seconds: float) -> None:
-    """Threads that live for a moment, and wait or work in it."""
+    """Threads that live for some half a second, and wait or work in it."""
     until = time.monotonic() + seconds
     turn = 0
     while time.monotonic() < until:
         turn += 1
-        length = 0.12 + 0.013 * (turn % 7)
+        length = 0.4 + 0.07 * (turn % 5)
         threads = [ledger.start(lambda: compute(length))]  # noqa: B023  # they are joined below
-        threads += [ledger.start(lambda: time.sleep(length)) for _ in range(5)]  # noqa: B023
+        threads += [ledger.start(lambda: time.sleep(length)) for _ in range(12)]  # noqa: B023
         for thread in threads:
             thread.join()
 

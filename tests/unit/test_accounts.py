@@ -59,10 +59,17 @@ def test_a_new_thread_has_used_what_it_has_since_its_birth(world: World) -> None
     assert remainders == ()
 
 
-def test_the_birth_of_a_thread_is_after_the_snapshot_that_had_it_not(world: World) -> None:
+def test_a_thread_that_was_there_before_the_first_snapshot_counts_from_that_one(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     spent, _ = world.snapshot(1100, (1, None, 600), (2, Birth(995 * MS, 1005 * MS), 0))
     assert spent[1].wall_ns == 100 * MS - 5 * MS // 2
+
+
+def test_a_thread_that_had_not_made_its_first_step_at_the_snapshot_before_counts_from_its_birth(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.snapshot(1100, (1, None, 600))
+    spent, _ = world.snapshot(1200, (1, None, 600), (2, Birth(1080 * MS, 1090 * MS), 0))
+    assert spent[1].wall_ns == 115 * MS
 
 
 def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_time(world: World) -> None:
