@@ -95,6 +95,14 @@ def test_the_raw_form_has_units_files_and_first_lines(tmp_path: Path) -> None:
     assert re.search(r"^1: \S+ python +\[FN\]\[FL\]\[LN\]$", printed, re.M)
 
 
+def test_names_that_look_like_c_plus_plus_are_shown_whole(tmp_path: Path) -> None:
+    names = [("<frozen runpy>", "_run_code"), ("shop", "<lambda>"), ("shop.f.<locals>", "g"), ("shop.list[int]", "h")]
+    frames = tuple(Frame(namespace, function, "f.py", 1) for namespace, function in names)
+    profile = replace(small_profile(), aggregates=(Aggregate(Stack(frames, truncated=False), (), 1, 1, 10),))
+    shown = top(pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, profile)))
+    assert set(shown) == {f"{namespace}.{function}" for namespace, function in names}
+
+
 def test_names_of_any_characters_are_read(tmp_path: Path) -> None:
     every = "".join(map(chr, [*range(0x300), 0x2028, 0x2029, 0xD800, 0xDFFF, 0xFEFF, 0x1F600]))
     hostile = Aggregate(
