@@ -188,7 +188,7 @@ def test_the_frames_of_all_samples_are_counted() -> None:
 
 
 def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() -> None:
-    profile = large_profile(10_000, dropped_labels=3)
+    profile = large_profile(15_000, dropped_labels=3)
     found = parts(profile)
     assert len(found) > 1
     assert all(len(body(part)) <= MOST_BODY_BYTES for part in found)
