@@ -56,8 +56,8 @@ def small_profile() -> Profile:
 
 
 def large_profile(aggregates: int, *, dropped_labels: int = 0) -> Profile:
-    """As many aggregates, each with a stack of 40 frames and a span of its own; the same at every call."""
-    source = random.Random(aggregates)  # noqa: S311  # not for secrets
+    """As many aggregates, each with a stack of 40 frames and a span of its own."""
+    source = random.Random(aggregates)  # the same at every call
     places = [Frame(f"shop.part{i % 30}.Part", f"step_{i}", f"/srv/shop/part{i % 30}.py", i, i) for i in range(1, 600)]
     root = places[:30]
     made = []

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+from profile_factory import large_profile, small_profile
+
+from splunk_profiler.formats.pprof import body, parts
 
 EXAMPLES = ROOT / "examples"
-RUN_BELOW = {"batch.py", "seen_from_outside.py", "shop"}
+RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}
 
 
 def report_of(directory: Path) -> dict[str, Any]:
@@ -141,3 +144,30 @@ def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path
     data = report_of(tmp_path)
     assert "__main__.count_primes" in functions(data, "count primes")
     assert data["services"].keys() == {"batch"}
+
+
+def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path) -> None:
+    profiles = [parts(small_profile())[0], parts(large_profile(3))[0]]
+    records = [
+        {
+            "body": {"stringValue": text},
+            "attributes": [{"key": "profiling.data.format", "value": {"stringValue": name}}],
+        }
+        for name, text in (
+            ("pprof-gzip-base64", body(profiles[0])),
+            ("text", '"worker" #1 prio=0'),
+            ("pprof-gzip-base64", body(profiles[1])),
+        )
+    ]
+    lines = [json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}) for record in records]
+    (tmp_path / "logs.jsonl").write_text("\n".join([*lines, '{"resourceLogs": []}']) + "\n", "utf-8")
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / "extract_profiles.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    found = [Path(line) for line in ended.stdout.splitlines()]
+    assert [path.read_bytes() for path in found] == [part.gzipped for part in profiles]
+    assert all(path.suffix == ".pprof" and path.parent == tmp_path for path in found)

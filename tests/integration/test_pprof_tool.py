@@ -1,0 +1,162 @@
+"""``go tool pprof``, the format's own tool, reads what is written, and says nothing on stderr.
+
+The first call on a machine compiles the tool, which takes a minute where others want the processors too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_factory import large_profile, small_profile
+from profile_schema import decode
+
+from splunk_profiler.formats.pprof import message, parts
+from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+
+pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+
+
+def written(folder: Path, profile: Profile, **options: Any) -> list[str]:
+    """The names of the files that hold `profile`, one for each part."""
+    names = []
+    for number, part in enumerate(parts(profile, **options)):
+        names.append(f"{number}.pprof")
+        (folder / names[-1]).write_bytes(part.gzipped)
+    return names
+
+
+def pprof(folder: Path, *arguments: str) -> str:
+    """What the tool prints, which is nothing on stderr."""
+    done = subprocess.run(
+        ["go", "tool", "pprof", *arguments],
+        cwd=folder,
+        env={**os.environ, "GOTOOLCHAIN": "local", "PPROF_TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def top(printed: str) -> dict[str, tuple[int, int]]:
+    """Function → (flat, cumulative) nanoseconds, of ``-top -unit=ns``."""
+    rows = re.findall(r"^ *(\d+)(?:ns)? +\S+ +\S+ +(\d+)(?:ns)? +\S+  (.+)$", printed, re.M)
+    return {name: (int(flat), int(cumulative)) for flat, cumulative, name in rows}
+
+
+def test_the_hottest_functions_are_shown_by_cpu_if_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    printed = pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, small_profile()))
+    assert top(printed) == {
+        "shop.cart.Cart.checkout.<locals>.<lambda>": (2_500_000_000, 2_500_000_000),
+        "shop.cart.Cart.checkout": (500_000_000, 3_000_000_000),
+        "shop.app.serve": (0, 3_000_000_000),
+    }
+    assert "Type: cpu" in printed
+    assert "Duration: 10s" in printed
+
+
+def test_the_hottest_functions_are_shown_by_wall_time_too(tmp_path: Path) -> None:
+    printed = pprof(tmp_path, "-top", "-unit=ns", "-sample_index=wall", *written(tmp_path, small_profile()))
+    assert top(printed)["threading.Condition.wait"] == (5_999_600_000, 5_999_600_000)
+    assert top(printed)["shop.app.serve"] == (0, 4_000_400_000)
+
+
+def test_traces_have_their_labels(tmp_path: Path) -> None:
+    printed = pprof(tmp_path, "-traces", *written(tmp_path, small_profile()))
+    assert "trace_id:  4bf92f3577b34da6a3ce929d0e0e4736" in printed
+    assert "source.event.period:  10ms" in printed
+    assert "source.event.time:  1780000000010" in printed
+    assert "thread.stack.truncated:  true" in printed
+
+
+def test_samples_are_selected_by_a_label(tmp_path: Path) -> None:
+    printed = pprof(
+        tmp_path, "-top", "-unit=ns", "-tagfocus=span_id=00f067aa0ba902b7", "-sample_index=wall",
+        *written(tmp_path, small_profile()),
+    )  # fmt: skip
+    assert "threading.Condition.wait" not in top(printed)
+    assert top(printed)["shop.app.serve"] == (0, 4_000_400_000)
+
+
+def test_the_raw_form_has_units_files_and_first_lines(tmp_path: Path) -> None:
+    printed = pprof(tmp_path, "-raw", *written(tmp_path, small_profile()))
+    assert "samples/count wall/nanoseconds cpu/nanoseconds[dflt]" in printed
+    assert re.search(r"shop\.cart\.Cart\.checkout /srv/shop/cart\.py:41(:0)? s=30", printed)
+    assert re.search(r"^1: \S+ python +\[FN\]\[FL\]\[LN\]$", printed, re.M)
+
+
+def test_names_that_look_like_c_plus_plus_are_shown_whole(tmp_path: Path) -> None:
+    names = [("<frozen runpy>", "_run_code"), ("shop", "<lambda>"), ("shop.f.<locals>", "g"), ("shop.list[int]", "h")]
+    frames = tuple(Frame(namespace, function, "f.py", 1) for namespace, function in names)
+    profile = replace(small_profile(), aggregates=(Aggregate(Stack(frames, truncated=False), (), 1, 1, 10),))
+    shown = top(pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, profile)))
+    assert set(shown) == {f"{namespace}.{function}" for namespace, function in names}
+
+
+def test_names_of_any_characters_are_read(tmp_path: Path) -> None:
+    every = "".join(map(chr, [*range(0x300), 0x2028, 0x2029, 0xD800, 0xDFFF, 0xFEFF, 0x1F600]))
+    hostile = Aggregate(
+        Stack((Frame(every, every, every, None, 0), Frame("", "", "", 1 << 31, 1 << 31)), truncated=False),
+        (("thread.name", every), (every, every), ("", "no key"), ("empty", ""), ("none", 0), ("huge", 1 << 70)),
+        1,
+        2,
+        3,
+    )
+    nothing_known = Aggregate(Stack((), truncated=False), (), 0, 0, 0)
+    profile = replace(small_profile(), aggregates=(hostile, nothing_known))
+    for report in ("-top", "-traces", "-raw"):
+        assert "no report" not in pprof(tmp_path, report, *written(tmp_path, profile))
+
+
+def test_parts_together_show_what_the_whole_does(tmp_path: Path) -> None:
+    profile = large_profile(200)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    split = written(tmp_path / "parts", profile, most_body_bytes=20_000)
+    assert len(split) > 1
+    everything = ("-top", "-unit=ns", "-nodefraction=0", "-nodecount=0", "-sample_index=wall")
+    whole = pprof(tmp_path / "whole", *everything, *written(tmp_path / "whole", profile))
+    assert top(pprof(tmp_path / "parts", *everything, *split)) == top(whole)
+    assert len(top(whole)) > 500
+
+
+def test_the_schema_of_the_tests_is_the_tools_own(tmp_path: Path) -> None:
+    (name,) = written(tmp_path, small_profile())
+    done = subprocess.run(
+        ["go", "tool", "pprof", "-proto", "-output=again.pprof", name], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert b"again.pprof" in done.stderr
+    theirs = decode(gzip.decompress((tmp_path / "again.pprof").read_bytes()))
+    ours = decode(message(small_profile()))
+    assert [list(sample.value) for sample in theirs.sample] == [list(sample.value) for sample in ours.sample]
+    assert set(theirs.string_table) == set(ours.string_table)
+    assert named(theirs) == named(ours)
+    assert theirs.mapping[0].has_line_numbers
+    assert (theirs.time_nanos, theirs.duration_nanos, theirs.period) == (
+        ours.time_nanos,
+        ours.duration_nanos,
+        ours.period,
+    )
+    assert theirs.string_table[theirs.default_sample_type] == "cpu"
+
+
+def named(decoded: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Functions, lines and labels of a message with their texts: what does not depend on the order of a table."""
+    text = decoded.string_table
+    functions = [(f.id, text[f.name], text[f.system_name], text[f.filename], f.start_line) for f in decoded.function]
+    lines = [(row.id, row.mapping_id, row.line[0].function_id, row.line[0].line) for row in decoded.location]
+    labels = [
+        sorted((text[each.key], text[each.str], each.num, text[each.num_unit]) for each in sample.label)
+        for sample in decoded.sample
+    ]
+    return functions, lines, labels
