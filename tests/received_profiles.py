@@ -51,7 +51,9 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
     samples = tuple(
         ProfileSample(
             tuple(places[place] for place in sample.location_id),
-            *sample.value,
+            sample.value[0],
+            sample.value[1],
+            sample.value[2],
             {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
         )
         for sample in message.sample

@@ -33,7 +33,7 @@ class Ledger:
         self.facts: dict[str, Any] = {}
         self.begun_ns, self._cpu_ns = time.monotonic_ns(), time.process_time_ns()
 
-    def start(self, body: Callable[[], None], name: str | None = None) -> threading.Thread:
+    def start(self, body: Callable[[], None]) -> threading.Thread:
         """A thread that runs `body`."""
         begun_ns = time.monotonic_ns()
 
@@ -43,7 +43,7 @@ class Ledger:
             with self._lock:
                 self._lived_ns += lived_ns
 
-        thread = threading.Thread(target=live, name=name)
+        thread = threading.Thread(target=live)
         thread.start()
         return thread
 
@@ -70,7 +70,11 @@ def busy(ledger: Ledger, seconds: float) -> None:
 def waiting(ledger: Ledger, seconds: float) -> None:
     """Many threads that wait, and one that works a little."""
     over = threading.Event()
-    threads = [ledger.start(lambda: over.wait() and None) for _ in range(40)]
+
+    def wait() -> None:
+        over.wait()
+
+    threads = [ledger.start(wait) for _ in range(40)]
     compute(seconds)
     over.set()
     for thread in threads:
