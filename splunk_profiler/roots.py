@@ -36,7 +36,10 @@ class Roots:
         self._of_trace: OrderedDict[int, int] = (
             OrderedDict()
         )  # trace id → local root's id; _UNKNOWN if there were several
-        self._names: OrderedDict[int, Any] = OrderedDict()  # local root's id → its span, and its name once it has ended
+        # Local root's id → its span, and its name once it has ended: of all, and of those that were sampled, whose names
+        # are asked for when many others have come and gone.
+        self._names: OrderedDict[int, Any] = OrderedDict()
+        self._sampled: OrderedDict[int, Any] = OrderedDict()
         self._provider: Any = None
 
     def meet(self, provider: Any) -> None:
@@ -64,8 +67,9 @@ class Roots:
         """Keep of a local root no more than its name."""
         if _is_local_root(span):
             span_id = span.context.span_id
-            if span_id in self._names:
-                self._names[span_id] = span.name
+            for names in (self._names, self._sampled):
+                if span_id in names:
+                    names[span_id] = span.name
 
     def _on_ending(self, span: Any) -> None:
         """Nothing to do."""
@@ -83,11 +87,13 @@ class Roots:
         if ref is None:
             return None
         root = self._root_of(trace.get_current_span(context), ref)
+        if root not in self._sampled and (named := self._names.get(root)) is not None:
+            _keep(self._sampled, root, named)
         return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root, self.endpoint(root))
 
     def endpoint(self, root: int) -> str:
-        """The name of a local root as of now, or the one it had at its end; empty if it is not known."""
-        named = self._names.get(root, "")
+        """The name of a sampled span's local root as of now, or the one it had at its end; empty if it is not known."""
+        named = self._sampled.get(root, "")
         if type(named) is str:
             return named
         name = getattr(named, "name", "")
@@ -96,7 +102,8 @@ class Roots:
     def _root_of(self, span: Any, ref: SpanRef) -> int:
         if span.get_span_context().is_remote:
             return _UNKNOWN
-        if span.is_recording() and _is_local_root(span):
+        knows_its_parent = isinstance(getattr(span, "parent", span), (trace.SpanContext, type(None)))
+        if knows_its_parent and _is_local_root(span):
             if ref.span_id not in self._names:  # it began before the profiler
                 self._remember(span)
             return ref.span_id
@@ -111,9 +118,9 @@ class Roots:
 
 
 def _is_local_root(span: Any) -> bool:
-    """Whether a span of the SDK has no parent in this process."""
-    parent = getattr(span, "parent", None)
-    return parent is None or getattr(parent, "is_remote", False) or not getattr(parent, "is_valid", True)
+    """Whether a span of the SDK, which gives it no parent that is not valid, has none in this process."""
+    parent = span.parent
+    return parent is None or parent.is_remote
 
 
 def _keep(known: OrderedDict[int, Any], key: int, value: Any) -> None:

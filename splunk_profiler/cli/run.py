@@ -53,7 +53,13 @@ def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
 @click.command(context_settings={"allow_interspersed_args": False})
 @_setting("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000.")
 @_setting("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317.")
-@_setting("--export-interval-ms", "SPLUNK_PROFILER_EXPORT_INTERVAL", "MS", "Milliseconds between two exports; 1000.")
+@_setting(
+    "--export-interval-ms",
+    "SPLUNK_PROFILER_EXPORT_INTERVAL",
+    "MS",
+    "Milliseconds between exports; 1000, for pprof 10000.",
+)
+@_setting("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
 @_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
 @_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
 @_switch(

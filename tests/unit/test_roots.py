@@ -121,12 +121,19 @@ def test_no_span_no_answer(spans: Spans) -> None:
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -> None:
-    first = spans.start("first")
+    sampled, first = spans.start("sampled"), spans.start("first")
+    spans.ref(sampled)
     for _ in range(5000):
         last = spans.start("last")
-        last.end()
-    assert spans.roots.endpoint(id_of(first)) == ""
-    assert spans.roots.endpoint(id_of(last)) == "last"
+    sampled.update_name("sampled, later")
+    sampled.end()
+    of_first, of_last = spans.start("child", first), spans.start("child", last)
+    assert spans.roots.endpoint(id_of(sampled)) == "sampled, later"
+    assert (spans.ref(of_first).local_root_id, spans.ref(of_first).endpoint) == (0, "")
+    assert (spans.ref(of_last).local_root_id, spans.ref(of_last).endpoint) == (id_of(last), "last")
+    for _ in range(5000):
+        spans.ref(spans.start("more"))
+    assert spans.roots.endpoint(id_of(sampled)) == ""
 
 
 class Counting(Roots):
