@@ -33,11 +33,10 @@ class Roots:
 
     def __init__(self, known_root: Callable[[Any], int | None]) -> None:
         self.known_root = known_root
-        self._of_trace: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # trace id → local root's id; _UNKNOWN if there were several
-        # Local root's id → its span, and its name once it has ended: of all, and of those that were sampled, whose names
-        # are asked for when many others have come and gone.
+        # Trace id → the local root's id; _UNKNOWN if there were several.
+        self._of_trace: OrderedDict[int, int] = OrderedDict()
+        # A local root's id → its span, and its name once it has ended: of all, and of those that were sampled, whose
+        # names are asked for when many others have come and gone.
         self._names: OrderedDict[int, Any] = OrderedDict()
         self._sampled: OrderedDict[int, Any] = OrderedDict()
         self._provider: Any = None
