@@ -28,6 +28,7 @@ MEASURES = (
     "context_switches",
     "deferral",
     "format_cost",
+    "wire_cost",
     "disabled",
     "memory",
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from splunk_profiler.model import Remainder, Unseen
 
@@ -25,8 +26,7 @@ class Birth:
     latest_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """What a thread has used since its last sample."""
 
     wall_ns: int
@@ -67,14 +67,15 @@ class Accounts:
         self._now_ns = 0
         self._before_ns: int | None = None
         self._last_but_one_ns = 0
-        self._settled_cpu_ns = 0  # of the process: what is on a sample or in a remainder
+        self._used_cpu_ns = self._settled_cpu_ns = 0  # of the process: all, and what is in a sample or a remainder
         self._internal_cpu_ns = 0  # since the last remainders
         self._wall_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """A snapshot was taken at this instant."""
+        """A snapshot was taken at this instant. Comes before the threads' clocks are read: see `_remainders`."""
+        self._used_cpu_ns = self._process_cpu_ns()
         if self._before_ns is None:
-            self._settled_cpu_ns = self._process_cpu_ns()
+            self._settled_cpu_ns = self._used_cpu_ns
         self._now_ns = max(now_ns, self._before_ns or 0)
 
     def settle(self, thread: int, birth: Birth | None, cpu_ns: int, why_not: Unseen | None = None) -> Spent:
@@ -89,19 +90,23 @@ class Accounts:
         account = self._accounts.get(thread)
         if account is not None and 0 < cpu_ns < account.cpu_ns:
             account = None  # another thread with an id that was given again
+        now_ns = self._now_ns
         if account is None:
             since_ns, used_ns = self._first(birth, cpu_ns)
-            account = self._accounts[thread] = _Account(since_ns, cpu_ns, self._now_ns)
+            account = self._accounts[thread] = _Account(since_ns, cpu_ns, now_ns)
         else:
-            used_ns = max(cpu_ns - account.cpu_ns, 0)
-        spent = Spent(self._now_ns - account.settled_ns, used_ns)
-        account.cpu_ns, account.seen_ns, account.missing_since_ns = cpu_ns or account.cpu_ns, self._now_ns, None
+            used_ns = cpu_ns - account.cpu_ns if cpu_ns else 0
+        spent = Spent(now_ns - account.settled_ns, used_ns)
+        account.cpu_ns = cpu_ns or account.cpu_ns
+        account.seen_ns = now_ns
+        account.missing_since_ns = None
         if why_not is None:  # else the wall time waits for the next sample: threads are left out while they start, too
-            account.settled_ns, account.is_sampled = self._now_ns, True
-        if why_not is Unseen.INTERNAL:
-            self._internal_cpu_ns += spent.cpu_ns
-        if why_not is not Unseen.UNSAMPLED:
-            self._settled_cpu_ns += spent.cpu_ns
+            account.settled_ns = now_ns
+            account.is_sampled = True
+            self._settled_cpu_ns += used_ns
+        elif why_not is Unseen.INTERNAL:
+            self._internal_cpu_ns += used_ns
+            self._settled_cpu_ns += used_ns
         return spent
 
     def end(self) -> tuple[Remainder, ...]:
@@ -127,6 +132,7 @@ class Accounts:
             elif account.is_sampled:
                 self._wall_ns += now_ns - account.settled_ns
         self._accounts.clear()
+        self._used_cpu_ns = self._process_cpu_ns()
         return self._remainders() if self._before_ns is not None else ()
 
     def _first(self, birth: Birth | None, cpu_ns: int) -> tuple[int, int]:
@@ -142,7 +148,9 @@ class Accounts:
         return before_ns, min(cpu_ns, now_ns - before_ns)
 
     def _remainders(self) -> tuple[Remainder, ...]:
-        unsampled_ns = max(self._process_cpu_ns() - self._settled_cpu_ns, 0)
+        # The threads go on while clocks are read. What they use between the process's clock and their own is missing
+        # here for now; the other way round it would be in a remainder now and in a sample the next time.
+        unsampled_ns = max(self._used_cpu_ns - self._settled_cpu_ns, 0)
         self._settled_cpu_ns += unsampled_ns
         found = (
             Remainder(Unseen.INTERNAL, 0, self._internal_cpu_ns),

@@ -108,6 +108,19 @@ def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: Wo
     assert remainders == (unsampled(0, 30),)
 
 
+def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.cpu_ns += 30 * MS
+    world.accounts.begin(1100 * MS)
+    world.cpu_ns += 8 * MS  # by the thread, before its clock is read
+    assert world.accounts.settle(1, None, 638 * MS) == Spent(100 * MS, 38 * MS)
+    world.cpu_ns += 5 * MS  # and after it was
+    assert world.accounts.end() == ()
+    world.cpu_ns += 2 * MS
+    assert world.snapshot(1200, (1, None, 645)) == ([Spent(100 * MS, 7 * MS)], ())
+    assert world.accounts.close(1200 * MS) == ()
+
+
 def test_a_thread_that_has_ended_is_taken_to_have_lived_for_half_of_the_time_that_it_was_not_seen(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 5))
     world.cpu_ns += 4 * MS
