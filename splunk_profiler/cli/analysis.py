@@ -139,9 +139,14 @@ def analyse(path: Path) -> Analysis:
             for record in records:
                 _count(result, names, service, record, examples)
     if not result.samples:
+        remedy = (
+            "go tool pprof reads profiles: docs/pprof.md"
+            if result.unread
+            else "to find out why: splunk-profiler doctor"
+        )
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
-            "unreadable records); to find out why: splunk-profiler doctor"
+            f"records whose body is not in the text format); {remedy}"
         )
     biggest = max(result.by_span, key=lambda name: result.by_span[name].samples, default=OUTSIDE)
     if biggest in examples:
