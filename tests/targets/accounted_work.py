@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,9 @@ def short_lived(ledger: Ledger, seconds: float) -> None:
     turn = 0
     while time.monotonic() < until:
         turn += 1
-        length = 0.8 + 0.05 * (turn % 5)
-        threads = [ledger.start(lambda: compute(length))]  # noqa: B023  # they are joined below
-        threads += [ledger.start(lambda: time.sleep(length)) for _ in range(24)]  # noqa: B023
+        lengths = [0.6 + 0.05 * (turn % 5) + 0.017 * number for number in range(25)]  # each ends at another time
+        threads = [ledger.start(partial(compute, lengths.pop()))]
+        threads += [ledger.start(partial(time.sleep, length)) for length in lengths]
         for thread in threads:
             thread.join()
 
