@@ -13,7 +13,7 @@ from typing import Any
 
 from splunk_profiler import capture, spans
 from splunk_profiler import config as settings
-from splunk_profiler.guard import logger
+from splunk_profiler.guard import Guard, logger
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.otel import ContextShadow
@@ -58,8 +58,8 @@ class Sampling:
             ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
         )
         self._roots: Roots | None = None
-        if config.aggregates:  # a child goes on with its parent's, as above
-            self._roots = Roots(local_root) if parents is None else parents._roots
+        if config.aggregates:  # a child goes on with its parent's, as above, if that had any
+            self._roots = (None if parents is None else parents._roots) or Roots(local_root)
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(
@@ -128,7 +128,8 @@ class Sampling:
         until = time.monotonic() + timeout_s
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
         whole = ended and not self.resolved.config.tracing_stacks_only
-        self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
+        with Guard("ending the sampling").watching():
+            self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":

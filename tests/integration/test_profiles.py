@@ -92,3 +92,14 @@ def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
         samples = all_samples(profiles_of_one)
         assert any("__main__.compute" in sample.functions for sample in samples)
     assert sum(sample.cpu_ns for sample in all_samples(of_parent)) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+
+
+def test_a_child_of_a_process_that_sends_text_may_send_profiles() -> None:
+    with Receiver() as receiver:
+        with Target("accounted_work.py", "changing", "1", env=profiled(receiver.url, 10)) as target:
+            child, status = target.json("ledger")["child"]
+            assert (status, target.finish()) == (0, 0), target.output
+        records = receiver.records(2)
+    formats = {(record["resource"]["process.pid"], record["attributes"]["profiling.data.format"]) for record in records}
+    assert (child, "pprof-gzip-base64") in formats
+    assert {data_format for pid, data_format in formats if pid != child} == {"text"}

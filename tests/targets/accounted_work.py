@@ -166,7 +166,25 @@ def forking(ledger: Ledger, seconds: float) -> None:
     ledger.facts["child"] = [child, os.waitpid(child, 0)[1]]
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (busy, waiting, short_lived, tasks, many_spans, forking)}
+def changing(ledger: Ledger, seconds: float) -> None:
+    """A child that starts the profiler anew, with another format."""
+    child = os.fork()
+    if child == 0:
+        splunk_profiler.stop()
+        config = splunk_profiler.Config(
+            enabled=True,
+            call_stack_interval_ms=10,
+            logs_endpoint=os.environ["SPLUNK_PROFILER_LOGS_ENDPOINT"],
+            data_format="pprof-gzip-base64",
+        )
+        assert splunk_profiler.start(config)
+        compute(seconds)
+        splunk_profiler.stop()
+        os._exit(0)
+    ledger.facts["child"] = [child, os.waitpid(child, 0)[1]]
+
+
+SCENARIOS = {work.__name__: work for work in (busy, waiting, short_lived, tasks, many_spans, forking, changing)}
 
 
 def main(scenario: str, seconds: float) -> None:

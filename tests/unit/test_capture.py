@@ -209,6 +209,24 @@ def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: W
     assert samples["subject"].waiting_on == "condition"
 
 
+def test_a_sample_stands_for_what_its_thread_has_used_since_the_one_before(watcher: Watcher) -> None:
+    first = watcher.see("MainThread").thread
+    assert (first.wall_spent_ns, first.cpu_spent_ns) == (0, 0)  # the first snapshot only opens the accounts
+    sum(range(500_000))
+    second = watcher.see("MainThread").thread
+    assert second.cpu_spent_ns == second.cpu_ns - first.cpu_ns
+    assert second.cpu_spent_ns > 0
+    assert second.wall_spent_ns > 0
+
+
+def test_a_thread_that_began_since_the_snapshot_before_has_not_used_more_than_its_life(watcher: Watcher) -> None:
+    watcher.look()
+    with thread(lambda wait: wait()):
+        seen = watcher.see("subject").thread
+    assert 0 < seen.wall_spent_ns <= seen.elapsed_ns
+    assert seen.cpu_spent_ns == seen.cpu_ns
+
+
 def test_a_renamed_thread_is_seen_under_its_new_name(watcher: Watcher) -> None:
     with thread(lambda wait: wait()) as subject:
         before = watcher.see("subject").thread.thread
