@@ -1,8 +1,9 @@
 /* The type Mailbox: a thread that empties the socket of host profilers as fast as they fill it, without the GIL.
  *
- * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
- * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
- * to it. While the buffer is full nothing is read: senders then get EAGAIN, and neither memory nor CPU time is spent.
+ * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL,
+ * which is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets
+ * round to it, and the socket as well: what was sent before is never missed. While the buffer is full nothing is read:
+ * senders then get EAGAIN, and neither memory nor CPU time is spent.
  *
  * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
  */
@@ -57,46 +58,51 @@ static bool is_still_ours(const Mailbox *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-static outcome put(Mailbox *self, const uint8_t *message, size_t length)
+static void put(Mailbox *self, const uint8_t *message, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
-    outcome result = MORE;
-    pthread_mutex_lock(&self->lock);
     self->received++;
     if (length > LONGEST) {
         self->too_long++;
+        return;
     }
-    else {
-        uint8_t *end = self->filling.bytes + self->filling.used;
-        memcpy(end, &prefix, sizeof(prefix));
-        memcpy(end + sizeof(prefix), message, length);
-        if (self->filling.used == 0) {
-            pthread_cond_signal(&self->arrived);
-        }
-        self->filling.used += sizeof(prefix) + length;
+    uint8_t *end = self->filling.bytes + self->filling.used;
+    memcpy(end, &prefix, sizeof(prefix));
+    memcpy(end + sizeof(prefix), message, length);
+    if (self->filling.used == 0) {
+        pthread_cond_signal(&self->arrived);
     }
-    if (self->filling.used + sizeof(prefix) + LONGEST > CAPACITY) {
-        result = FULL;
-    }
-    pthread_mutex_unlock(&self->lock);
-    return result;
+    self->filling.used += sizeof(prefix) + length;
 }
 
+/* With the lock. */
 static outcome read_one(Mailbox *self)
 {
     uint8_t message[LONGEST];
+    if (atomic_load(&self->stopping)) { /* from then on the descriptor may be closed, and its number another's */
+        return EMPTY;
+    }
+    if (self->filling.used + sizeof(length_prefix) + LONGEST > CAPACITY) {
+        return FULL;
+    }
     ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     if (length >= 0) {
-        return put(self, message, (size_t)length);
+        put(self, message, (size_t)length);
+        return length > 0 ? MORE : EMPTY; /* an empty message is also what comes after the end */
     }
-    switch (errno) {
-    case EINTR:
-        return MORE;
-    case EAGAIN:
-        return EMPTY;
-    default:
-        return BROKEN;
+    return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
+}
+
+/* Everything that is queued in the socket, as far as there is room. */
+static outcome read_queued(Mailbox *self)
+{
+    outcome last = MORE;
+    while (last == MORE) {
+        pthread_mutex_lock(&self->lock);
+        last = read_one(self);
+        pthread_mutex_unlock(&self->lock);
     }
+    return last;
 }
 
 static void wait_for_room(Mailbox *self)
@@ -126,10 +132,7 @@ static bool read_all(Mailbox *self)
         if (!is_still_ours(self)) {
             return false;
         }
-        outcome last = MORE;
-        while (last == MORE) {
-            last = read_one(self);
-        }
+        outcome last = read_queued(self);
         if (last == FULL) {
             wait_for_room(self);
         }
@@ -172,8 +175,7 @@ static struct timespec after(double seconds)
     return at;
 }
 
-/* What has been gathered, and an empty buffer in its place. */
-static void swap(Mailbox *self, double seconds, buffer *other)
+static void wait_for_messages(Mailbox *self, double seconds)
 {
     struct timespec until = after(seconds);
     pthread_mutex_lock(&self->lock);
@@ -183,6 +185,13 @@ static void swap(Mailbox *self, double seconds, buffer *other)
         }
     }
     self->woken = false;
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* What has been gathered, and an empty buffer in its place. */
+static void swap(Mailbox *self, buffer *other)
+{
+    pthread_mutex_lock(&self->lock);
     buffer gathered = self->filling;
     self->filling = *other;
     *other = gathered;
@@ -221,7 +230,12 @@ static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
-    swap(self, seconds, &other);
+    wait_for_messages(self, seconds);
+    /* What was sent before is part of what is taken now, also if `run` has not got round to it. */
+    if (is_still_ours(self)) {
+        (void)read_queued(self);
+    }
+    swap(self, &other);
     Py_END_ALLOW_THREADS
     PyObject *messages = messages_in(&other);
     PyMem_RawFree(other.bytes);

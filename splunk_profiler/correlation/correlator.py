@@ -165,9 +165,9 @@ class Correlator:
                 thread.join(_JOIN_S)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
+        """Forward all that waits, waiting for exporters as `Deferral.leave` says; then listen no more."""
         with self._guard.watching():
-            self._deferral.leave(self._now_ns() + int(timeout_s * _NS))
+            self._deferral.leave(timeout_s)
         self.close()
         counts = self.counts()
         if counts.received:

@@ -18,11 +18,13 @@ from typing import Any, Protocol
 from splunk_profiler.correlation.annotation import HostId, is_transaction, key_of, with_stacks
 from splunk_profiler.correlation.transactions import Transaction, Transactions
 from splunk_profiler.guard import Guard, logger
-from splunk_profiler.threads import real_lock
+from splunk_profiler.threads import let_the_application_run, real_lock
 
 _NS = 1_000_000_000
 _FLUSH_MS = 30_000  # the SDK's default
-_SHUTDOWN_S = 5.0
+_MOST_NS = 5 * _NS  # that a shutdown takes longer than the SDK's own
+_PATIENCE_NS = 1 * _NS
+_ROOM_S = 0.005
 _SLOW_NS = 10_000_000
 _OVERDUE_NS = 1 * _NS
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
@@ -45,10 +47,11 @@ class Exporting:
     Attributes:
         processor: the processor.
         on_end: exports a span, or queues it.
-        shut: it has been shut down and takes no more.
+        shut: it is being shut down; nothing is to wait for it any more.
+        gone: it has been given the last it takes.
     """
 
-    __slots__ = ("force_flush", "on_end", "on_start", "processor", "shut", "shutdown")
+    __slots__ = ("force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -56,14 +59,20 @@ class Exporting:
         self.on_end = processor.on_end
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
-        self.shut = False
+        self.shut = self.gone = False
 
     @property
     def is_full(self) -> bool:
         """Whether the next span would cost one that waits in its queue; False if nobody can tell."""
         queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
         most = getattr(queue, "maxlen", None)
-        return queue is not None and most is not None and len(queue) >= most
+        return queue is not None and most is not None and len(queue) >= most and not self.gone
+
+    def hurry(self) -> None:
+        """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""
+        awaken = getattr(getattr(self.processor, "_batch_processor", None), "_worker_awaken", None)
+        if awaken is not None:
+            awaken.set()
 
 
 class Deferral:
@@ -118,29 +127,34 @@ class Deferral:
                 self._lock.release()
 
     def _meet(self, processors: Any) -> None:
-        for processor in exporting(processors):
-            if not any(known.processor is processor for known in self._exporting):
+        for processor in within(processors):
+            if hasattr(processor, "add_span_processor"):
+                if not any(known is processor for known in self._watched):
+                    self._watch(processor)
+            elif not any(known.processor is processor for known in self._exporting):
                 self._stand_before(Exporting(processor))
-        add = getattr(processors, "add_span_processor", None)
-        if add is not None and not any(known is processors for known in self._watched):
-            self._watched.append(processors)
 
-            def add_span_processor(span_processor: Any) -> None:
-                add(span_processor)
-                with self._guard.watching():
-                    if self._watched:
-                        self.meet(span_processor)
+    def _watch(self, processors: Any) -> None:
+        add = processors.add_span_processor
+        self._watched.append(processors)
 
-            self._put(processors, {"add_span_processor": add_span_processor})
+        def add_span_processor(span_processor: Any) -> None:
+            add(span_processor)
+            with self._guard.watching():
+                if self._watched:
+                    self.meet(span_processor)
 
-    def leave(self, until_ns: int) -> None:
+        self._put(processors, {"add_span_processor": add_span_processor})
+
+    def leave(self, timeout_s: float) -> None:
         """Forward all that waits, and stand in nobody's way any more.
 
         Args:
-            until_ns: from then on no exporter is waited for.
+            timeout_s: how long an exporter is waited for that takes nothing; one that does gets up to 5 seconds, so
+                that nothing is lost.
         """
         self.active = False
-        self._drain_or_drop(until_ns, None)
+        self._drain(self._now_ns() + (_MOST_NS if timeout_s > 0 else 0), int(timeout_s * _NS))
         self._exporting, self._watched = [], []
         decorations, self._decorations = self._decorations, []
         for decoration in decorations:
@@ -165,33 +179,66 @@ class Deferral:
         first_ns = self._transactions.first_end_ns()
         return first_ns is None or first_ns > ended_before_ns
 
-    def _drain(self, until_ns: int, flushed: Exporting | None) -> bool:
-        """Forward all that waits, without loss: a full queue is exported first. False if that takes too long."""
-        self._settle()
-        while self._transactions.first_end_ns() is not None:
-            began_ns = self._now_ns()
-            full = [one for one in self._exporting if one.is_full] if began_ns < until_ns else []
-            for one in [flushed] if flushed in full else full:
-                with self._guard.watching():
-                    one.force_flush()
-            for transaction in self._transactions.due(began_ns, lambda _: True):
-                self._deliver(transaction)
-                now_ns = self._now_ns()
-                if now_ns > until_ns and now_ns - began_ns > _SLOW_NS:
-                    return False
-                break
-        return True
+    def _drain(self, until_ns: int, patience_ns: int, flushed: Exporting | None = None) -> bool:
+        """Forward all that has ended until now, without loss as far as exporters take it.
 
-    def _drain_or_drop(self, until_ns: int, flushed: Exporting | None) -> None:
-        if self._drain(until_ns, flushed):
-            return
-        lost = [one for rest in self._transactions.due(self._now_ns(), lambda _: True) for one in rest.take()]
+        Args:
+            until_ns: from then on nobody is waited for.
+            patience_ns: how long an exporter is waited for that is full and takes nothing. It is given the rest all the
+                same, and its SDK says what it drops for that.
+            flushed: the exporter that was asked for all this, which may export on this thread; what nobody takes
+                in time then stays. Else it is dropped.
+
+        Returns:
+            False if something is left.
+        """
+        self._settle()
+        began_ns = moved_ns = self._now_ns()
+        stuck: list[Exporting] = []
+        slow: list[Exporting] = []
+        lost = 0
+
+        def hand(one: Exporting, span: Any) -> None:
+            nonlocal lost
+            if one in slow:
+                lost += 1
+                return
+            handed_ns = self._now_ns()
+            one.on_end(span)
+            done_ns = self._now_ns()
+            if done_ns > until_ns and done_ns - handed_ns > _SLOW_NS:
+                slow.append(one)
+
+        while True:
+            first_ns = self._transactions.first_end_ns()
+            if first_ns is None or first_ns > began_ns:
+                break
+            full = [one for one in self._exporting if one.is_full and one not in stuck]
+            if flushed in full:
+                flushed.force_flush()
+                full.remove(flushed)
+            if full:
+                if self._now_ns() < min(until_ns, moved_ns + patience_ns):
+                    for one in full:
+                        one.hurry()
+                    let_the_application_run(_ROOM_S)
+                    continue
+                stuck += full
+            for transaction in self._transactions.due(began_ns, lambda _: True):
+                self._deliver(transaction, hand)
+                break
+            if slow and flushed is not None:
+                return False
+            moved_ns = self._now_ns()
         if lost:
             logger.warning(
-                "%d spans that waited for the host profiler were not sent: their exporter takes too long", len(lost)
+                "%d spans that waited for a host profiler were not sent: their exporter takes too long", lost
             )
+        return True
 
-    def _deliver(self, transaction: Transaction) -> None:
+    def _deliver(
+        self, transaction: Transaction, hand: Callable[[Exporting, Any], None] = lambda one, span: one.on_end(span)
+    ) -> None:
         """Forward the spans of a transaction that is closed, with the stacks that were seen in it."""
         stacks = transaction.stacks
         original = made = None
@@ -199,7 +246,7 @@ class Deferral:
             try:
                 if span is not original:
                     original, made = span, self._host_id.added(with_stacks(span, stacks) if stacks else span)
-                one.on_end(made)
+                hand(one, made)
             except Exception as error:
                 self._guard.note(error)
 
@@ -208,8 +255,11 @@ class Deferral:
         if transaction.closed:
             self._say_full()
             self._deliver(transaction)
-        else:
-            self._notice()
+            return
+        self._notice()
+        if one.shut or not self.active:  # since this span began to end: whoever did that has not seen it
+            for left in self._transactions.due(self._now_ns(), lambda _: True):
+                self._deliver(left)
 
     def _say_full(self) -> None:
         if self._transactions.refused and not self._told_of_full:
@@ -251,13 +301,14 @@ class Deferral:
             until_ns = self._now_ns() + int(_FLUSH_MS if timeout_ms is None else timeout_ms) * 1_000_000
             complete = True
             with self._guard.watching():
-                complete = self._drain(until_ns, one)
+                complete = self._drain(until_ns, _PATIENCE_NS, one)
             return one.force_flush(*args, **kwargs) and complete
 
         def shutdown(*args: Any, **kwargs: Any) -> Any:
+            one.shut = True  # what ends from now on goes straight through
             with self._guard.watching():
-                self._drain_or_drop(self._now_ns() + int(_SHUTDOWN_S * _NS), one)
-            one.shut = True
+                self._drain(self._now_ns() + _MOST_NS, _PATIENCE_NS)
+            one.gone = True
             return one.shutdown(*args, **kwargs)
 
         self._exporting.append(one)
@@ -272,10 +323,12 @@ class Deferral:
         self._decorations.append(decoration)
 
 
-def exporting(processor: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """The processors that export, in `processor`: itself, those of a set, or one that it hands spans on to."""
+def within(processor: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """The sets of processors, and the processors that export, in `processor`: itself, and what it hands spans to."""
     several = getattr(processor, "_span_processors", None)
     if isinstance(several, (tuple, list)):
+        if callable(getattr(processor, "add_span_processor", None)):
+            yield processor
         inner = list(several)
     elif any(callable(getattr(getattr(processor, name, None), "export", None)) for name in _EXPORTERS):
         yield processor
@@ -286,4 +339,4 @@ def exporting(processor: Any, depth: int = _DEPTH) -> Iterator[Any]:
             inner += value if isinstance(value, (tuple, list)) else [value]
     for other in inner:
         if depth > 0 and callable(getattr(other, "on_end", None)) and callable(getattr(other, "on_start", None)):
-            yield from exporting(other, depth - 1)
+            yield from within(other, depth - 1)
