@@ -1,8 +1,8 @@
 """A service that forks while its transactions wait for a host profiler: ``correlated_forks.py HOW COUNT``.
 
-HOW is ``prefork`` (COUNT children at once, in which everything happens that happens in the parent), ``one-by-one`` (COUNT
-children after each other, each of which lives until it is told to end), or ``fork``, ``forkserver`` or ``spawn`` (of
-multiprocessing). Says ``ready {…}``, and forks when it is told to. Every process says who it is and in which span
+HOW is ``prefork`` (COUNT children at once, in which everything happens that happens in the parent), ``one-by-one``
+(COUNT children after each other, each of which lives until it is told to end), or ``fork``, ``forkserver`` or ``spawn``
+(of multiprocessing). Says ``ready {…}``, and forks when it is told to. Every process says who it is and in which span
 (``child {…}``), and what it exports (see `spoken_spans`).
 """
 

@@ -1,7 +1,7 @@
 """A WSGI application whose requests are transactions: each answers with its process and its ids.
 
-The profiler is started when the module is imported; what is exported is said (see `spoken_spans`), and ``worker PID`` by
-each process that was forked.
+The profiler is started when the module is imported; what is exported is said (see `spoken_spans`), and ``worker PID``
+by each process that was forked.
 """
 
 from __future__ import annotations
