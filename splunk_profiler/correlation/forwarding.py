@@ -10,7 +10,7 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
@@ -22,12 +22,12 @@ from splunk_profiler.threads import Signal, let_the_application_run
 _NS = 1_000_000_000
 _MOST_NS = 5 * _NS  # that a shutdown may take longer than the SDK's own
 _PATIENCE_NS = 1 * _NS  # with an exporter that takes nothing
-_LEAST_PATIENCE_NS = _NS // 10
 _ROOM_S = 0.005
-_SETTLE_S = 0.2
+_SETTLE_S = 1.0  # for our thread to count what has come; longer only if it hangs
 _SLOW_NS = 10_000_000
 
 Ask = Callable[[Callable[[], None]], bool]
+Hand = Callable[[Exporting, Any], None]
 
 
 class Forwarding:
@@ -55,12 +55,16 @@ class Forwarding:
         self._host_id = host_id
         self._ask = ask
         self._now_ns = monotonic_ns
+        self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
         self._in_hand: Exporting | None = None  # has been handed a span on our own thread, and has it still
+        self._handed = 0  # how many were before
+        self._hung_at = -1  # `_handed`, when somebody had waited for that one in vain
         self._guard = Guard("handing spans to the application's exporters")
 
     def start_anew(self, transactions: Transactions) -> None:
         """In a forked child: what waits is the parent's to forward."""
         self._transactions = transactions
+        self._under_way = {}
         self._in_hand = None
 
     def deliver(self, transaction: Transaction) -> None:
@@ -90,6 +94,7 @@ class Forwarding:
             one.on_end(span)
         finally:
             self._in_hand = None
+            self._handed += 1
 
     # ---- on the application's threads ----
 
@@ -97,17 +102,17 @@ class Forwarding:
         """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that."""
         until_ns = self._now_ns() + timeout_ms * 1_000_000
         counted = Signal()
-        if self._ask(counted.set):
-            counted.wait(_SETTLE_S)
-        return _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run).run(self, flushed=flushed)
+        if not self._hangs and self._ask(counted.set) and not counted.wait(_SETTLE_S):
+            self._note_who_hangs()
+        return _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run).run(self, _hand, flushed=flushed)
 
     def hand_over(self, patience_s: float) -> None:
         """Have all that has ended until now forwarded, and drop what nobody takes.
 
         Args:
-            patience_s: how long it may take without getting on. As long as it does, it gets 5 seconds.
+            patience_s: how long it may take without getting on; at least 1 second. As long as it does, it gets 5.
         """
-        patience_ns = max(int(patience_s * _NS), _LEAST_PATIENCE_NS)
+        patience_ns = max(int(patience_s * _NS), _PATIENCE_NS)
         began_ns = moved_ns = self._now_ns()
         until_ns = began_ns + _MOST_NS
         handed_over = False
@@ -115,10 +120,10 @@ class Forwarding:
         def hand_over() -> None:
             nonlocal handed_over
             drain = _Drain(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
-            drain.run(self, hand=self._hand_here)
+            drain.run(self, self._hand_here)
             handed_over = True
 
-        asked = self._ask(hand_over)
+        asked = not self._hangs and self._ask(hand_over)
         left = len(self._transactions)
         while asked and not handed_over and self._now_ns() < min(until_ns, moved_ns + patience_ns):
             let_the_application_run(_ROOM_S)
@@ -127,7 +132,17 @@ class Forwarding:
         if not handed_over:
             hanging = self._in_hand
             drain = _Drain(self._now_ns, self._now_ns(), 0, let_the_application_run)
-            drain.run(self, slow=[] if hanging is None else [hanging])
+            drain.run(self, _hand, given_up=hanging, lost=int(hanging is not None and asked))
+            self._note_who_hangs()
+
+    @property
+    def _hangs(self) -> bool:
+        """Whether our thread is still with the exporter that somebody has waited for in vain."""
+        return self._in_hand is not None and self._handed == self._hung_at
+
+    def _note_who_hangs(self) -> None:
+        if self._in_hand is not None:
+            self._hung_at = self._handed
 
     # ---- on any ----
 
@@ -135,22 +150,32 @@ class Forwarding:
         """See `Transactions.first_end_ns`."""
         return self._transactions.first_end_ns()
 
-    def deliver_next(self, ended_before_ns: int, hand: Callable[[Exporting, Any], None]) -> None:
+    def deliver_under_way(self, hand: Hand) -> None:
+        """Forward what others have begun to forward and are not done with."""
+        for transaction in list(self._under_way.values()):
+            self._deliver(transaction, hand)
+
+    def deliver_next(self, ended_before_ns: int, hand: Hand) -> None:
         """Forward one of those that ended until then."""
         for transaction in self._transactions.due(ended_before_ns, _always):
             self._deliver(transaction, hand)
             return
 
-    def _deliver(self, transaction: Transaction, hand: Callable[[Exporting, Any], None]) -> None:
+    def _deliver(self, transaction: Transaction, hand: Hand) -> None:
         stacks = transaction.stacks
         original = made = None
-        for one, span in transaction.take():
-            try:
-                if span is not original:
-                    original, made = span, self._host_id.added(with_stacks(span, stacks) if stacks else span)
-                hand(one, made)
-            except Exception as error:
-                self._guard.note(error)
+        self._under_way[id(transaction)] = transaction
+        try:
+            for one, span in transaction.take():
+                try:
+                    if span is not original:
+                        original, made = span, self._host_id.added(with_stacks(span, stacks) if stacks else span)
+                    hand(one, made)
+                except Exception as error:
+                    self._guard.note(error)
+        finally:
+            if not transaction.deliveries:
+                self._under_way.pop(id(transaction), None)
 
 
 class _Drain:
@@ -175,10 +200,11 @@ class _Drain:
     def run(
         self,
         forwarding: Forwarding,
+        hand: Hand,
         *,
-        hand: Callable[[Exporting, Any], None] = lambda one, span: one.on_end(span),
         flushed: Exporting | None = None,
-        slow: Iterable[Exporting] = (),
+        given_up: Exporting | None = None,
+        lost: int = 0,
     ) -> bool:
         """Do it.
 
@@ -186,27 +212,28 @@ class _Drain:
             forwarding: of what.
             hand: hands over a span.
             flushed: may export on this thread; what nobody takes in time then stays. Else it is dropped.
-            slow: exporters that get nothing, because they have not come back with the last that they got.
+            given_up: gets nothing, because it has not come back with the last that it got.
+            lost: spans that are known to be lost already.
 
         Returns:
             False if something is left.
         """
         began_ns = moved_ns = self._now_ns()
         stuck: list[Exporting] = []
-        given_up = list(slow)
-        lost = len(given_up)
+        slow = [] if given_up is None else [given_up]
 
         def try_to_hand(one: Exporting, span: Any) -> None:
             nonlocal lost
-            if one in given_up:
+            if one in slow:
                 lost += 1
                 return
             handed_ns = self._now_ns()
             hand(one, span)
             done_ns = self._now_ns()
             if done_ns > self._until_ns and done_ns - handed_ns > _SLOW_NS:
-                given_up.append(one)
+                slow.append(one)
 
+        forwarding.deliver_under_way(try_to_hand)
         while True:
             first_ns = forwarding.first_end_ns()
             if first_ns is None or first_ns > began_ns:
@@ -223,7 +250,7 @@ class _Drain:
                     continue
                 stuck += full
             forwarding.deliver_next(began_ns, try_to_hand)
-            if given_up and flushed is not None:
+            if slow and flushed is not None:
                 return False
             moved_ns = self._now_ns()
         if lost:

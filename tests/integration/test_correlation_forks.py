@@ -4,12 +4,9 @@ message, no span and no id ever goes to the wrong one. What a reader sees is rea
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import sys
-from base64 import urlsafe_b64encode
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -19,8 +16,18 @@ from urllib.request import urlopen
 
 import pytest
 from host_profiler import Host
-from publishing_target import publishing as settings
 from publishing_target import socket_folder
+from spoken_target import (
+    by_process,
+    correlating,
+    exported,
+    ids_of,
+    register,
+    report_to,
+    report_to_each,
+    socket_of,
+    stack_of,
+)
 from target_process import Target
 
 from splunk_profiler.inspector import InspectorError, Reader
@@ -31,69 +38,12 @@ pytest.importorskip("elftools", reason="pyelftools, with which the inspector rea
 _MODES = ["true", "auto"]
 _CHILDREN = 64
 _FEW = 3
-_SAMPLES = 5
-_QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn of forks beside threads
-
-
-def correlating(folder: Path, mode: str, **more: str) -> dict[str, str]:
-    """Settings of a service whose socket is in `folder`; in ``auto`` sampling has to be on."""
-    env = settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
-    if mode == "auto":
-        env |= {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9"}
-    return env
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with socket_folder() as made:
         yield made
-
-
-def socket_of(pid: int) -> str:
-    """The socket that process `pid` says it has, as a host profiler reads it."""
-    with Reader(pid, strict_host=True) as reader:
-        report = reader.read()
-    assert report.storage is not None
-    assert report.socket_accepted, report.reasons
-    return report.storage.socket_path
-
-
-def stack_of(pid: int) -> bytes:
-    """A stack-trace id that no other process has."""
-    return hashlib.blake2b(str(pid).encode(), digest_size=16).digest()
-
-
-def ids_of(pid: int) -> dict[str, int]:
-    """What has to be on the transaction of process `pid`."""
-    return {urlsafe_b64encode(stack_of(pid)).rstrip(b"=").decode(): _SAMPLES}
-
-
-def report_to_each(processes: list[dict[str, Any]]) -> set[str]:
-    """Tell each process what was seen in its transaction. The sockets."""
-    sockets = {process["pid"]: socket_of(process["pid"]) for process in processes}
-    for process in processes:
-        with Host(sockets[process["pid"]]) as host:
-            for _ in range(_SAMPLES):
-                host.report_ids(process["trace_id"], process["span_id"], stack_of(process["pid"]))
-    return set(sockets.values())
-
-
-def exported(target: Target) -> list[dict[str, Any]]:
-    """All that has been exported so far."""
-    return [json.loads(line) for line in target.lines(0, "exported ")]
-
-
-def by_process(target: Target, name: str, exporter: str) -> dict[int, Any]:
-    """The ids on each process's only span of this name."""
-    found = [(one["pid"], one["ids"]) for one in exported(target) if (one["name"], one["exporter"]) == (name, exporter)]
-    assert len(found) == len(dict(found)), f"{name!r} was exported twice: {Counter(pid for pid, _ in found)}"
-    return dict(found)
-
-
-def has_registered(target: Target, host: Host) -> None:
-    """Transactions of the target's first process wait from now on."""
-    host.register()
-    target.find("(has registered)")
 
 
 @pytest.mark.parametrize("mode", _MODES)
@@ -103,12 +53,12 @@ def test_each_of_64_forked_workers_gets_its_own_messages_and_exports_its_own_tra
     with Target("correlated_forks.py", "prefork", str(_CHILDREN), env=correlating(folder, mode)) as target:
         parent = target.json("ready")
         with Host(socket_of(target.pid)) as host:
-            has_registered(target, host)
+            register(target, host)
         target.tell("fork")
         target.line("forked")
         children = [json.loads(line) for line in target.lines(_CHILDREN, "child")]
         before = by_process(target, "early", "simple")
-        sockets = report_to_each([parent, *children])
+        sockets = report_to_each(target, [parent, *children], mode)
         assert len(sockets) == _CHILDREN + 1, "a process has the socket of another"
         target.tell("end")
         assert target.json("statuses") == [0] * _CHILDREN
@@ -136,7 +86,7 @@ def test_children_of_multiprocessing_get_their_own_messages_and_export_when_they
         parent = target.json("ready")
         target.tell("fork")
         children = [json.loads(line) for line in target.lines(_FEW, "child")]
-        assert len(report_to_each([parent, *children])) == _FEW + 1
+        assert len(report_to_each(target, [parent, *children], mode)) == _FEW + 1
         target.tell("end")
         assert target.json("statuses") == [0] * _FEW
         target.line("end")
@@ -211,12 +161,12 @@ def test_every_gunicorn_worker_that_was_forked_from_a_running_profiler_is_told_o
                 host.register()
             for pid in workers:
                 target.find(rf'^log {{"pid": {pid}, .*(has registered)')
-            answers = []
+            answers: list[dict[str, Any]] = []
             while {answer["pid"] for answer in answers} != workers:
                 with urlopen(url, timeout=60) as response:  # of our own server
                     answers.append(json.load(response))
                 answer = answers[-1]
-                hosts[answer["pid"]].report_ids(answer["trace_id"], answer["span_id"], stack_of(answer["span_id"]), 5)
+                report_to(hosts[answer["pid"]], answer, stack_of(answer["span_id"]))
             assert exported(target) == []
             target.signal(signal.SIGTERM)
             assert target.finish() == 0, target.output

@@ -1,6 +1,6 @@
 """An exporter that says what it is given, for targets whose spans a test compares with what it has sent.
 
-Each span is a line ``exported {…}``: process, exporter, name and stack-trace ids. What the profiler logs is ``log {…}``.
+Each span is a line ``exported {…}``: process, exporter, name, stack-trace ids. What the profiler logs is ``log {…}``.
 Shared by the target programs; imports nothing of the package.
 """
 
