@@ -32,6 +32,7 @@ def totals_as_data(totals: Totals, time_ns: int) -> dict[str, Any]:
         "event": "totals",
         "time_unix_nano": time_ns,
         "processes": totals.processes,
+        "given_up": totals.given_up,
         "messages": totals.messages,
         "samples": totals.samples,
         "lost_messages": totals.lost_messages.total(),
@@ -61,8 +62,9 @@ def _told(event: Event) -> tuple[str, dict[str, Any]]:
         case events.Registered(_, socket_path, registration, loss):
             facts = {"socket_path": socket_path, **_registration_data(registration)}
             return ("registered", facts) if loss is None else ("registration-lost", {**facts, "reason": loss.value})
-        case events.Reported(_, sample, count, loss):
+        case events.Reported(_, socket_path, sample, count, loss):
             facts = {
+                "socket_path": socket_path,
                 "trace_id": sample.trace_id,
                 "transaction_id": sample.transaction_id,
                 "stack_trace_id": sample.place.stack_trace_id,
@@ -70,10 +72,8 @@ def _told(event: Event) -> tuple[str, dict[str, Any]]:
                 "place": _place(sample.place),
             }
             return ("sent", facts) if loss is None else ("lost", {**facts, "reason": loss.value})
-        case events.Busy(_, text):
-            return "busy", {"text": text}
-        case events.Ended(_, text):
-            return "ended", {"text": text}
+        case events.Busy(_, text) | events.Skipped(_, text) | events.Ended(_, text):
+            return type(event).__name__.lower(), {"text": text}
 
 
 def line(event: Event, now: time.struct_time) -> Text:
@@ -97,29 +97,32 @@ def _words(event: Event) -> tuple[str, str]:
         case events.Registered(_, _, registration, loss):
             said = f"samples within {registration.samples_delay_ms} ms, host.id {registration.host_id or '(none)'}"
             return (said, "green") if loss is None else (f"{loss.value}, tried again in a second: {said}", "yellow")
-        case events.Reported(_, sample, count, loss):
+        case events.Reported(_, _, sample, count, loss):
             text = f"trace {sample.trace_id}  transaction {sample.transaction_id}  {count} at {_place(sample.place)}"
             return (text, "dim") if loss is None else (f"{text}  {loss.value}", "red")
-        case events.Busy(_, text) | events.Ended(_, text):
+        case events.Busy(_, text) | events.Skipped(_, text) | events.Ended(_, text):
             return text, "yellow"
 
 
 def draw(totals: Totals) -> RenderableType:
     """The totals for a person."""
     table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
     table.add_column(justify="right", style="bold")
-    table.add_column()
-    table.add_row(f"{totals.processes:,}", f"processes followed, {totals.registrations:,} registrations sent")
-    table.add_row(f"{totals.messages:,}", f"messages sent, for {totals.samples:,} samples")
-    for loss, messages in totals.lost_messages.items():
-        table.add_row(f"{messages:,}", f"messages lost, for {totals.lost_samples[loss]:,} samples: {loss.value}")
-    for count, what in (
-        (totals.lost_registrations, "registrations lost"),
-        (totals.busy, "reads failed because somebody else held a thread"),
-        (totals.missed, "sampling instants missed: the rate is more than this machine can do now"),
+    table.add_row("processes followed", f"{totals.processes:,}")
+    table.add_row("registrations sent", f"{totals.registrations:,}")
+    table.add_row("messages sent", f"{totals.messages:,}")
+    table.add_row("samples sent", f"{totals.samples:,}")
+    for loss, samples in totals.lost_samples.items():
+        table.add_row(f"samples lost, {loss.value}", f"{samples:,}")
+    for what, count in (
+        ("processes given up", totals.given_up),
+        ("registrations lost", totals.lost_registrations),
+        ("reads while somebody else held a thread", totals.busy),
+        ("instants missed, because the one before took too long", totals.missed),
     ):
         if count:
-            table.add_row(f"{count:,}", what)
+            table.add_row(what, f"{count:,}")
     return Group(Text(), table)
 
 

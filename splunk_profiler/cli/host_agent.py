@@ -106,7 +106,7 @@ def host_agent(  # noqa: PLR0917
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         totals = _printing_json(pids, settings) if as_json else _printing_text(pids, settings)
-        return int(not totals.processes)
+        return int(totals.processes <= totals.given_up)
     except InspectorError as error:
         raise CommandError(str(error)) from None
     finally:

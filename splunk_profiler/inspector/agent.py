@@ -17,7 +17,7 @@ from pathlib import Path
 from splunk_profiler.inspector.deadlines import Deadlines
 from splunk_profiler.inspector.descendants import descendants
 from splunk_profiler.inspector.errors import InspectorError, NoSuchProcessError, NotPythonError, ProcessEndedError
-from splunk_profiler.inspector.events import Ended, Totals
+from splunk_profiler.inspector.events import Ended, Skipped, Totals
 from splunk_profiler.inspector.followed import FollowedProcess, Manner, Tell
 from splunk_profiler.inspector.messages import Registration
 from splunk_profiler.inspector.outbox import Outbox
@@ -126,7 +126,8 @@ class HostAgent:
         start = self._clock()
         ticks = Deadlines(self._settings.period_s, start)
         looks = Deadlines(LOOK_S, start)
-        reports = Deadlines(self._settings.report_period_s or LOOK_S, start)
+        report_s = self._settings.report_period_s or LOOK_S
+        reports = Deadlines(report_s, start + report_s)
         end = math.inf if self._settings.duration_s is None else start + self._settings.duration_s
         while self._processes or self._hopes():
             now = self._clock()
@@ -179,15 +180,17 @@ class HostAgent:
             self._roots.discard(process.pid)  # the number may be another's soon
         else:
             self._refused[process.pid] = _program(process.pid)
+            self._totals.given_up += process.counted
         self._tell(Ended(process.pid, str(error)))
 
     def _follow_root(self, pid: int) -> None:
         try:
             self._follow(pid)
-        except NotPythonError:
+        except NotPythonError as error:
             if not self._settings.children:
                 raise
             self._refused[pid] = _program(pid)  # a shell, a supervisor: it may have children that do
+            self._tell(Skipped(pid, str(error)))
 
     def _find_children(self) -> None:
         """Follow what was forked since, and what has become another program since it was refused."""
@@ -207,7 +210,7 @@ class HostAgent:
                 self._refused[pid] = program
             except InspectorError as error:
                 self._refused[pid] = program
-                self._tell(Ended(pid, str(error)))
+                self._tell(Skipped(pid, str(error)))
 
     def _follow(self, pid: int) -> None:
         self._processes[pid] = FollowedProcess(pid, self._manner, self._outbox, self._totals, self._tell)

@@ -17,10 +17,10 @@ def descendants(pids: Collection[int]) -> set[int]:
 
     One that is forked or ends at this very moment may be missing, as is one whose parent has ended before it was seen.
     """
-    return listed(pids) if (_PROC / "thread-self" / "children").exists() else searched(pids)
+    return _listed(pids) if (_PROC / "thread-self" / "children").exists() else searched(pids)
 
 
-def listed(pids: Collection[int]) -> set[int]:
+def _listed(pids: Collection[int]) -> set[int]:
     """From the kernel's own list, which it has if it was built with CONFIG_PROC_CHILDREN."""
     found: set[int] = set()
     waiting = list(pids)

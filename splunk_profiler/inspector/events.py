@@ -84,12 +84,14 @@ class Reported:
 
     Attributes:
         pid: the process.
+        socket_path: as the process names it; that of its parent while a child of a fork has not named its own.
         sample: what was reported.
         count: how many samples it stands for.
         loss: why it did not arrive; None if it did.
     """
 
     pid: int
+    socket_path: str
     sample: Sample
     count: int
     loss: Loss | None
@@ -104,14 +106,22 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The process is followed no longer; `text` says why."""
+class Skipped:
+    """The process is not followed, its children are; `text` says why. Looked at again if it becomes another program."""
 
     pid: int
     text: str
 
 
-Event = Followed | Unseen | Registered | Reported | Busy | Ended
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process is followed no longer, as a rule because it has ended; `text` says why."""
+
+    pid: int
+    text: str
+
+
+Event = Followed | Unseen | Registered | Reported | Busy | Skipped | Ended
 
 
 @dataclass(slots=True)
@@ -120,6 +130,7 @@ class Totals:
 
     Attributes:
         processes: how many were followed; one that was followed anew counts once.
+        given_up: of those, how many were given up for another reason than their end.
         messages: correlation messages sent, without registrations.
         samples: what they stand for: the sum of their counts.
         lost_messages: correlation messages that did not arrive, by reason.
@@ -131,6 +142,7 @@ class Totals:
     """
 
     processes: int = 0
+    given_up: int = 0
     messages: int = 0
     samples: int = 0
     lost_messages: Counter[Loss] = field(default_factory=Counter)

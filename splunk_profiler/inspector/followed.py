@@ -20,6 +20,9 @@ from splunk_profiler.inspector.reader import Reader
 
 Tell = Callable[[Event], None]
 
+_MOST_WAITING = 4096
+"""Different samples that are gathered at most; with more of them nothing is gained by waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manner:
@@ -39,6 +42,10 @@ class Manner:
 class FollowedProcess:
     """Follows process `pid`.
 
+    Attributes:
+        pid: the process.
+        counted: whether it was ever seen, and so is among the processes of the totals.
+
     Raises:
         InspectorError: what keeps it from being read (see `errors`).
     """
@@ -53,7 +60,7 @@ class FollowedProcess:
         self._address = ""
         self._waiting: Counter[Sample] = Counter()
         self._code: CodeMap | None = None
-        self._counted = self._registered = self._is_busy = False
+        self.counted = self._registered = self._is_busy = False
         self._blocks: frozenset[str] | None = None
         self._reader = Reader(pid, strict_host=True, interfaces=(Interface.ELASTIC,))
         self._judge()
@@ -98,6 +105,8 @@ class FollowedProcess:
                     self._waiting[sample] += 1
                 else:
                     self._send(sample, 1)
+        if len(self._waiting) >= _MOST_WAITING:
+            self.report()
 
     def report(self) -> None:
         """Send what was gathered."""
@@ -124,8 +133,8 @@ class FollowedProcess:
             self._registered = False
             if storage is not None:
                 self._blocks = None
-                self._totals.processes += not self._counted
-                self._counted = True
+                self._totals.processes += not self.counted
+                self.counted = True
                 self._tell(Followed(self.pid, self._reader.command, storage, reasons))
         if storage is None:
             blocking = tuple(reason for reason in reasons if reason.level is Level.BLOCKS)
@@ -159,9 +168,11 @@ class FollowedProcess:
         return found or NOWHERE
 
     def _send(self, sample: Sample, count: int) -> None:
+        loss: Loss | None
         if self._storage is None:
-            loss: Loss | None = Loss.UNPUBLISHED
+            socket_path, loss = "", Loss.UNPUBLISHED
         else:
+            socket_path = self._storage.socket_path
             ids = sample.trace_id, sample.transaction_id, sample.place.stack_trace_id
             loss = self._outbox.send(self._address, encode_correlation(*ids, count))
         if loss is None:
@@ -170,4 +181,4 @@ class FollowedProcess:
         else:
             self._totals.lost_messages[loss] += 1
             self._totals.lost_samples[loss] += count
-        self._tell(Reported(self.pid, sample, count, loss))
+        self._tell(Reported(self.pid, socket_path, sample, count, loss))
