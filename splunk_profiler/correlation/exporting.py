@@ -5,6 +5,7 @@ Knows the SDK's processors by what they look like and loads nothing of it. Pure,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,11 +34,11 @@ class Exporting:
         self.shut = self.gone = False
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next span would cost one that waits in its queue; False if nobody can tell."""
+    def room(self) -> int:
+        """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
         queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
         most = getattr(queue, "maxlen", None)
-        return queue is not None and most is not None and len(queue) >= most and not self.gone
+        return sys.maxsize if queue is None or most is None or self.gone else most - len(queue)
 
     def hurry(self) -> None:
         """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""

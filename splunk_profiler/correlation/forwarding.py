@@ -10,7 +10,7 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
@@ -25,6 +25,7 @@ _PATIENCE_NS = 1 * _NS  # with an exporter that takes nothing
 _ROOM_S = 0.005
 _SETTLE_S = 1.0  # for our thread to count what has come; longer only if it hangs
 _SLOW_NS = 10_000_000
+_LOT = 256  # transactions between two looks at the queues
 
 Ask = Callable[[Callable[[], None]], bool]
 Hand = Callable[[Exporting, Any], None]
@@ -73,20 +74,24 @@ class Forwarding:
 
     def deliver_all(self) -> None:
         """Forward everything, waiting for nobody. On any thread."""
-        for transaction in self._transactions.due(self._now_ns(), _always):
+        for transaction in self._transactions.due(self._now_ns()):
             self.deliver(transaction)
 
     # ---- on our own thread ----
 
-    def forward(self, ended_before_ns: int) -> None:
-        """Forward what ended before then, as far as there is room for it."""
-        overdue_ns = ended_before_ns - _PATIENCE_NS
-
-        def ready(transaction: Transaction) -> bool:
-            return transaction.ended_ns < overdue_ns or not any(one.is_full for one in self.exporting)
-
-        for transaction in self._transactions.due(ended_before_ns, ready):
+    def forward(self, ended_before_ns: int) -> bool:
+        """Forward what ended before then. False if there is more of it, for which an exporter has no room now."""
+        for transaction in self._transactions.due(ended_before_ns - _PATIENCE_NS):
             self._deliver(transaction, self._hand_here)
+        while True:
+            first_ns = self._transactions.first_end_ns()
+            if first_ns is None or first_ns > ended_before_ns:
+                return True
+            room = min((one.room for one in self.exporting), default=_LOT)
+            if room <= 0:
+                return False
+            for _ in self.deliver_some(ended_before_ns, room, self._hand_here):
+                pass
 
     def _hand_here(self, one: Exporting, span: Any) -> None:
         self._in_hand = one
@@ -101,10 +106,17 @@ class Forwarding:
     def flush(self, flushed: Exporting, timeout_ms: int) -> bool:
         """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that."""
         until_ns = self._now_ns() + timeout_ms * 1_000_000
-        counted = Signal()
-        if not self._hangs and self._ask(counted.set) and not counted.wait(_SETTLE_S):
+        self._settle()  # what was sent before is counted
+        drain = _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
+        complete = drain.run(self, _hand, flushed=flushed)
+        self._settle()  # what our thread was about to hand over meanwhile has got there
+        return complete
+
+    def _settle(self) -> None:
+        """Wait until our thread is done with what it is at."""
+        done = Signal()
+        if not self._hangs and self._ask(done.set) and not done.wait(_SETTLE_S):
             self._note_who_hangs()
-        return _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run).run(self, _hand, flushed=flushed)
 
     def hand_over(self, patience_s: float) -> None:
         """Have all that has ended until now forwarded, and drop what nobody takes.
@@ -123,7 +135,11 @@ class Forwarding:
             drain.run(self, self._hand_here)
             handed_over = True
 
-        asked = not self._hangs and self._ask(hand_over)
+        hung = self._hangs
+        asked = not hung and self._ask(hand_over)
+        if not asked and not hung:
+            _Drain(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
+            return
         left = len(self._transactions)
         while asked and not handed_over and self._now_ns() < min(until_ns, moved_ns + patience_ns):
             let_the_application_run(_ROOM_S)
@@ -150,16 +166,17 @@ class Forwarding:
         """See `Transactions.first_end_ns`."""
         return self._transactions.first_end_ns()
 
-    def deliver_under_way(self, hand: Hand) -> None:
-        """Forward what others have begun to forward and are not done with."""
+    def deliver_under_way(self, hand: Hand) -> Iterator[None]:
+        """Forward what others have begun to forward and are not done with, one by one."""
         for transaction in list(self._under_way.values()):
             self._deliver(transaction, hand)
+            yield
 
-    def deliver_next(self, ended_before_ns: int, hand: Hand) -> None:
-        """Forward one of those that ended until then."""
-        for transaction in self._transactions.due(ended_before_ns, _always):
+    def deliver_some(self, ended_before_ns: int, most: int, hand: Hand) -> Iterator[None]:
+        """Forward some of those that ended until then, one by one."""
+        for transaction in self._transactions.due(ended_before_ns, min(most, _LOT)):
             self._deliver(transaction, hand)
-            return
+            yield
 
     def _deliver(self, transaction: Transaction, hand: Hand) -> None:
         stacks = transaction.stacks
@@ -233,15 +250,19 @@ class _Drain:
             if done_ns > self._until_ns and done_ns - handed_ns > _SLOW_NS:
                 slow.append(one)
 
-        forwarding.deliver_under_way(try_to_hand)
+        for _ in forwarding.deliver_under_way(try_to_hand):
+            if slow and flushed is not None:
+                return False
         while True:
             first_ns = forwarding.first_end_ns()
             if first_ns is None or first_ns > began_ns:
                 break
-            full = [one for one in forwarding.exporting if one.is_full and one not in stuck]
+            room = {one: one.room for one in forwarding.exporting if one not in stuck}
+            full = [one for one in room if room[one] <= 0]
             if flushed in full:
                 flushed.force_flush()
-                full.remove(flushed)
+                stuck += [flushed] if flushed.room <= 0 else []
+                continue
             if full:
                 if self._now_ns() < min(self._until_ns, moved_ns + self._patience_ns):
                     for one in full:
@@ -249,20 +270,17 @@ class _Drain:
                     self._pause(_ROOM_S)
                     continue
                 stuck += full
-            forwarding.deliver_next(began_ns, try_to_hand)
-            if slow and flushed is not None:
-                return False
+                continue
+            for _ in forwarding.deliver_some(began_ns, min(room.values(), default=_LOT), try_to_hand):
+                if slow and flushed is not None:
+                    return False
             moved_ns = self._now_ns()
         if lost:
             logger.warning(
-                "%d spans that waited for a host profiler were not sent: their exporter takes too long", lost
+                "%d spans that waited for the host profiler were not sent: their exporter takes too long", lost
             )
         return True
 
 
 def _hand(one: Exporting, span: Any) -> None:
     one.on_end(span)
-
-
-def _always(_: Transaction) -> bool:
-    return True

@@ -22,7 +22,7 @@ from target_process import TESTS, Target
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
-_LOST = "spans that waited for a host profiler were not sent: their exporter takes too long"
+_LOST = "spans that waited for the host profiler were not sent: their exporter takes too long"
 _INSTRUMENT = Path(sys.executable).parent / "opentelemetry-instrument"
 _INSTALLED = any(point.name == "splunk_profiler" for point in entry_points(group="opentelemetry_post_instrument"))
 _ROOTS = [f"{number}" for number in range(10)]
