@@ -174,7 +174,8 @@ class Deferral:
 
     def _drain(self, until_ns: int) -> bool:
         """Forward all that waits, without loss: a full queue is exported first. False if that takes too long."""
-        self._settle()
+        if self._transactions.first_end_ns() is not None:
+            self._settle()
         while self._transactions.first_end_ns() is not None:
             began_ns = self._now_ns()
             if began_ns < until_ns:
