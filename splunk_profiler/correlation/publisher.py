@@ -72,6 +72,9 @@ class Listener(Protocol):
         """There is a socket. `on_lost` is to be called when somebody else has closed it; OSError or RuntimeError."""
 
     def stop(self, timeout_s: float, /) -> None:
+        """Publishing ends."""
+
+    def close(self) -> None:
         """The socket is about to be closed."""
 
     def after_fork(self) -> None:
@@ -137,15 +140,16 @@ class Publisher:
         Args:
             timeout_s: seconds that exporters are waited for, to be given what they have not been given yet.
         """
+        self._correlates = False
         self._listener.stop(timeout_s)
         held = self._lock.acquire(timeout=_WAIT_S)
         try:
-            self._correlates = False
             self._providers.leave()
             self._extension.withdraw_storage()
             self._extension.uninstall()
             inbox, self._inbox = self._inbox, None
             if inbox is not None:
+                self._listener.close()  # another thread may have been about to make it listen
                 inbox.close()
         finally:
             if held:
@@ -178,6 +182,7 @@ class Publisher:
         self._lock = real_lock()
         self._extension.reset_after_fork()
         self._listener.after_fork()
+        self._reopened = 0
         parents, self._inbox = self._inbox, None
         if parents is not None:
             parents.close()
@@ -258,17 +263,22 @@ class Publisher:
 
     def _reopen(self) -> None:
         """Called by the listener when the application has closed the socket, as daemons close all that is open."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
-            inbox, service = self._inbox, self._service
-            if inbox is None or service is None or self._reopened >= _MOST_SOCKETS:
+            inbox = self._inbox
+            if inbox is None or not self._correlates:
                 return
+            if self._reopened >= _MOST_SOCKETS:
+                raise InboxError("the application closes it again and again")
             self._reopened += 1
-            self._inbox = self._service = None
-            inbox.close()
-            if self._show(service):
-                logger.debug("the socket for host profilers had been closed and has been made anew")
+            inbox.renew()
+            self._listener.listen(inbox.fileno(), self._reopen)
+            logger.debug("the socket for host profilers had been closed and has been made anew")
+        except (InboxError, OSError, RuntimeError) as error:
+            self._correlates = False
+            self._extension.withdraw_storage()  # it leads nowhere
+            self._say_once(f"host profilers cannot send to this process any more: its socket was closed, and {error}")
         finally:
             self._lock.release()
 
