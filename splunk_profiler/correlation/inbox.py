@@ -124,7 +124,8 @@ def _datagram_socket() -> _socket.socket:
 def _remove_stale(directory: str) -> None:
     """Remove the sockets of processes that were killed before they could do it themselves.
 
-    A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound.
+    A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound. One
+    that is just being bound has its name before it can be reached, but is not listed then: both lock the directory.
     """
     with suppress(OSError):
         for entry in os.scandir(directory):
@@ -136,18 +137,11 @@ def _remove_stale(directory: str) -> None:
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     status = entry.stat(follow_symlinks=False)
-    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid() or not _is_refused(entry.path):
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
         return False
-    # A socket that is just being bound has its name for some microseconds before it can be reached, while the directory
-    # is locked. Renaming it to what it is called already changes nothing, but waits for that lock.
-    Path(entry.path).rename(entry.path)
-    return _is_refused(entry.path)
-
-
-def _is_refused(path: str) -> bool:
     probe = _datagram_socket()
     try:
-        probe.connect(path)
+        probe.connect(entry.path)
     except ConnectionRefusedError:
         return True
     finally:
