@@ -26,6 +26,8 @@ MEASURES = (
     "record_cost",
     "attach_cost",
     "context_switches",
+    "deferral",
+    "message_loss",
     "disabled",
     "memory",
 )

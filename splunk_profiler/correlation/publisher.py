@@ -72,9 +72,6 @@ class Listener(Protocol):
         """There is a socket. `on_lost` is to be called when somebody else has closed it; OSError or RuntimeError."""
 
     def stop(self, timeout_s: float, /) -> None:
-        """Publishing ends."""
-
-    def close(self) -> None:
         """The socket is about to be closed."""
 
     def after_fork(self) -> None:
@@ -134,22 +131,28 @@ class Publisher:
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
-    def stop(self, timeout_s: float = 0.0) -> None:
-        """Publish nothing any more, and leave nothing that a reader could follow.
+    def hang_up(self, timeout_s: float) -> None:
+        """Listen no more. Comes before `stop`, while every switch is still seen: it may take its time.
 
         Args:
             timeout_s: seconds that exporters are waited for, to be given what they have not been given yet.
         """
+        held = self._lock.acquire(timeout=_WAIT_S)
         self._correlates = False
+        if held:
+            self._lock.release()
         self._listener.stop(timeout_s)
+
+    def stop(self) -> None:
+        """Publish nothing any more, and leave nothing that a reader could follow."""
         held = self._lock.acquire(timeout=_WAIT_S)
         try:
+            self._correlates = False
             self._providers.leave()
             self._extension.withdraw_storage()
             self._extension.uninstall()
             inbox, self._inbox = self._inbox, None
             if inbox is not None:
-                self._listener.close()  # another thread may have been about to make it listen
                 inbox.close()
         finally:
             if held:
