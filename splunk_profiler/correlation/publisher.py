@@ -281,6 +281,8 @@ class Publisher:
         except (InboxError, OSError, RuntimeError) as error:
             self._correlates = False
             self._extension.withdraw_storage()  # it leads nowhere
+            if self._inbox is not None:
+                self._inbox.close()
             self._say_once(f"host profilers cannot send to this process any more: its socket was closed, and {error}")
         finally:
             self._lock.release()
