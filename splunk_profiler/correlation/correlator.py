@@ -107,6 +107,8 @@ class Correlator:
         )
         self._sets: WeakSet[Any] = WeakSet()  # of processors
         self._mailbox: Any = None
+        self._earlier = (0, 0)  # what mailboxes have counted that are no more
+        self._seen = 0  # messages, by the last turn
         self._threads: list[Worker] = []
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
@@ -165,6 +167,7 @@ class Correlator:
         for thread in threads:
             if thread.ident != own:
                 thread.join(_JOIN_S)
+        self._earlier = self._arrived(mailbox)
 
     def stop(self, timeout_s: float) -> None:
         """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
@@ -178,6 +181,8 @@ class Correlator:
     def after_fork(self) -> None:
         """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
         self._mailbox = None
+        self._earlier = (0, 0)
+        self._seen = 0
         self._threads = []
         self._asked = []
         self._idle = False
@@ -191,8 +196,7 @@ class Correlator:
 
     def counts(self) -> Counts:
         """What has come until now."""
-        mailbox = self._mailbox
-        received, too_long = mailbox.counts() if mailbox is not None else (0, 0)
+        received, too_long = self._arrived(self._mailbox)
         known = self._transactions
         return Counts(
             received,
@@ -204,6 +208,11 @@ class Correlator:
             known.beyond,
             known.refused,
         )
+
+    def _arrived(self, mailbox: Any) -> tuple[int, int]:
+        """Messages, and those of them that were too long."""
+        received, too_long = (0, 0) if mailbox is None else mailbox.counts()
+        return self._earlier[0] + received, self._earlier[1] + too_long
 
     # ---- called on the application's threads ----
 
@@ -251,9 +260,13 @@ class Correlator:
         if self._mailbox is not mailbox:
             return
         self._forwarding.forward(self._now_ns() - self._delay_ns)
-        if len(messages) >= _FLOOD:
-            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait.
-            Signal().wait(min((self._now_ns() - began_ns) * 9 / _NS, _SETTLE_S / 2))
+        received, _ = self._arrived(mailbox)
+        arrived, self._seen = received - self._seen, received
+        if arrived >= _FLOOD:
+            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait. What is
+            # too long takes no time here, but is read all the same.
+            took_s = (self._now_ns() - began_ns) / _NS
+            Signal().wait(min(max(9 * took_s, _STEP_S), _SETTLE_S / 2))
 
     def _wait_s(self) -> float:
         self._idle = True
@@ -275,12 +288,18 @@ class Correlator:
             self._register(message)
         elif isinstance(message, Malformed):
             self._malformed[message.reason] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was discarded: {message.reason}")
-        elif message.message_type in self._unknown or len(self._unknown) < _MOST_KINDS:
-            self._unknown[message.message_type] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was ignored: type {message.message_type}")
+            if self._malformed[message.reason] == 1:
+                logger.debug("a message of a host profiler was discarded: %s", message.reason)
         else:
-            self._unknown[_OTHER_KINDS] += 1
+            self._ignore(message.message_type)
+
+    def _ignore(self, message_type: int) -> None:
+        kind = message_type
+        if kind not in self._unknown and len(self._unknown) >= _MOST_KINDS:
+            kind = _OTHER_KINDS
+        self._unknown[kind] += 1
+        if self._unknown[kind] == 1:
+            logger.debug("a message of a host profiler was ignored: type %s", message_type)
 
     def _register(self, message: Registration) -> None:
         delay_ms = message.samples_delay_ms
