@@ -3,8 +3,8 @@
  * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
  * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
  * to it, and the socket as well: what was sent before is never missed. While the buffer is full nothing is read: senders
- * then get EAGAIN, and neither memory nor CPU time is spent.
- * Full is also said of many messages, however short they are, so that no turn of whoever takes them is a long one.
+ * then get EAGAIN, and neither memory nor CPU time is spent. Full is also said of many messages, however short they are,
+ * so that no turn of whoever takes them is a long one.
  *
  * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
  */
@@ -25,7 +25,6 @@ enum {
     CAPACITY = 64 * 1024,    /* bytes of one of the two buffers */
     MOST_MESSAGES = 1024,    /* of one of the two buffers, with those that were too long for it */
     LONGEST_WAIT_S = 3600,
-    CLOSED_MS = 1000,        /* within which it is noticed that somebody has closed the socket: nothing tells */
 };
 
 typedef uint16_t length_prefix;
@@ -50,7 +49,7 @@ typedef struct {
     bool woken;
     unsigned long long received, too_long;
     atomic_bool stopping;
-    atomic_bool running; /* `run` is for one thread */
+    atomic_bool running; /* `run` is for one thread: `put` takes the room that was there before for granted */
 } Mailbox;
 
 /* ---- the thread that reads; without the GIL ---- */
@@ -63,11 +62,6 @@ static bool is_still_ours(const Mailbox *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-static bool is_full(const buffer *filling)
-{
-    return filling->used + sizeof(length_prefix) + LONGEST > CAPACITY || filling->arrived >= MOST_MESSAGES;
-}
-
 static void put(Mailbox *self, const uint8_t *message, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
@@ -77,23 +71,22 @@ static void put(Mailbox *self, const uint8_t *message, size_t length)
     }
     if (length > LONGEST) {
         self->too_long++;
+        return;
     }
-    else {
-        uint8_t *end = self->filling.bytes + self->filling.used;
-        memcpy(end, &prefix, sizeof(prefix));
-        memcpy(end + sizeof(prefix), message, length);
-        self->filling.used += sizeof(prefix) + length;
-    }
+    uint8_t *end = self->filling.bytes + self->filling.used;
+    memcpy(end, &prefix, sizeof(prefix));
+    memcpy(end + sizeof(prefix), message, length);
+    self->filling.used += sizeof(prefix) + length;
 }
 
-/* With the lock: two threads may read, and what there is room for must be known before anything is taken. */
+/* With the lock. */
 static outcome read_one(Mailbox *self)
 {
     uint8_t message[LONGEST];
     if (atomic_load(&self->stopping)) {
         return EMPTY;
     }
-    if (is_full(&self->filling)) {
+    if (self->filling.used + sizeof(length_prefix) + LONGEST > CAPACITY || self->filling.arrived >= MOST_MESSAGES) {
         return FULL;
     }
     /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
@@ -104,16 +97,9 @@ static outcome read_one(Mailbox *self)
     ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     if (length >= 0) {
         put(self, message, (size_t)length);
-        return length > 0 ? MORE : EMPTY; /* an empty message is also what comes, for ever, after the end */
-    }
-    switch (errno) {
-    case EINTR:
         return MORE;
-    case EAGAIN:
-        return EMPTY;
-    default:
-        return BROKEN;
     }
+    return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
 }
 
 /* Everything that is queued in the socket, as far as there is room. */
@@ -139,14 +125,14 @@ static void wait_for_room(Mailbox *self)
 
 /* Until `stop`: true. False if the socket is not there any more.
  *
- * A message ends `poll` at once. That somebody closes the descriptor does not: the kernel keeps the socket, and senders
- * reach it, for as long as `poll` waits. Hence the time limit, without which the first message would be lost.
+ * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
+ * as `poll` waits. It shows with the next message, be it one of our own (inbox.py).
  */
 static bool read_all(Mailbox *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (poll(&socket, 1, CLOSED_MS) < 0 && errno != EINTR) {
+        if (!is_still_ours(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
             return atomic_load(&self->stopping);
         }
         outcome last = read_queued(self);
@@ -253,7 +239,7 @@ static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
     }
     Py_BEGIN_ALLOW_THREADS
     wait_for_messages(self, seconds);
-    (void)read_queued(self); /* `run` may not have got round to what was sent before */
+    (void)read_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
     swap(self, &other);
     Py_END_ALLOW_THREADS
     PyObject *messages = messages_in(&other);
