@@ -105,6 +105,7 @@ class Correlator:
         )
         self._sets: WeakSet[Any] = WeakSet()  # of processors
         self._mailbox: Any = None
+        self._received_before = self._too_long_before = 0  # by sockets that are closed
         self._threads: list[Worker] = []
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
@@ -163,6 +164,10 @@ class Correlator:
         for thread in threads:
             if thread.ident != own:
                 thread.join(_JOIN_S)
+        if mailbox is not None:
+            received, too_long = mailbox.counts()
+            self._received_before += received
+            self._too_long_before += too_long
 
     def stop(self, timeout_s: float) -> None:
         """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
@@ -180,6 +185,9 @@ class Correlator:
         self._askers = []
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
+        self._received_before = self._too_long_before = 0
+        self._malformed.clear()
+        self._unknown.clear()
         self._transactions = Transactions(self._feedback.buffer_size)
         self._deferral.start_anew(self._transactions)
 
@@ -193,8 +201,8 @@ class Correlator:
         received, too_long = mailbox.counts() if mailbox is not None else (0, 0)
         known = self._transactions
         return Counts(
-            received,
-            too_long,
+            self._received_before + received,
+            self._too_long_before + too_long,
             self._malformed.total(),
             self._unknown.total(),
             known.matched,
