@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def in_a_transaction(target: Inspected, workshop: Workshop, path: str) -> None:
     target.do("record " + record_bytes().hex())
 
 
+def asleep(pid: int) -> None:
+    """Returns when its first thread waits for orders."""
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
 def sent(pace: Pace) -> dict[Correlated, int]:
     """What the agent says that it sent."""
     found: dict[Correlated, int] = {}
@@ -83,6 +92,7 @@ def test_only_threads_on_a_cpu_are_sampled_by_default(workshop: Workshop, receiv
     with inspected(workshop) as target:
         in_a_transaction(target, workshop, receiver.path)
         target.do("flip 1 whole", "started")
+        asleep(target.pid)
         with agent(pace, target.pid) as running:
             running.run()
     found = correlated(receiver.messages())
