@@ -26,6 +26,7 @@ MEASURES = (
     "record_cost",
     "attach_cost",
     "context_switches",
+    "deferral",
     "disabled",
     "memory",
 )

@@ -76,12 +76,13 @@ class Publishing:
 
     def stop(self, timeout_s: float = 0.0) -> None:
         """Publish nothing any more, after what waits for host profilers has been exported or `timeout_s` is over."""
+        self._publisher.hang_up(timeout_s)
         if self._auditor is not None:
             self._auditor.stop(_JOIN_S)
         OUTLET.close()
         if self._decoration is not None:
             self._decoration.remove()
-        self._publisher.stop(timeout_s)
+        self._publisher.stop()
 
     def resource(self, resource: Any) -> Any:
         """See `Correlator.resource`."""

@@ -22,14 +22,17 @@ _MOST_RESOURCES = 64
 
 
 def key_of(context: Any) -> int:
-    """Trace id and span id as one number, as a message has them: 128 bits, then 64."""
-    key: int = context.trace_id << 64 | context.span_id
+    """Trace id and span id as one number, as a message has them: 128 bits, then 64. `context` is a ``SpanContext``."""
+    key: int = context[0] << 64 | context[1]  # which is a tuple; its properties take ten times as long
     return key
 
 
 def is_transaction(span: Any, context: Any) -> bool:
     """Whether a span is a sampled local root, by its context and its parent's."""
-    return context.trace_flags & 1 and (span.parent is None or span.parent.is_remote)
+    if not context[3] & 1:
+        return False
+    parent = span.parent
+    return parent is None or bool(parent[2])
 
 
 def encoded(stacks: Mapping[bytes, int]) -> list[str]:

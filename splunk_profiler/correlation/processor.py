@@ -10,6 +10,7 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ _FLUSH_MS = 30_000  # the SDK's default
 _SHUTDOWN_S = 5.0
 _SLOW_NS = 10_000_000
 _OVERDUE_NS = 1 * _NS
+_LOT = 256  # spans between two looks at the clock or at the queues
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
 _DEPTH = 4  # of processors within processors
 
@@ -59,11 +61,11 @@ class Exporting:
         self.shut = False
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next span would cost one that waits in its queue; False if nobody can tell."""
+    def room(self) -> int:
+        """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
         queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
         most = getattr(queue, "maxlen", None)
-        return queue is not None and most is not None and len(queue) >= most
+        return sys.maxsize if queue is None or most is None else most - len(queue)
 
 
 class Deferral:
@@ -140,7 +142,7 @@ class Deferral:
             until_ns: from then on no exporter is waited for.
         """
         self.active = False
-        self._drain_or_drop(until_ns, None)
+        self._drain_or_drop(until_ns)
         self._exporting, self._watched = [], []
         decorations, self._decorations = self._decorations, []
         for decoration in decorations:
@@ -155,37 +157,42 @@ class Deferral:
 
     def forward(self, ended_before_ns: int) -> bool:
         """Forward what ended before then. False if there is more of it, for which an exporter has no room now."""
-        overdue_ns = ended_before_ns - _OVERDUE_NS
-
-        def ready(transaction: Transaction) -> bool:
-            return transaction.ended_ns < overdue_ns or not any(one.is_full for one in self._exporting)
-
-        for transaction in self._transactions.due(ended_before_ns, ready):
+        for transaction in self._transactions.due(ended_before_ns - _OVERDUE_NS):
             self._deliver(transaction)
-        first_ns = self._transactions.first_end_ns()
-        return first_ns is None or first_ns > ended_before_ns
+        while True:
+            first_ns = self._transactions.first_end_ns()
+            if first_ns is None or first_ns > ended_before_ns:
+                return True
+            room = self._room()
+            if room <= 0:
+                return False
+            for transaction in self._transactions.due(ended_before_ns, min(room, _LOT)):
+                self._deliver(transaction)
 
-    def _drain(self, until_ns: int, flushed: Exporting | None) -> bool:
+    def _room(self) -> int:
+        return min((one.room for one in self._exporting), default=sys.maxsize)
+
+    def _drain(self, until_ns: int) -> bool:
         """Forward all that waits, without loss: a full queue is exported first. False if that takes too long."""
         self._settle()
         while self._transactions.first_end_ns() is not None:
             began_ns = self._now_ns()
-            full = [one for one in self._exporting if one.is_full] if began_ns < until_ns else []
-            for one in [flushed] if flushed in full else full:
-                with self._guard.watching():
-                    one.force_flush()
-            for transaction in self._transactions.due(began_ns, lambda _: True):
+            if began_ns < until_ns:
+                for one in [one for one in self._exporting if one.room <= 0]:
+                    with self._guard.watching():
+                        one.force_flush()
+            for transaction in self._transactions.due(began_ns, min(max(self._room(), 1), _LOT)):
+                delivered_ns = self._now_ns()
                 self._deliver(transaction)
                 now_ns = self._now_ns()
-                if now_ns > until_ns and now_ns - began_ns > _SLOW_NS:
+                if now_ns > until_ns and now_ns - delivered_ns > _SLOW_NS:
                     return False
-                break
         return True
 
-    def _drain_or_drop(self, until_ns: int, flushed: Exporting | None) -> None:
-        if self._drain(until_ns, flushed):
+    def _drain_or_drop(self, until_ns: int) -> None:
+        if self._drain(until_ns):
             return
-        lost = [one for rest in self._transactions.due(self._now_ns(), lambda _: True) for one in rest.take()]
+        lost = [one for rest in self._transactions.due(self._now_ns()) for one in rest.take()]
         if lost:
             logger.warning(
                 "%d spans that waited for the host profiler were not sent: their exporter takes too long", len(lost)
@@ -251,12 +258,12 @@ class Deferral:
             until_ns = self._now_ns() + int(_FLUSH_MS if timeout_ms is None else timeout_ms) * 1_000_000
             complete = True
             with self._guard.watching():
-                complete = self._drain(until_ns, one)
+                complete = self._drain(until_ns)
             return one.force_flush(*args, **kwargs) and complete
 
         def shutdown(*args: Any, **kwargs: Any) -> Any:
             with self._guard.watching():
-                self._drain_or_drop(self._now_ns() + int(_SHUTDOWN_S * _NS), one)
+                self._drain_or_drop(self._now_ns() + int(_SHUTDOWN_S * _NS))
             one.shut = True
             return one.shutdown(*args, **kwargs)
 

@@ -131,13 +131,20 @@ class Publisher:
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
-    def stop(self, timeout_s: float = 0.0) -> None:
-        """Publish nothing any more, and leave nothing that a reader could follow.
+    def hang_up(self, timeout_s: float) -> None:
+        """Listen no more. Comes before `stop`, while every switch is still seen: it may take its time.
 
         Args:
             timeout_s: seconds that exporters are waited for, to be given what they have not been given yet.
         """
+        held = self._lock.acquire(timeout=_WAIT_S)
+        self._correlates = False
+        if held:
+            self._lock.release()
         self._listener.stop(timeout_s)
+
+    def stop(self) -> None:
+        """Publish nothing any more, and leave nothing that a reader could follow."""
         held = self._lock.acquire(timeout=_WAIT_S)
         try:
             self._correlates = False

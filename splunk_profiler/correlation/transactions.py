@@ -10,8 +10,10 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 MOST_IDS = 100_000  # of one transaction: spans that are larger than a collector takes would be lost as a whole
@@ -30,7 +32,7 @@ class Transaction:
     Attributes:
         key: trace id and span id as one number.
         ended_ns: when it ended, 0 while it lives.
-        deliveries: (exporter, span) for each exporting processor that has been told of its end.
+        deliveries: (exporter, span) for each exporting processor that has been told of its end; the last one first.
         closed: it is being forwarded; nobody will look at `deliveries` again.
         stacks: stack-trace id → how often it was seen.
         ids: the sum of that.
@@ -42,7 +44,7 @@ class Transaction:
         self.key = key
         self.ended_ns = 0
         self.closed = False
-        self.deliveries: deque[tuple[Exporter, Any]] | None = None
+        self.deliveries: list[tuple[Exporter, Any]] | None = None
         self.stacks: dict[bytes, int] | None = None
         self.ids = 0
 
@@ -60,7 +62,7 @@ class Transaction:
         """The deliveries that are left, each for one taker."""
         while self.deliveries:
             try:
-                yield self.deliveries.popleft()
+                yield self.deliveries.pop()
             except IndexError:  # another thread was quicker
                 return
 
@@ -94,8 +96,7 @@ class Transactions:
         """A transaction starts."""
         known = self._known
         known[key] = Transaction(key)
-        if len(known) > self._most_known:
-            _keep_newest(known, self._most_known)
+        _keep_newest(known, self._most_known)
 
     def defer(self, key: int, exporter: Exporter, span: Any, now_ns: int) -> Transaction:
         """A transaction has ended: keep `span` for `exporter`.
@@ -117,7 +118,7 @@ class Transactions:
             self.matched += transaction.ids
             self.unmatched -= transaction.ids
         if not transaction.ended_ns:
-            transaction.deliveries = deque()
+            transaction.deliveries = []
             transaction.ended_ns = now_ns
             if len(self._waiting) < self._size:
                 self._waiting.append(transaction)
@@ -144,12 +145,12 @@ class Transactions:
         if transaction.stacks is None or len(transaction.stacks) < _MOST_STACKS_UNMATCHED:
             transaction.add(stack_trace_id, count)
 
-    def due(self, before_ns: int, ready: Callable[[Transaction], bool]) -> Iterator[Transaction]:
-        """Those that ended until then, each for one taker and out of the queue; up to the first that is not `ready`."""
+    def due(self, before_ns: int, most: int = sys.maxsize) -> Iterator[Transaction]:
+        """Those that ended until then, at most so many; each for one taker and out of the queue."""
         waiting = self._waiting
-        while True:
+        for _ in range(most):
             try:
-                if waiting[0].ended_ns > before_ns or not ready(waiting[0]):
+                if waiting[0].ended_ns > before_ns:
                     return
                 transaction = waiting.popleft()
             except IndexError:  # none is left
@@ -176,9 +177,10 @@ class Transactions:
 
 
 def _keep_newest(known: dict[int, Transaction], most: int) -> None:
-    """Spans that are never ended, or never known, must not stay for ever."""
-    while len(known) > most:
-        try:
-            known.pop(next(iter(known)), None)
-        except (StopIteration, RuntimeError):  # another thread has changed it meanwhile: next time
-            return
+    """Spans that are never ended, or never known, must not stay for ever.
+
+    The oldest go, many at once: a dict whose first entries have been taken out one by one takes long to find its first.
+    """
+    if len(known) > most:
+        for key in list(islice(known, most // 8 + 1)):
+            known.pop(key, None)

@@ -1,0 +1,185 @@
+"""What it costs to hold transactions back for what host profilers say of them: per span, at a high rate, and in memory.
+
+Spans go through the SDK's own batch processor to an exporter that counts them. Compared are, in turns: without
+correlation, with one that nobody has registered with yet (`auto`), and with one that holds transactions back.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext, TraceFlags
+from result import Result, main, median, middle_half
+
+from splunk_profiler._context import Mailbox
+from splunk_profiler.correlation.correlator import Correlator, Feedback
+from splunk_profiler.runtime.decoration import Decoration
+
+DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
+BUFFER = 8096
+RATE = 50_000
+LOT = 500
+
+
+class Counting(SpanExporter):
+    """Counts spans, and the stack-trace ids on them."""
+
+    def __init__(self) -> None:
+        self.spans = 0
+        self.ids = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.spans += len(spans)
+        self.ids += sum(len(span.attributes.get("elastic.profiler_stack_trace_ids", ())) for span in spans)  # type: ignore[union-attr,arg-type,misc]
+        return SpanExportResult.SUCCESS
+
+
+class Service:
+    """A provider whose batch processor has room for all that a measure sends."""
+
+    def __init__(self, room: int) -> None:
+        self.exporter = Counting()
+        self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource({"service.name": "benchmark"}))
+        self.batch = BatchSpanProcessor(self.exporter, max_queue_size=max(room, 512), schedule_delay_millis=100)
+        self.provider.add_span_processor(self.batch)
+        self.tracer = self.provider.get_tracer("benchmark")
+
+    @contextmanager
+    def correlated(self, *, registered: bool) -> Iterator[tuple[Correlator, socket.socket]]:
+        """With a correlator that listens, and with what a host profiler would send through."""
+        with tempfile.TemporaryDirectory() as directory:
+            receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            receiving.bind(f"{directory}/s")
+            sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            sending.connect(f"{directory}/s")
+            correlator = Correlator(Feedback(registered, BUFFER), Mailbox, Decoration)
+            correlator.meet(self.provider._active_span_processor)
+            correlator.listen(receiving.fileno(), lambda: None)
+            if registered:
+                sending.send(struct.pack("=HHI", 2, 1, DELAY_MS))
+            try:
+                yield correlator, sending
+            finally:
+                correlator.stop(10)
+                receiving.close()
+                sending.close()
+                self.provider.force_flush()
+
+
+def spans_cost(service: Service, spans: int) -> tuple[float, float]:
+    """Nanoseconds of CPU time for one span: of its own thread, and of the whole process until it is exported."""
+    before, whole = time.thread_time_ns(), time.process_time_ns()
+    for _ in range(spans):
+        service.tracer.start_span("root", attributes={"http.route": "/checkout"}).end()
+    own = time.thread_time_ns() - before
+    service.provider.force_flush()
+    return own / spans, (time.process_time_ns() - whole) / spans
+
+
+def per_span(quick: bool) -> Iterator[Result]:
+    """Off, waiting for a profiler, and on."""
+    spans, rounds = (200, 2) if quick else (2000, 25)
+    service = Service(100_000)
+    own: dict[str, list[float]] = {"stock": [], "auto": [], "on": []}
+    whole: dict[str, list[float]] = {"stock": [], "auto": [], "on": []}
+    for _ in range(rounds):
+        for name in ("stock", "auto", "on", "stock"):
+            if name == "stock":
+                costs = spans_cost(service, spans)
+            else:
+                with service.correlated(registered=name == "on"):
+                    costs = spans_cost(service, spans)
+            own[name].append(costs[0])
+            whole[name].append(costs[1])
+    for name, what in (("auto", "no profiler has registered"), ("on", "transactions held back")):
+        yield Result(
+            f"a transaction through the batch processor, {what} / stock: CPU of its thread",
+            median(own[name], 4) / median(own["stock"], 4),
+            "times",
+            details={
+                "ns": median(own[name]),
+                "stock_ns": median(own["stock"]),
+                "middle_half_ns": middle_half(own[name]),
+                "stock_middle_half_ns": middle_half(own["stock"]),
+                "process_ns": median(whole[name]),
+                "stock_process_ns": median(whole["stock"]),
+            },
+        )
+    service.provider.shutdown()
+
+
+def ended(number: int) -> ReadableSpan:
+    """A transaction as a web service's."""
+    context = SpanContext(number + 1, number + 1, is_remote=False, trace_flags=TraceFlags(1))
+    attributes: dict[str, Any] = {"http.route": "/checkout", "http.request.method": "GET", "url.path": "/checkout"}
+    return ReadableSpan("GET /checkout", context=context, attributes=attributes, start_time=1, end_time=2)
+
+
+def at_a_rate(quick: bool) -> Iterator[Result]:
+    """As many ended transactions a second as the target says, each of which a profiler has seen once."""
+    total = RATE // 5 if quick else RATE * 5
+    spans = [ended(number) for number in range(total)]
+    service = Service(total)
+    with service.correlated(registered=True) as (correlator, _):
+        before = time.process_time_ns()
+        started = time.perf_counter()
+        for first in range(0, total, LOT):
+            for span in spans[first : first + LOT]:
+                service.batch.on_end(span)
+            time.sleep(max(started + first / RATE - time.perf_counter(), 0))
+        took = time.perf_counter() - started
+        service.provider.force_flush()
+        refused = correlator.counts().refused
+        cpu = (time.process_time_ns() - before) / total
+    yield Result(
+        f"transactions exported, of those that ended at {RATE} a second",
+        service.exporter.spans / total,
+        "times",
+        1.0,
+        at_least=True,
+        details={"spans": total, "sent_at_once": refused, "per_second": round(total / took), "process_ns": cpu},
+    )
+    service.provider.shutdown()
+
+
+def full_buffer(quick: bool) -> Iterator[Result]:
+    """Memory of a full buffer: what the correlation adds, and the spans that it keeps."""
+    size = 100 if quick else BUFFER
+    service = Service(size)
+    with service.correlated(registered=True):
+        service.provider.force_flush()
+        tracemalloc.start()
+        spans = [ended(number) for number in range(size)]
+        kept, _ = tracemalloc.get_traced_memory()
+        for span in spans:
+            service.batch.on_end(span)
+        added = tracemalloc.get_traced_memory()[0] - kept
+        tracemalloc.stop()
+    yield Result(
+        f"memory of a full buffer ({size} transactions)",
+        added / 1024,
+        "KiB",
+        details={"per_transaction_bytes": round(added / size), "spans_kib": round(kept / 1024)},
+    )
+    service.provider.shutdown()
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """All of it."""
+    yield from per_span(quick)
+    yield from at_a_rate(quick)
+    yield from full_buffer(quick)
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

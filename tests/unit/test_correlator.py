@@ -1,0 +1,252 @@
+"""The correlator on a real socket: who is heard, what becomes of it, and that it ends with nothing left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from splunk_profiler._context import Mailbox
+from splunk_profiler.correlation.correlator import Correlator, Feedback
+from splunk_profiler.runtime.decoration import Decoration
+
+KEY = "elastic.profiler_stack_trace_ids"
+WAIT_S = 30
+
+
+class Exporter(InMemorySpanExporter):
+    """Says when a span has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Semaphore(0)
+
+    def export(self, spans: Any) -> Any:
+        result = super().export(spans)
+        for _ in spans:
+            self.came.release()
+        return result
+
+    def next(self) -> ReadableSpan:
+        assert self.came.acquire(timeout=WAIT_S)
+        return self.get_finished_spans()[-1]
+
+
+class Bench:
+    """A provider, a correlator that listens, and a sender."""
+
+    def __init__(self, path: Path, *, at_once: bool, resource: dict[str, str]) -> None:
+        self.exporter = Exporter()
+        self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
+        self.processor = SimpleSpanProcessor(self.exporter)
+        self.provider.add_span_processor(self.processor)
+        self.tracer = self.provider.get_tracer("t")
+        self.receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.receiving.bind(str(path / "s"))
+        self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sending.connect(str(path / "s"))
+        self.lost = threading.Event()
+        self.correlator = Correlator(Feedback(at_once, buffer_size=100), Mailbox, Decoration)
+        self.correlator.describe(self.provider.resource.attributes)
+        self.correlator.meet(self.provider._active_span_processor)
+        self.correlator.listen(self.receiving.fileno(), self.lost.set)
+
+    def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
+        text = b"" if host_id is None else struct.pack("=I", len(host_id)) + host_id
+        self.sending.send(struct.pack("=HHI", 2, 1 if host_id is None else 2, delay_ms) + text)
+
+    def saw(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
+        context = span.get_span_context()
+        ids = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
+        self.sending.send(struct.pack("=HH24s16sH", 1, 1, ids, stack, count))
+
+    def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
+        span = self.tracer.start_span(name)
+        for stack in stacks:
+            self.saw(span, stack)
+        span.end()
+        return self.exporter.next()
+
+    def end(self) -> None:
+        self.correlator.stop(1)
+        self.provider.shutdown()
+        self.receiving.close()
+        self.sending.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    made: list[Bench] = []
+
+    def new(*, at_once: bool = True, **resource: str) -> Bench:
+        made.append(Bench(tmp_path, at_once=at_once, resource=resource))
+        return made[-1]
+
+    yield new
+    for bench in made:
+        bench.end()
+
+
+def wait_until_deferring(bench: Bench) -> None:
+    """What a registration does shows on the processor."""
+    deadline = time.monotonic() + WAIT_S
+    while "on_end" not in vars(bench.processor):
+        assert time.monotonic() < deadline
+        time.sleep(0)
+
+
+def test_stacks_of_a_transaction_are_on_it_when_it_is_exported(make: Any) -> None:
+    bench = make()
+    bench.register()
+    span = bench.run_span("root", b"a" * 16, b"b" * 16, b"a" * 16)
+    assert sorted(span.attributes[KEY]) == ["YWFhYWFhYWFhYWFhYWFhYQ"] * 2 + ["YmJiYmJiYmJiYmJiYmJiYg"]
+
+
+def test_in_auto_nothing_waits_until_a_profiler_has_registered(make: Any) -> None:
+    bench = make(at_once=False)
+    assert "on_end" not in vars(bench.processor)
+    bench.run_span("before")
+    bench.register()
+    wait_until_deferring(bench)
+    span = bench.run_span("after", b"a" * 16)
+    assert span.attributes[KEY] == ("YWFhYWFhYWFhYWFhYWFhYQ",)
+
+
+def test_in_auto_the_first_report_counts_as_a_registration_and_is_not_lost(make: Any) -> None:
+    bench = make(at_once=False)
+    span = bench.tracer.start_span("already running")
+    bench.saw(span)
+    wait_until_deferring(bench)
+    span.end()
+    bench.provider.force_flush()
+    (exported,) = bench.exporter.get_finished_spans()
+    assert exported.attributes[KEY] == ("c3Nzc3Nzc3Nzc3Nzc3Nzcw",)
+
+
+def test_what_cannot_be_understood_is_counted_and_the_rest_goes_on(make: Any) -> None:
+    bench = make()
+    bench.register()
+    for datagram in (b"", b"\x01", struct.pack("=HH", 1, 1) + b"x" * 41, struct.pack("=HHI", 2, 2, 1) + b"\x09\0\0\0a"):
+        bench.sending.send(datagram)
+    for number in range(3, 6):
+        bench.sending.send(struct.pack("=HH", number, 1) + b"something new")
+    bench.sending.send(struct.pack("=HH", 1, 1) + b"x" * 1_500)
+    span = bench.run_span("root", b"a" * 16)
+    assert span.attributes[KEY] == ("YWFhYWFhYWFhYWFhYWFhYQ",)
+    counts = bench.correlator.counts()
+    assert (counts.malformed, counts.unknown, counts.too_long) == (4, 3, 1)
+    assert (counts.matched, counts.unmatched) == (1, 0)
+    assert counts.received == 10
+
+
+def test_the_host_that_a_profiler_says_is_on_spans_and_resources_from_then_on(make: Any) -> None:
+    bench = make(**{"service.name": "shop"})
+    bench.register(0, b"i-1")
+    span = bench.run_span()
+    assert span.resource.attributes["host.id"] == "i-1"
+    assert bench.correlator.resource(bench.provider.resource).attributes["host.id"] == "i-1"
+    bench.register(0, b"")  # says nothing new
+    assert bench.run_span("next").resource.attributes["host.id"] == "i-1"
+
+
+def test_children_carry_the_host_too(make: Any) -> None:
+    bench = make()
+    bench.register(0, b"i-1")
+    with bench.tracer.start_as_current_span("root") as root:
+        bench.saw(root)
+        bench.provider.force_flush()  # by then the registration has been read
+        bench.tracer.start_span("child").end()
+    assert bench.exporter.next().resource.attributes["host.id"] == "i-1"
+
+
+def test_a_host_id_of_ones_own_wins_and_a_difference_is_warned_of_once(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make(**{"host.id": "own"})
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        for _ in range(2):
+            bench.register(0, b"i-1")
+            assert bench.run_span().resource.attributes["host.id"] == "own"
+    (record,) = caplog.records
+    assert "'own'" in record.getMessage()
+    assert "'i-1'" in record.getMessage()
+
+
+def test_an_absurd_delay_is_cut_and_it_is_said(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    bench = make()
+    with caplog.at_level(logging.INFO, "splunk_profiler"):
+        bench.register(2**32 - 1)
+        span = bench.tracer.start_span("root")
+        span.end()
+        bench.provider.force_flush()
+    assert [span.name for span in bench.exporter.get_finished_spans()] == ["root"]
+    assert "4294967295 ms" in caplog.text
+    assert "wait 60020 ms" in caplog.text
+
+
+def test_a_shorter_delay_lets_those_go_that_already_wait(make: Any) -> None:
+    bench = make()
+    bench.register(60_000)
+    bench.provider.force_flush()
+    span = bench.tracer.start_span("root")
+    span.end()
+    bench.register(0)
+    assert bench.exporter.next().name == "root"
+
+
+def test_messages_that_came_before_a_flush_are_counted_by_it(make: Any) -> None:
+    bench = make()
+    bench.register(60_000)
+    for number in range(200):
+        span = bench.tracer.start_span(str(number))
+        span.end()
+        bench.saw(span, count=3)
+        bench.provider.force_flush()
+        (exported,) = bench.exporter.get_finished_spans()
+        assert len(exported.attributes[KEY]) == 3
+        bench.exporter.clear()
+
+
+def test_a_stop_ends_its_threads_and_gives_the_processors_back(make: Any) -> None:
+    bench = make()
+    names = {thread.name for thread in threading.enumerate()}
+    assert {"splunk-profiler-inbox", "splunk-profiler-correlator"} <= names
+    bench.tracer.start_span("waits").end()
+    bench.correlator.stop(1)
+    assert bench.exporter.next().name == "waits"
+    assert not {"on_start", "on_end", "force_flush", "shutdown"} & vars(bench.processor).keys()
+    assert not {"splunk-profiler-inbox", "splunk-profiler-correlator"} & {one.name for one in threading.enumerate()}
+
+
+def test_a_socket_that_somebody_else_closes_is_reported(make: Any) -> None:
+    bench = make()
+    bench.receiving.shutdown(socket.SHUT_RDWR)
+    assert bench.lost.wait(WAIT_S)
+
+
+def test_another_file_under_the_sockets_number_is_never_read(make: Any) -> None:
+    bench = make()
+    number = bench.receiving.fileno()
+    theirs, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    kept = os.dup(number)
+    os.dup2(theirs.fileno(), number)  # as when an application closes what is open and opens something of its own
+    other.send(b"for the application")
+    bench.register()  # wakes the reader, which has the old socket in its hands
+    assert bench.lost.wait(WAIT_S)
+    assert theirs.recv(100, socket.MSG_DONTWAIT) == b"for the application"
+    os.dup2(kept, number)
+    os.close(kept)
+    theirs.close()
+    other.close()
