@@ -118,6 +118,7 @@ def loop(command: Sequence[str], mode: str, delay_ms: int) -> Iterator[Loop]:
             ending = signal.SIGINT if "uvicorn" in command else signal.SIGTERM
             made = Loop(target, receiver, target.find(_LISTENING), ending, delay_ms)
             try:
+                target.lines(WORKERS if "gunicorn" in command else 1, "set up")  # from then on each one's log is seen
                 urllib.request.urlopen(f"{made.url}/health", timeout=60).close()
                 yield made
             finally:

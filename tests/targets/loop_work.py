@@ -1,7 +1,8 @@
 """What the services of the correlation loop have in common: tracing as services set it up, and work of a given length.
 
 Knows nothing of the profiler, but has what that logs printed with the time, in nanoseconds since the epoch, and the
-process id before each line. Used on any thread of the target. Imports nothing of the package.
+process id after each line. Says "set up" in each process that is. Used on any thread of the target. Imports nothing of
+the package.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def configure() -> TracerProvider:
     provider = TracerProvider(resource=Resource.create({"service.name": "loop"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=100))
     trace.set_tracer_provider(provider)
+    os.write(1, b"set up\n")
     return provider
 
 
