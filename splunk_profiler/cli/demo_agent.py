@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PTRACER = 0x59616D61
+_PREFIX = "splunk-profiler: error: "
 
 
 def readable_by_descendants(parent: int) -> Callable[[], None] | None:
@@ -41,7 +42,7 @@ def told(log: Path) -> str:
         return f"sent {totals.get('samples', 0):,} samples of transactions to the service{lost}"
     reasons = [reason["text"] for event in events if event.get("event") == "unseen" for reason in event["reasons"]]
     why = others[-1] if others else reasons[-1] if reasons else "it does not say why"
-    return f"could not follow the service, and the demo went on without it: {why.removeprefix('Error: ')}"
+    return f"could not follow the service, and the demo went on without it: {why.removeprefix(_PREFIX)}"
 
 
 def _read(log: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -34,7 +34,7 @@ def test_what_was_sent_and_what_was_lost_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["Error: process 7 may not be read: no CAP_SYS_PTRACE"], "process 7 may not be read: no CAP_SYS_PTRACE"),
+        (["splunk-profiler: error: process 7 may not be read"], "process 7 may not be read"),
         ([UNSEEN, totals(processes=0)], "no library is loaded"),
         ([], "it does not say why"),
         (["17"], "17"),
