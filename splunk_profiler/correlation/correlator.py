@@ -249,6 +249,8 @@ class Correlator:
             messages = mailbox.take(0 if askers else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
+            # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
+            messages += mailbox.take(0)
             for message in messages:
                 self._handle(message)
         finally:
@@ -256,7 +258,7 @@ class Correlator:
                 asker.set()
         if self._mailbox is not mailbox:
             return
-        self._deferral.forward(self._now_ns() - self._delay_ns)
+        self._deferral.forward(began_ns - self._delay_ns)
         if len(messages) >= _FLOOD:
             # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait.
             Signal().wait(min((self._now_ns() - began_ns) * 9 / _NS, _SETTLE_S / 2))
