@@ -80,7 +80,7 @@ class Agent(Target):
 class Load:
     """Clients that ask for `paths` again and again, and remember who has served them.
 
-    Every fourth request comes from a caller that does not sample its trace.
+    Every fifth request comes from a caller that does not sample its trace.
     """
 
     def __init__(self, url: str, paths: Sequence[str], clients: int = 4) -> None:
@@ -105,10 +105,11 @@ class Load:
         for client in self._clients + self._once:
             client.join()
 
-    def also(self, path: str) -> None:
-        """One request more, whose end is waited for with the others'."""
-        self._once.append(threading.Thread(target=self._ask, args=(path, {})))
-        self._once[-1].start()
+    def also(self, path: str, times: int = 1) -> None:
+        """Some requests more, whose transactions are sampled, and whose end is waited for with the others'."""
+        for _ in range(times):
+            self._once.append(threading.Thread(target=self._ask, args=(path, {})))
+            self._once[-1].start()
 
     def everything_was_asked_for(self) -> None:
         """Wait until each path has been answered once since now."""
@@ -125,7 +126,7 @@ class Load:
         while not self._stopping and not self._failures:
             with self._answered:
                 path, number = next(self._plan), next(self._numbers)
-            self._ask(path, _UNSAMPLED if number % 4 == 3 else {})
+            self._ask(path, _UNSAMPLED if number % 5 == 4 else {})
 
     def _ask(self, path: str, headers: dict[str, str]) -> None:
         try:

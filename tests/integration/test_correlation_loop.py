@@ -131,13 +131,13 @@ def test_every_transaction_of_asyncio_and_threaded_routes_carries_what_was_sent_
         agent.wait_for("registered")
         with Load(made.url, BOTH) as load:
             load.everything_was_asked_for()
-            agent.wait_for("sent", 50)
+            agent.wait_for("sent", 150)
             made.came_back(10)
         agent.end()
         verdict = made.verdict(load)
-    assert verdict.written > 20
+    assert verdict.written > 50
     assert verdict.unsampled > 0
-    assert verdict.while_they_lived > 5
+    assert verdict.while_they_lived > 0
 
 
 def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_carries_less() -> None:
@@ -147,11 +147,11 @@ def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_car
             agent = made.agent()
             since_ns = made.service.registered(1)
             load.everything_was_asked_for()
-            agent.wait_for("sent", 50)
+            agent.wait_for("sent", 150)
             made.came_back(10)
         agent.end()
         verdict = made.verdict(load, since_ns=since_ns)
-    assert verdict.written > 20
+    assert verdict.written > 50
 
 
 @pytest.mark.parametrize("mode", ["true", "auto"])
@@ -160,6 +160,7 @@ def test_every_transaction_of_every_worker_carries_what_was_sent_for_it_even_lon
         agent = made.agent("--children", "--off-cpu", "--report-interval", str(REPORT_S))
         since_ns = made.service.registered(WORKERS)
         with Load(made.url, THREADS, clients=6) as load:
+            load.also("/thread/500", times=4)  # longer than what is gathered for one report
             if mode == "true":
                 load.also("/thread/5000")
             load.everything_was_asked_for()
@@ -167,7 +168,7 @@ def test_every_transaction_of_every_worker_carries_what_was_sent_for_it_even_lon
         agent.end()
         verdict = made.verdict(load, processes=WORKERS, since_ns=since_ns if mode == "auto" else None)
     assert {answer.pid for answer in load.answers()} == since_ns.keys()
-    assert verdict.afterwards > 5
+    assert verdict.afterwards > 0
     assert verdict.both > 0
 
 
@@ -185,4 +186,4 @@ def test_two_agents_at_once_of_which_one_is_killed_and_comes_again_add_up() -> N
         two.end()
         again.end()
         verdict = made.verdict(load, since_ns=since_ns, most_unlogged=1)
-    assert verdict.written > 40
+    assert verdict.written > 20
