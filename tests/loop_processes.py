@@ -33,9 +33,9 @@ class Service:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def registered(self, processes: int) -> dict[int, int]:
+    def heard(self, processes: int) -> dict[int, int]:
         """When each process has heard of a profiler, in nanoseconds since the epoch, once so many have."""
-        return {pid: at for _, at, pid in self._said("a host profiler has registered", processes)}
+        return {pid: at for _, at, pid in self._said("a host profiler ", processes)}
 
     def counts(self, processes: int) -> dict[int, dict[str, int]]:
         """What each process has counted, once so many have ended their publishing."""
@@ -116,6 +116,15 @@ class Load:
         with self._answered:
             most = len(self._answers) + self._least + len(self._clients)
             assert self._answered.wait_for(lambda: self._failures or len(self._answers) >= most, _DEADLINE_S)
+
+    def answered_by(self, processes: int) -> None:
+        """Wait until so many processes have answered."""
+
+        def enough() -> bool:
+            return bool(self._failures) or len({answer.pid for answer in self._answers}) >= processes
+
+        with self._answered:
+            assert self._answered.wait_for(enough, _DEADLINE_S)
 
     def answers(self) -> list[Answer]:
         """Who served them. After the load's end."""
