@@ -22,6 +22,7 @@ from splunk_profiler.inspector.agent import HostAgent, Settings
 from splunk_profiler.inspector.events import Event
 
 _E = TypeVar("_E")
+_REGISTRATION = struct.pack("<HHI", 2, 1, 100)
 
 
 class Correlated(NamedTuple):
@@ -87,6 +88,17 @@ class Receiver:
                 found.append(self._socket.recv(4096))
             except BlockingIOError:
                 return found
+
+    def fill(self, room: int) -> None:
+        """Fill the queue with registrations, and leave room for so many messages."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            while True:
+                try:
+                    sender.sendto(_REGISTRATION, self.path)
+                except BlockingIOError:
+                    break
+        for _ in range(room):
+            self._socket.recv(4096)
 
     def close(self) -> None:
         self._socket.close()

@@ -228,8 +228,10 @@ def test_it_ends_with_the_last_process(workshop: Workshop, tmp_path: Path) -> No
 def test_lines_for_a_person_say_what_was_sent_and_what_was_lost(workshop: Workshop, tmp_path: Path) -> None:
     with inspected(workshop) as target, Receiver(tmp_path / "s") as receiver:
         in_a_transaction(target, workshop, receiver.path)
+        target.do("hold 1", "started")
+        receiver.fill(2)  # room for the registration and one of two samples
         done = splunk_profiler(
-            "host-agent", str(target.pid), "--off-cpu", "--rate", "100", "--duration", "0.5", env={"NO_COLOR": "1"}
+            "host-agent", str(target.pid), "--off-cpu", "--rate", "1", "--duration", "0.1", env={"NO_COLOR": "1"}
         )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -237,9 +239,16 @@ def test_lines_for_a_person_say_what_was_sent_and_what_was_lost(workshop: Worksh
     lines = done.stdout.splitlines()
     assert f"followed     inspected: service shop, socket {receiver.path}" in lines[0]
     assert "registered   samples within 100 ms, host.id (none)" in lines[1]
-    assert f"trace {'11' * 16}  transaction {'33' * 8}  1 at " in lines[2]
-    assert any(line.endswith("queue-full") for line in lines)
-    assert any(line.startswith("samples lost, queue-full") for line in lines)
+    assert f"sent         trace {'11' * 16}  transaction {'33' * 8}  1 at " in lines[2]
+    assert f"lost         trace {'01' * 16}  transaction {'01' * 8}  1 at " in lines[3]
+    assert lines[3].endswith("  queue-full")
+    assert [line.split() for line in lines[5:]] == [
+        ["processes", "followed", "1"],
+        ["registrations", "sent", "1"],
+        ["messages", "sent", "1"],
+        ["samples", "sent", "1"],
+        ["samples", "lost,", "queue-full", "1"],
+    ]
 
 
 def test_a_process_in_which_nothing_can_be_seen_gives_exit_code_1_and_the_reason() -> None:
