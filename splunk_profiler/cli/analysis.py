@@ -289,5 +289,5 @@ def _texts(holder: dict[str, Any], key: str) -> Iterator[str]:
     """The texts in an attribute that is an array of them."""
     for item in holder.get("attributes", ()):
         if item.get("key") == key:
-            for value in item.get("value", {}).get("arrayValue", {}).get("values", ()):
-                yield str(value.get("stringValue", ""))
+            array = (item.get("value") or {}).get("arrayValue") or {}
+            yield from (str(value.get("stringValue", "")) for value in array.get("values", ()))

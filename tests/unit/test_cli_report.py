@@ -172,6 +172,20 @@ def test_where_no_host_profiler_was_the_report_does_not_speak_of_one(tmp_path: P
     assert "host profiler" not in drawn(analysis)
 
 
+def test_a_transaction_whose_attribute_is_none_is_one_without_stack_traces(tmp_path: Path) -> None:
+    key = "elastic.profiler_stack_trace_ids"
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"value": None},
+        {"value": {}},
+        {"value": {"arrayValue": {}}},
+        {"value": {"stringValue": "AA"}},
+    ]
+    spans = [{"spanId": f"{number:016x}", "attributes": [{"key": key, **kind}]} for number, kind in enumerate(kinds)]
+    found = saved(tmp_path, logs(record(BUSY)), transactions(*spans)).transactions
+    assert (found.received, found.told) == (5, 0)
+
+
 def test_of_many_different_stack_traces_a_few_are_shown(tmp_path: Path) -> None:
     many = root("00000000000000aa", *(f"id-{number}" for number in range(9)))
     assert "and 4 more" in drawn(saved(tmp_path, logs(record(BUSY)), transactions(many)))
