@@ -27,6 +27,7 @@ MEASURES = (
     "attach_cost",
     "context_switches",
     "deferral",
+    "message_loss",
     "disabled",
     "memory",
 )

@@ -57,7 +57,8 @@ class Counters(NamedTuple):
 class Mailbox:
     """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
 
-    Memory is bounded: while 64 KiB of messages wait for `take`, nothing is read. In a child of `fork` it does nothing.
+    Memory is bounded: while 64 KiB of messages or 1024 of them wait for `take`, nothing is read. In a child of `fork`
+    it does nothing.
 
     Args:
         descriptor: of the socket; stays the caller's.
@@ -68,11 +69,15 @@ class Mailbox:
 
     def __init__(self, descriptor: int) -> None: ...
     def run(self) -> bool:
-        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that."""
+        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that.
+
+        Raises:
+            RuntimeError: another thread does so.
+        """
     def take(self, timeout_s: float, /) -> list[bytes]:
         """The messages of up to 1024 bytes that have arrived since the last time, in their order.
 
-        Waits up to `timeout_s` seconds (an hour at most) for one, for `wake` or for `stop`.
+        Waits up to `timeout_s` seconds (an hour at most) for one, be it too long, for `wake` or for `stop`.
         """
     def wake(self) -> None:
         """Have `take` return, this time or next time."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from splunk_profiler.correlation.annotation import HOST_ID, HostId
+from splunk_profiler.correlation.forwarding import Forwarding
 from splunk_profiler.correlation.messages import Malformed, Registration, StackTraces, decode
 from splunk_profiler.correlation.processor import Decoration, Deferral
 from splunk_profiler.correlation.transactions import Transactions
@@ -100,17 +101,19 @@ class Correlator:
         self._host_id = HostId(self._say_mismatch)
         self._own_host_id = ""
         self._transactions = Transactions(feedback.buffer_size)
+        self._forwarding = Forwarding(self._transactions, self._host_id, self._ask, monotonic_ns)
         self._deferral = Deferral(
-            self._transactions, self._host_id, decorate, self._notice, self._settle, monotonic_ns=monotonic_ns
+            self._transactions, self._forwarding, self._host_id, decorate, self._notice, monotonic_ns=monotonic_ns
         )
         self._sets: WeakSet[Any] = WeakSet()  # of processors
         self._mailbox: Any = None
-        self._received_before = self._too_long_before = 0  # by sockets that are closed
+        self._earlier = (0, 0)  # what mailboxes have counted that are no more
+        self._seen = 0  # messages, by the last turn
         self._threads: list[Worker] = []
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
         self._idle = False
-        self._askers: list[Signal] = []
+        self._asked: list[Callable[[], None]] = []
         self._malformed: Counter[str] = Counter()
         self._unknown: Counter[int] = Counter()
         self._told: set[str] = set()
@@ -164,15 +167,12 @@ class Correlator:
         for thread in threads:
             if thread.ident != own:
                 thread.join(_JOIN_S)
-        if mailbox is not None:
-            received, too_long = mailbox.counts()
-            self._received_before += received
-            self._too_long_before += too_long
+        self._earlier = self._arrived(mailbox)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
+        """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
         with self._guard.watching():
-            self._deferral.leave(self._now_ns() + int(timeout_s * _NS))
+            self._deferral.leave(timeout_s)
         self.close()
         counts = self.counts()
         if counts.received:
@@ -181,11 +181,12 @@ class Correlator:
     def after_fork(self) -> None:
         """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
         self._mailbox = None
+        self._earlier = (0, 0)
+        self._seen = 0
         self._threads = []
-        self._askers = []
+        self._asked = []
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
-        self._received_before = self._too_long_before = 0
         self._malformed.clear()
         self._unknown.clear()
         self._transactions = Transactions(self._feedback.buffer_size)
@@ -197,12 +198,11 @@ class Correlator:
 
     def counts(self) -> Counts:
         """What has come until now."""
-        mailbox = self._mailbox
-        received, too_long = mailbox.counts() if mailbox is not None else (0, 0)
+        received, too_long = self._arrived(self._mailbox)
         known = self._transactions
         return Counts(
-            self._received_before + received,
-            self._too_long_before + too_long,
+            received,
+            too_long,
             self._malformed.total(),
             self._unknown.total(),
             known.matched,
@@ -210,6 +210,11 @@ class Correlator:
             known.beyond,
             known.refused,
         )
+
+    def _arrived(self, mailbox: Any) -> tuple[int, int]:
+        """Messages, and those of them that were too long."""
+        received, too_long = (0, 0) if mailbox is None else mailbox.counts()
+        return self._earlier[0] + received, self._earlier[1] + too_long
 
     # ---- called on the application's threads ----
 
@@ -221,15 +226,14 @@ class Correlator:
             if mailbox is not None:
                 mailbox.wake()
 
-    def _settle(self) -> None:
-        """Wait until what has come is counted; not for long."""
+    def _ask(self, work: Callable[[], None]) -> bool:
+        """Have `work` done on the thread that counts, once it has counted all that has come. False if there is none."""
         mailbox = self._mailbox
-        if mailbox is None or any(thread.ident == _thread.get_ident() for thread in self._threads):
-            return
-        done = Signal()
-        self._askers.append(done)
+        if mailbox is None:
+            return False
+        self._asked.append(work)
         mailbox.wake()
-        done.wait(_SETTLE_S)
+        return True
 
     # ---- our threads ----
 
@@ -244,9 +248,9 @@ class Correlator:
                 self._turn(mailbox)
 
     def _turn(self, mailbox: Any) -> None:
-        askers, self._askers = self._askers, []
+        asked, self._asked = self._asked, []
         try:
-            messages = mailbox.take(0 if askers else self._wait_s())
+            messages = mailbox.take(0 if asked else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
             # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
@@ -254,14 +258,19 @@ class Correlator:
             for message in messages:
                 self._handle(message)
         finally:
-            for asker in askers:
-                asker.set()
+            for work in asked:
+                with self._guard.watching():
+                    work()
         if self._mailbox is not mailbox:
             return
-        self._deferral.forward(began_ns - self._delay_ns)
-        if len(messages) >= _FLOOD:
-            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait.
-            Signal().wait(min((self._now_ns() - began_ns) * 9 / _NS, _SETTLE_S / 2))
+        self._forwarding.forward(began_ns - self._delay_ns)
+        received, _ = self._arrived(mailbox)
+        arrived, self._seen = received - self._seen, received
+        if arrived >= _FLOOD:
+            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait. What is
+            # too long takes no time here, but is read all the same.
+            took_s = (self._now_ns() - began_ns) / _NS
+            Signal().wait(min(max(9 * took_s, _STEP_S), _SETTLE_S / 2))
 
     def _wait_s(self) -> float:
         self._idle = True
@@ -283,12 +292,18 @@ class Correlator:
             self._register(message)
         elif isinstance(message, Malformed):
             self._malformed[message.reason] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was discarded: {message.reason}")
-        elif message.message_type in self._unknown or len(self._unknown) < _MOST_KINDS:
-            self._unknown[message.message_type] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was ignored: type {message.message_type}")
+            if self._malformed[message.reason] == 1:
+                logger.debug("a message of a host profiler was discarded: %s", message.reason)
         else:
-            self._unknown[_OTHER_KINDS] += 1
+            self._ignore(message.message_type)
+
+    def _ignore(self, message_type: int) -> None:
+        kind = message_type
+        if kind not in self._unknown and len(self._unknown) >= _MOST_KINDS:
+            kind = _OTHER_KINDS
+        self._unknown[kind] += 1
+        if self._unknown[kind] == 1:
+            logger.debug("a message of a host profiler was ignored: type %s", message_type)
 
     def _register(self, message: Registration) -> None:
         delay_ms = message.samples_delay_ms

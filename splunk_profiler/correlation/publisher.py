@@ -161,6 +161,9 @@ class Publisher:
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
         self._catch_up()
+        inbox = self._inbox
+        if inbox is not None and not inbox.is_open:
+            self._reopen()
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
@@ -185,6 +188,7 @@ class Publisher:
         self._lock = real_lock()
         self._extension.reset_after_fork()
         self._listener.after_fork()
+        self._reopened = 0
         parents, self._inbox = self._inbox, None
         if parents is not None:
             parents.close()
@@ -265,17 +269,24 @@ class Publisher:
 
     def _reopen(self) -> None:
         """Called by the listener when the application has closed the socket, as daemons close all that is open."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
-            inbox, service = self._inbox, self._service
-            if inbox is None or service is None or self._reopened >= _MOST_SOCKETS:
+            inbox = self._inbox
+            if inbox is None or not self._correlates:
                 return
+            if self._reopened >= _MOST_SOCKETS:
+                raise InboxError("the application closes it again and again")
             self._reopened += 1
-            self._inbox = self._service = None
-            inbox.close()
-            if self._show(service):
-                logger.debug("the socket for host profilers had been closed and has been made anew")
+            inbox.renew()
+            self._listener.listen(inbox.fileno(), self._reopen)
+            logger.debug("the socket for host profilers had been closed and has been made anew")
+        except (InboxError, OSError, RuntimeError) as error:
+            self._correlates = False
+            self._extension.withdraw_storage()  # it leads nowhere
+            if self._inbox is not None:
+                self._inbox.close()
+            self._say_once(f"host profilers cannot send to this process any more: its socket was closed, and {error}")
         finally:
             self._lock.release()
 
