@@ -28,6 +28,7 @@ MEASURES = (
     "context_switches",
     "deferral",
     "message_loss",
+    "message_flood",
     "disabled",
     "memory",
 )

@@ -34,7 +34,7 @@ _IDLE_S = 3600.0
 _STEP_S = 0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
 _ROOM_S = 0.005
 _SETTLE_S = 0.2
-_FLOOD = 512  # messages at once
+_READING_S = 2e-6  # what a message has cost before it is taken
 _JOIN_S = 0.5
 _MOST_KINDS = 64
 _OTHER_KINDS = -1
@@ -114,6 +114,7 @@ class Correlator:
         self._delay_ns = _DEFAULT_DELAY_NS
         self._idle = False
         self._asked: list[Callable[[], None]] = []
+        self._hurry = Signal()  # ends a pause
         self._malformed: Counter[str] = Counter()
         self._unknown: Counter[int] = Counter()
         self._told: set[str] = set()
@@ -163,6 +164,7 @@ class Correlator:
         threads, self._threads = self._threads, []
         if mailbox is not None:
             mailbox.stop()
+            self._hurry.set()
         own = _thread.get_ident()
         for thread in threads:
             if thread.ident != own:
@@ -185,8 +187,11 @@ class Correlator:
         self._seen = 0
         self._threads = []
         self._asked = []
+        self._hurry = Signal()
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
+        self._malformed.clear()
+        self._unknown.clear()
         self._transactions = Transactions(self._feedback.buffer_size)
         self._deferral.start_anew(self._transactions)
 
@@ -231,6 +236,7 @@ class Correlator:
             return False
         self._asked.append(work)
         mailbox.wake()
+        self._hurry.set()
         return True
 
     # ---- our threads ----
@@ -251,22 +257,24 @@ class Correlator:
             messages = mailbox.take(0 if asked else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
+            # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
+            messages += mailbox.take(0)
             for message in messages:
                 self._handle(message)
+            took_s = (self._now_ns() - began_ns) / _NS
         finally:
             for work in asked:
                 with self._guard.watching():
                     work()
         if self._mailbox is not mailbox:
             return
-        self._forwarding.forward(self._now_ns() - self._delay_ns)
+        self._forwarding.forward(began_ns - self._delay_ns)
         received, _ = self._arrived(mailbox)
         arrived, self._seen = received - self._seen, received
-        if arrived >= _FLOOD:
-            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait. What is
-            # too long takes no time here, but is read all the same.
-            took_s = (self._now_ns() - began_ns) / _NS
-            Signal().wait(min(max(9 * took_s, _STEP_S), _SETTLE_S / 2))
+        if arrived:
+            # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
+            # wait. That many short turns cost more than few long ones is the reason for the least pause.
+            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _SETTLE_S / 2))
 
     def _wait_s(self) -> float:
         self._idle = True
