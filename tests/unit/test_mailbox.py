@@ -199,10 +199,8 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
     over = threading.Event()
 
     def send(first: int) -> None:
-        with reading.sender.dup() as own:
-            own.setblocking(True)
-            for number in range(first, first + each):
-                own.send(numbered(number))
+        for number in range(first, first + each):
+            reading.send(numbered(number))
 
     def take() -> None:
         while not over.is_set():
