@@ -2,8 +2,9 @@
  *
  * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
  * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
- * to it. While the buffer is full nothing is read: senders then get EAGAIN, and neither memory nor CPU time is spent.
- * Full is also said of many messages, however short they are, so that no turn of whoever takes them is a long one.
+ * to it, and the socket as well: what was sent before is never missed. While the buffer is full nothing is read: senders
+ * then get EAGAIN, and neither memory nor CPU time is spent. Full is also said of many messages, however short they are,
+ * so that no turn of whoever takes them is a long one.
  *
  * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
  */
@@ -24,7 +25,6 @@ enum {
     CAPACITY = 64 * 1024,    /* bytes of one of the two buffers */
     MOST_MESSAGES = 1024,    /* of one of the two buffers, with those that were too long for it */
     LONGEST_WAIT_S = 3600,
-    CLOSED_MS = 1000,        /* within which it is noticed that somebody has closed the socket: nothing tells */
 };
 
 typedef uint16_t length_prefix;
@@ -62,36 +62,32 @@ static bool is_still_ours(const Mailbox *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-static outcome put(Mailbox *self, const uint8_t *message, size_t length)
+static void put(Mailbox *self, const uint8_t *message, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
-    outcome result = MORE;
-    pthread_mutex_lock(&self->lock);
     self->received++;
     if (self->filling.arrived++ == 0) {
         pthread_cond_signal(&self->arrived);
     }
     if (length > LONGEST) {
         self->too_long++;
+        return;
     }
-    else {
-        uint8_t *end = self->filling.bytes + self->filling.used;
-        memcpy(end, &prefix, sizeof(prefix));
-        memcpy(end + sizeof(prefix), message, length);
-        self->filling.used += sizeof(prefix) + length;
-    }
-    if (self->filling.used + sizeof(prefix) + LONGEST > CAPACITY || self->filling.arrived >= MOST_MESSAGES) {
-        result = FULL;
-    }
-    pthread_mutex_unlock(&self->lock);
-    return result;
+    uint8_t *end = self->filling.bytes + self->filling.used;
+    memcpy(end, &prefix, sizeof(prefix));
+    memcpy(end + sizeof(prefix), message, length);
+    self->filling.used += sizeof(prefix) + length;
 }
 
+/* With the lock. */
 static outcome read_one(Mailbox *self)
 {
     uint8_t message[LONGEST];
     if (atomic_load(&self->stopping)) {
         return EMPTY;
+    }
+    if (self->filling.used + sizeof(length_prefix) + LONGEST > CAPACITY || self->filling.arrived >= MOST_MESSAGES) {
+        return FULL;
     }
     /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
      * data must not be taken: so each time is asked anew, as late as can be. */
@@ -100,16 +96,22 @@ static outcome read_one(Mailbox *self)
     }
     ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     if (length >= 0) {
-        return put(self, message, (size_t)length);
+        put(self, message, (size_t)length);
+        return length > 0 ? MORE : EMPTY; /* an empty message is also what comes after the end */
     }
-    switch (errno) {
-    case EINTR:
-        return MORE;
-    case EAGAIN:
-        return EMPTY;
-    default:
-        return BROKEN;
+    return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
+}
+
+/* Everything that is queued in the socket, as far as there is room. */
+static outcome read_queued(Mailbox *self)
+{
+    outcome last = MORE;
+    while (last == MORE) {
+        pthread_mutex_lock(&self->lock);
+        last = read_one(self);
+        pthread_mutex_unlock(&self->lock);
     }
+    return last;
 }
 
 static void wait_for_room(Mailbox *self)
@@ -123,20 +125,17 @@ static void wait_for_room(Mailbox *self)
 
 /* Until `stop`: true. False if the socket is not there any more.
  *
- * A message ends `poll` at once. That somebody closes the descriptor does not: the kernel keeps the socket, and senders
- * reach it, for as long as `poll` waits. Hence the time limit, without which the first message would be lost.
+ * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
+ * as `poll` waits. It shows with the next message, be it one of our own (inbox.py).
  */
 static bool read_all(Mailbox *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (poll(&socket, 1, CLOSED_MS) < 0 && errno != EINTR) {
+        if (poll(&socket, 1, -1) < 0 && errno != EINTR) {
             return atomic_load(&self->stopping);
         }
-        outcome last = MORE;
-        while (last == MORE) {
-            last = read_one(self);
-        }
+        outcome last = read_queued(self);
         if (last == FULL) {
             wait_for_room(self);
         }
@@ -184,8 +183,7 @@ static struct timespec after(double seconds)
     return at;
 }
 
-/* What has been gathered, and an empty buffer in its place. */
-static void swap(Mailbox *self, double seconds, buffer *other)
+static void wait_for_messages(Mailbox *self, double seconds)
 {
     struct timespec until = after(seconds);
     pthread_mutex_lock(&self->lock);
@@ -195,6 +193,13 @@ static void swap(Mailbox *self, double seconds, buffer *other)
         }
     }
     self->woken = false;
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* What has been gathered, and an empty buffer in its place. */
+static void swap(Mailbox *self, buffer *other)
+{
+    pthread_mutex_lock(&self->lock);
     buffer gathered = self->filling;
     self->filling = *other;
     *other = gathered;
@@ -233,7 +238,9 @@ static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
-    swap(self, seconds, &other);
+    wait_for_messages(self, seconds);
+    (void)read_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
+    swap(self, &other);
     Py_END_ALLOW_THREADS
     PyObject *messages = messages_in(&other);
     PyMem_RawFree(other.bytes);

@@ -10,7 +10,7 @@ import _thread
 import signal
 import sys
 import threading
-import time  # noqa: F401  # asked for by name below
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -114,6 +114,11 @@ def _leave_signals_to_the_application() -> None:
 def let_others_run() -> None:
     """Offer the GIL to threads that wait for it: long work of ours is done in slices of less than a millisecond."""
     _original("time", "sleep")(0)
+
+
+def let_the_application_run(seconds: float) -> None:
+    """Sleep as the application would: where its threads are greenlets the others run meanwhile. On its threads only."""
+    time.sleep(seconds)
 
 
 def real_lock() -> _thread.LockType:

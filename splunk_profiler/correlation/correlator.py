@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from splunk_profiler.correlation.annotation import HOST_ID, HostId
+from splunk_profiler.correlation.forwarding import Forwarding
 from splunk_profiler.correlation.messages import Malformed, Registration, StackTraces, decode
 from splunk_profiler.correlation.processor import Decoration, Deferral
 from splunk_profiler.correlation.transactions import Transactions
@@ -32,7 +33,7 @@ _MOST_DELAY_MS = 60_000
 _IDLE_S = 3600.0
 _STEP_S = 0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
 _ROOM_S = 0.005
-_SETTLE_S = 0.2
+_MOST_PAUSE_S = 0.1
 _READING_S = 2e-6  # what a message has cost before it is taken
 _JOIN_S = 0.5
 _MOST_KINDS = 64
@@ -100,8 +101,9 @@ class Correlator:
         self._host_id = HostId(self._say_mismatch)
         self._own_host_id = ""
         self._transactions = Transactions(feedback.buffer_size)
+        self._forwarding = Forwarding(self._transactions, self._host_id, self._ask, monotonic_ns)
         self._deferral = Deferral(
-            self._transactions, self._host_id, decorate, self._notice, self._settle, monotonic_ns=monotonic_ns
+            self._transactions, self._forwarding, self._host_id, decorate, self._notice, monotonic_ns=monotonic_ns
         )
         self._sets: WeakSet[Any] = WeakSet()  # of processors
         self._mailbox: Any = None
@@ -111,7 +113,7 @@ class Correlator:
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
         self._idle = False
-        self._askers: list[Signal] = []
+        self._asked: list[Callable[[], None]] = []
         self._hurry = Signal()  # ends a pause
         self._malformed: Counter[str] = Counter()
         self._unknown: Counter[int] = Counter()
@@ -170,9 +172,9 @@ class Correlator:
         self._earlier = self._arrived(mailbox)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
+        """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
         with self._guard.watching():
-            self._deferral.leave(self._now_ns() + int(timeout_s * _NS))
+            self._deferral.leave(timeout_s)
         self.close()
         counts = self.counts()
         if counts.received:
@@ -184,7 +186,7 @@ class Correlator:
         self._earlier = (0, 0)
         self._seen = 0
         self._threads = []
-        self._askers = []
+        self._asked = []
         self._hurry = Signal()
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
@@ -225,16 +227,15 @@ class Correlator:
             if mailbox is not None:
                 mailbox.wake()
 
-    def _settle(self) -> None:
-        """Wait until what has come is counted; not for long."""
+    def _ask(self, work: Callable[[], None]) -> bool:
+        """Have `work` done on the thread that counts, once it has counted all that has come. False if there is none."""
         mailbox = self._mailbox
-        if mailbox is None or any(thread.ident == _thread.get_ident() for thread in self._threads):
-            return
-        done = Signal()
-        self._askers.append(done)
+        if mailbox is None:
+            return False
+        self._asked.append(work)
         mailbox.wake()
         self._hurry.set()
-        done.wait(_SETTLE_S)
+        return True
 
     # ---- our threads ----
 
@@ -249,26 +250,27 @@ class Correlator:
                 self._turn(mailbox)
 
     def _turn(self, mailbox: Any) -> None:
-        askers, self._askers = self._askers, []
+        asked, self._asked = self._asked, []
         try:
-            messages = mailbox.take(0 if askers else self._wait_s())
+            messages = mailbox.take(0 if asked else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
             for message in messages:
                 self._handle(message)
             took_s = (self._now_ns() - began_ns) / _NS
         finally:
-            for asker in askers:
-                asker.set()
+            for work in asked:
+                with self._guard.watching():
+                    work()
         if self._mailbox is not mailbox:
             return
-        self._deferral.forward(self._now_ns() - self._delay_ns)
+        self._forwarding.forward(self._now_ns() - self._delay_ns)
         received, _ = self._arrived(mailbox)
         arrived, self._seen = received - self._seen, received
         if arrived:
             # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
             # wait. That many short turns cost more than few long ones is the reason for the least pause.
-            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _SETTLE_S / 2))
+            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _MOST_PAUSE_S))
 
     def _wait_s(self) -> float:
         self._idle = True

@@ -66,19 +66,34 @@ class Inbox:
         """The path, as it is told to host profilers."""
         return os.fsencode(self.path)
 
+    @property
+    def is_open(self) -> bool:
+        """False if the application has closed the socket, as daemons close all descriptors."""
+        return _inode(self._socket) == self._inode
+
     def fileno(self) -> int:
         """The socket's descriptor; it does not block."""
         return self._socket.fileno()
 
     def close(self) -> None:
         """Close the socket. Its file goes with it, in the process that made it: a child's copy leaves it alone."""
-        if _inode(self._socket) == self._inode:
+        if self.is_open:
             self._socket.close()
-        else:  # the application has closed all descriptors, as daemons do; the number is somebody else's now
-            self._socket.detach()
+        else:
+            self._socket.detach()  # the number may be somebody else's by now
+            self._wake_reader()
         if self._pid == os.getpid():
             with suppress(OSError):  # it is gone, or in a directory that nobody can write to any more
                 Path(self.path).unlink()
+
+
+    def _wake_reader(self) -> None:
+        """Whoever waits for messages keeps the socket alive, and hears of its end by the next message only."""
+        if self._pid == os.getpid():
+            sending = _datagram_socket()
+            with suppress(OSError):  # nobody waits
+                sending.sendto(b"", self.path)
+            sending.close()
 
 
 def _inode(made: _socket.socket) -> tuple[int, int] | None:

@@ -161,6 +161,9 @@ class Publisher:
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
         self._catch_up()
+        inbox = self._inbox
+        if inbox is not None and not inbox.is_open:
+            self._reopen()
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
