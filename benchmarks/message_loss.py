@@ -88,6 +88,8 @@ def lost(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> 
         for thread in threads:
             thread.start()
         command = [sys.executable, "-c", SENDER, f"{directory}/s", str(bursts), str(BURST), str(EVERY_S)]
+        sent: int
+        refused: int
         sent, refused = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         threading.Event().wait(1)
         over.set()

@@ -97,7 +97,7 @@ static outcome read_one(Mailbox *self)
     ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     if (length >= 0) {
         put(self, message, (size_t)length);
-        return length > 0 ? MORE : EMPTY; /* an empty message is also what comes after the end */
+        return MORE;
     }
     return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
 }
@@ -132,7 +132,7 @@ static bool read_all(Mailbox *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (poll(&socket, 1, -1) < 0 && errno != EINTR) {
+        if (!is_still_ours(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
             return atomic_load(&self->stopping);
         }
         outcome last = read_queued(self);

@@ -86,7 +86,6 @@ class Inbox:
             with suppress(OSError):  # it is gone, or in a directory that nobody can write to any more
                 Path(self.path).unlink()
 
-
     def _wake_reader(self) -> None:
         """Whoever waits for messages keeps the socket alive, and hears of its end by the next message only."""
         if self._pid == os.getpid():

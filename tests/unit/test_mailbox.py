@@ -226,11 +226,14 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
 # ---- what others do to the descriptor, the thread, the process ----
 
 
-def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading(reading: Reading) -> None:
+def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_the_next_message(
+    reading: Reading,
+) -> None:
     reading.start()
     reading.send(b"it reads")
     reading.taken(1)
     os.close(reading.receiver.fileno())
+    reading.send(b"")
     assert reading.ended() is False
     assert reading.mailbox.take(0) == []
 
@@ -272,6 +275,8 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
         os.dup2(theirs.fileno(), number)
         if started == "after":
             reading.start()
+        else:
+            reading.send(b"")  # the next message shows it
         assert reading.ended() is False
         reading.mailbox.stop()
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
