@@ -199,8 +199,8 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
     over = threading.Event()
 
     def send(first: int) -> None:
-        with reading.sender.dup() as own:
-            own.setblocking(True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.connect(reading.receiver.getsockname())
             for number in range(first, first + each):
                 own.send(numbered(number))
 
@@ -233,7 +233,7 @@ def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_th
     reading.send(b"it reads")
     reading.taken(1)
     os.close(reading.receiver.fileno())
-    reading.send(b"")
+    reading.send_wake_up()
     assert reading.ended() is False
     assert reading.mailbox.take(0) == []
 
@@ -276,7 +276,7 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
         if started == "after":
             reading.start()
         else:
-            reading.send(b"")  # the next message shows it
+            reading.send_wake_up()
         assert reading.ended() is False
         reading.mailbox.stop()
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
