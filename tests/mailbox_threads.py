@@ -69,7 +69,7 @@ class Reading:
                 assert select.select([], [self.sender], [], WAIT_S)[1], "nobody reads"
 
     def send_wake_up(self) -> None:
-        """Ends `poll` on a socket that was closed meanwhile; refused if the reading thread was not waiting there yet."""
+        """Ends `poll` on a socket that was closed meanwhile; refused if the reading thread does not wait there yet."""
         with contextlib.suppress(ConnectionRefusedError):
             self.sender.send(b"")
 
@@ -78,11 +78,12 @@ class Reading:
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
+            was_full = self.mailbox.counts()[0] >= most
             try:
                 self.sender.send(message)
                 sent += 1
             except BlockingIOError:
-                if self.mailbox.counts()[0] >= most:
+                if was_full:
                     return sent
                 select.select([], [self.sender], [], 0.01)  # not longer: what is read now may be the last that fits
         raise AssertionError("nobody reads")
