@@ -98,7 +98,7 @@ def lost(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> 
         receiving.close()
     if got != [sent]:
         raise RuntimeError(f"{sent} messages were sent and {got} were read")
-    return refused / (sent + refused)
+    return float(refused / (sent + refused))
 
 
 def measure(quick: bool) -> Iterator[Result]:

@@ -5,7 +5,6 @@ Import it after `pytest.importorskip("splunk_profiler._context")`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -67,11 +66,6 @@ class Reading:
                 return
             except BlockingIOError:
                 assert select.select([], [self.sender], [], WAIT_S)[1], "nobody reads"
-
-    def send_wake_up(self) -> None:
-        """Ends `poll` on a socket that was closed meanwhile; refused if the reading thread does not wait there yet."""
-        with contextlib.suppress(ConnectionRefusedError):
-            self.sender.send(b"")
 
     def fill(self, message: bytes, most: int) -> int:
         """Send until the mailbox has `most` of them and the kernel takes no more; how many were sent."""

@@ -190,6 +190,8 @@ class Correlator:
         self._hurry = Signal()
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
+        self._malformed.clear()
+        self._unknown.clear()
         self._transactions = Transactions(self._feedback.buffer_size)
         self._deferral.start_anew(self._transactions)
 
@@ -255,6 +257,8 @@ class Correlator:
             messages = mailbox.take(0 if asked else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
+            # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
+            messages += mailbox.take(0)
             for message in messages:
                 self._handle(message)
             took_s = (self._now_ns() - began_ns) / _NS
@@ -264,7 +268,7 @@ class Correlator:
                     work()
         if self._mailbox is not mailbox:
             return
-        self._forwarding.forward(self._now_ns() - self._delay_ns)
+        self._forwarding.forward(began_ns - self._delay_ns)
         received, _ = self._arrived(mailbox)
         arrived, self._seen = received - self._seen, received
         if arrived:
