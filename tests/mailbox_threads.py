@@ -72,11 +72,12 @@ class Reading:
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
+            was_full = self.mailbox.counts()[0] >= most
             try:
                 self.sender.send(message)
                 sent += 1
             except BlockingIOError:
-                if self.mailbox.counts()[0] >= most:
+                if was_full:
                     return sent
                 select.select([], [self.sender], [], 0.01)  # not longer: what is read now may be the last that fits
         raise AssertionError("nobody reads")

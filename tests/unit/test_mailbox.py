@@ -200,8 +200,8 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
     over = threading.Event()
 
     def send(first: int) -> None:
-        with reading.sender.dup() as own:
-            own.setblocking(True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.connect(reading.receiver.getsockname())
             for number in range(first, first + each):
                 own.send(numbered(number))
 
