@@ -57,6 +57,7 @@ class Forwarding:
         self._ask = ask
         self._now_ns = monotonic_ns
         self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
+        self._is_at_it = False  # our own thread is forwarding
         self._in_hand: Exporting | None = None  # has been handed a span on our own thread, and has it still
         self._handed = 0  # how many were before
         self._hung_at = -1  # `_handed`, when somebody had waited for that one in vain
@@ -66,6 +67,7 @@ class Forwarding:
         """In a forked child: what waits is the parent's to forward."""
         self._transactions = transactions
         self._under_way = {}
+        self._is_at_it = False
         self._in_hand = None
 
     def deliver(self, transaction: Transaction) -> None:
@@ -81,17 +83,21 @@ class Forwarding:
 
     def forward(self, ended_before_ns: int) -> bool:
         """Forward what ended before then. False if there is more of it, for which an exporter has no room now."""
-        for transaction in self._transactions.due(ended_before_ns - _PATIENCE_NS):
-            self._deliver(transaction, self._hand_here)
-        while True:
-            first_ns = self._transactions.first_end_ns()
-            if first_ns is None or first_ns > ended_before_ns:
-                return True
-            room = min((one.room for one in self.exporting), default=_LOT)
-            if room <= 0:
-                return False
-            for _ in self.deliver_some(ended_before_ns, room, self._hand_here):
-                pass
+        self._is_at_it = True
+        try:
+            for transaction in self._transactions.due(ended_before_ns - _PATIENCE_NS):
+                self._deliver(transaction, self._hand_here)
+            while True:
+                first_ns = self._transactions.first_end_ns()
+                if first_ns is None or first_ns > ended_before_ns:
+                    return True
+                room = min((one.room for one in self.exporting), default=_LOT)
+                if room <= 0:
+                    return False
+                for _ in self.deliver_some(ended_before_ns, room, self._hand_here):
+                    pass
+        finally:
+            self._is_at_it = False
 
     def _hand_here(self, one: Exporting, span: Any) -> None:
         self._in_hand = one
@@ -106,10 +112,12 @@ class Forwarding:
     def flush(self, flushed: Exporting, timeout_ms: int) -> bool:
         """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that."""
         until_ns = self._now_ns() + timeout_ms * 1_000_000
-        self._settle()  # what was sent before is counted
+        if self._transactions.first_end_ns() is not None:
+            self._settle()  # what was sent before is counted
         drain = _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
         complete = drain.run(self, _hand, flushed=flushed)
-        self._settle()  # what our thread was about to hand over meanwhile has got there
+        if self._is_at_it:
+            self._settle()  # what our thread has taken out meanwhile has got there
         return complete
 
     def _settle(self) -> None:
