@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
