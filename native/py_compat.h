@@ -20,7 +20,9 @@
 #endif
 
 #include <internal/pycore_ceval.h>
+#include <internal/pycore_context.h>
 #include <internal/pycore_gil.h>
+#include <internal/pycore_hamt.h>
 #include <internal/pycore_interp.h>
 #include <internal/pycore_pystate.h>
 #include <internal/pycore_runtime.h>
@@ -146,6 +148,26 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
     }
     self->recursion_headroom--;
     return value;
+}
+
+/* The mapping in which a context has its variables. Immutable: a context that changes gets another one. */
+typedef PyHamtObject compat_variables;
+
+/* Borrowed from the context. */
+static inline compat_variables *compat_variables_of(PyObject *context)
+{
+    return ((PyContext *)context)->ctx_vars;
+}
+
+static inline Py_ssize_t compat_count_variables(const compat_variables *variables)
+{
+    return variables->h_count;
+}
+
+/* Borrowed, or NULL. That of PyWeakref_NewRef without a callback, which all who ask for one share, is always the first. */
+static inline const PyObject *compat_first_reference(const compat_variables *variables)
+{
+    return variables->h_weakreflist;
 }
 
 /* ---- frames: walk from compat_top_frame by compat_calling_frame, both skip what sys._current_frames does not show ---- */

@@ -28,7 +28,7 @@ static int enter_noticed(PyObject *context)
 {
     int result = PyContext_Enter(context);
     if (result == 0) {
-        switch_noticed();
+        switch_noticed(CONTEXT_SWITCHED);
     }
     return result;
 }
@@ -37,7 +37,7 @@ static int exit_noticed(PyObject *context)
 {
     int result = PyContext_Exit(context);
     if (result == 0) {
-        switch_noticed();
+        switch_noticed(CONTEXT_SWITCHED);
     }
     return result;
 }

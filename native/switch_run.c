@@ -24,13 +24,13 @@ static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_
     if (PyContext_Enter(context) != 0) {
         return NULL;
     }
-    switch_noticed();
+    switch_noticed(CONTEXT_SWITCHED);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
     if (PyContext_Exit(context) != 0) {
         Py_CLEAR(result);
         return NULL;
     }
-    switch_noticed();
+    switch_noticed(CONTEXT_SWITCHED);
     return result;
 }
 

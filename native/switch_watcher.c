@@ -9,7 +9,7 @@ static int watcher = -1;
 static int watched(compat_event event, PyObject *Py_UNUSED(context))
 {
     if (event == COMPAT_SWITCHED) {
-        switch_noticed();
+        switch_noticed(CONTEXT_SWITCHED);
     }
     return 0;
 }

@@ -40,12 +40,13 @@ bool switch_is_wanted(void)
     return interp != NULL && interp == PyInterpreterState_Get();
 }
 
-void switch_noticed(void)
+void switch_noticed(switch_kind kind)
 {
-    if (!switch_is_wanted()) {
+    PyThreadState *thread = PyThreadState_Get();
+    if (thread->interp != atomic_load_explicit(&installed.interp, memory_order_relaxed)) {
         return;
     }
-    installed.changed();
+    installed.changed(thread, kind);
     /* Any import shows here, so a module that switches contexts is known by the next switch, not by the next refresh. */
     if (PyDict_GET_SIZE(installed.modules) != installed.modules_seen) {
         (void)switches_refresh();
@@ -162,7 +163,7 @@ PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     }
     PyObject *token = PyContextVar_Set(installed.variable, context);
     if (token != NULL) {
-        switch_noticed();
+        switch_noticed(CONTEXT_CHANGED);
     }
     return token;
 }
@@ -183,6 +184,6 @@ PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     if (PyContextVar_Reset(installed.variable, token) != 0) {
         return NULL;
     }
-    switch_noticed();
+    switch_noticed(CONTEXT_CHANGED);
     Py_RETURN_NONE;
 }

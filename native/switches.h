@@ -12,8 +12,13 @@
 
 #pragma GCC visibility push(hidden)
 
-/* Called with the GIL held on the thread whose context just changed. Keeps a pending exception; never raises. */
-typedef void (*switch_callback)(void);
+typedef enum {
+    CONTEXT_SWITCHED, /* another one may be current */
+    CONTEXT_CHANGED,  /* the current one has got another value of the variable */
+} switch_kind;
+
+/* Called with the GIL held on the thread that it is about. Keeps a pending exception; never raises. */
+typedef void (*switch_callback)(PyThreadState *thread, switch_kind kind);
 
 /* Install every hook this interpreter can have. Idempotent. `variable` is the ContextVar that switches_attach sets; it is
  * kept until the next install, also after switches_remove. Returns a new list of (hook name, problem) str pairs for hooks

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, OwnMemory, Publishing, Span, storage_of
+from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, OwnMemory, Publishing, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -48,7 +48,7 @@ def tls() -> None:
 def late() -> None:
     """Libraries come one by one while two threads already publish, one of which waits inside its span."""
     publishing, reached, go_on = Publishing(), threading.Event(), threading.Event()
-    _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify)
+    _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify, Context)
 
     def waits() -> None:
         publishing.attach(known(5))
