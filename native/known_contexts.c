@@ -9,8 +9,9 @@
  * The publisher hands in only what cannot change behind such a mapping either (its function `remember`).
  *
  * Most mappings are met once: whoever attaches and detaches contexts makes two at each turn. So an entry is made when a
- * mapping is met for the second time, and one that is in use is not replaced. Entries of mappings that are gone stay until
- * their place is needed; with the table full that is some 300 kB.
+ * mapping is met for the second time; and one whose mapping still exists is replaced only by every eighth that would like
+ * to, so that more contexts than there is room for do not drive each other out in turns. Entries of mappings that are gone
+ * stay until their place is needed; with the table full that is some 200 kB.
  */
 #include "known_contexts.h"
 
@@ -21,20 +22,23 @@
 
 #define BUCKET_BITS 9
 #define BUCKETS     (1 << BUCKET_BITS)
-#define PLACES      2 /* where a mapping may be: one cache line holds them */
+#define PLACES      2 /* where a mapping may be */
 
 #define SIGHTING_BITS 11
 #define SIGHTINGS     (1 << SIGHTING_BITS)
 
-typedef struct {
-    PyObject *reference;     /* owned: to the mapping; NULL: the place is free */
-    published_context shows; /* owned */
+/* The span's bytes are copied: those of many tasks are used in turns, so each cache line that is needed counts. */
+typedef struct __attribute__((aligned(64))) {
+    PyObject *reference; /* owned: to the mapping; NULL: the place is free */
+    UserLabels *labels;  /* owned; NULL: none */
+    span_bytes span;     /* its serial 0: none */
 } entry;
+
+_Static_assert(sizeof(entry) == 128, "two cache lines");
 
 typedef struct {
     entry places[PLACES];
-    bool in_use[PLACES]; /* asked for since it last had to defend its place */
-} __attribute__((aligned(64))) bucket;
+} bucket;
 
 /* The last two mappings that were met, of many that would stand here: their addresses, mixed with what they showed. An
  * address may be of another mapping by now; that mostly shows something else, and if not, an entry is made early. */
@@ -43,12 +47,11 @@ typedef struct {
 } sighting;
 
 static struct {
-    bool bare; /* contexts without any variable show nothing */
+    bool bare;         /* contexts without any variable show nothing */
+    unsigned contests; /* for places that were taken */
     bucket buckets[BUCKETS];
     sighting sightings[SIGHTINGS];
 } known; /* GIL */
-
-static const published_context nothing;
 
 static uint64_t mixed(uint64_t number)
 {
@@ -60,51 +63,47 @@ static bucket *bucket_of(const compat_variables *variables)
     return &known.buckets[mixed((uintptr_t)variables) >> (64 - BUCKET_BITS)];
 }
 
-const published_context *known_context(PyObject *context)
+HOT bool known_context(PyObject *context, known_contents *shows)
 {
     const compat_variables *variables = context == NULL ? NULL : compat_variables_of(context);
+    *shows = (known_contents){NULL, NULL};
     if (variables == NULL || compat_count_variables(variables) == 0) {
-        return known.bare ? &nothing : NULL;
+        return known.bare;
     }
     const PyObject *reference = compat_first_reference(variables);
     if (reference == NULL) {
-        return NULL;
+        return false;
     }
-    bucket *found = bucket_of(variables);
+    bucket *of = bucket_of(variables);
     for (int i = 0; i < PLACES; i++) {
-        if (found->places[i].reference == reference) {
-            found->in_use[i] = true;
-            return &found->places[i].shows;
+        entry *place = &of->places[i];
+        if (place->reference == reference) {
+            shows->span = place->span.serial == 0 ? NULL : &place->span;
+            shows->labels = place->labels == NULL ? NULL : &place->labels->bytes;
+            return true;
         }
     }
-    return NULL;
+    return false;
 }
 
-/* Releasing these runs no Python code: a weak reference without a callback, and two types of ours. */
-static void give_up(entry *given_up)
+/* Releasing these runs no Python code: a weak reference without a callback, and a type of ours. */
+static void give_up(entry *place)
 {
-    entry before = *given_up;
-    *given_up = (entry){NULL, {NULL, NULL}};
-    Py_XDECREF(before.reference);
-    Py_XDECREF(before.shows.identity);
-    Py_XDECREF(before.shows.labels);
+    Py_CLEAR(place->reference);
+    Py_CLEAR(place->labels);
 }
 
-/* Where an entry may be made: NULL if others need both places. */
-static entry *free_place(bucket *of)
+/* Where an entry may be made, or NULL. */
+static entry *place_in(bucket *of)
 {
-    entry *idle = NULL;
     for (int i = 0; i < PLACES; i++) {
         entry *place = &of->places[i];
         if (place->reference == NULL || compat_is_dead(place->reference)) {
             return place;
         }
-        if (!of->in_use[i]) {
-            idle = place;
-        }
-        of->in_use[i] = false;
     }
-    return idle;
+    unsigned contest = ++known.contests;
+    return contest % 8 == 0 ? &of->places[contest / 8 % PLACES] : NULL;
 }
 
 static bool is_met_again(const compat_variables *variables, const Identity *identity, const UserLabels *labels)
@@ -129,12 +128,12 @@ void known_context_met(compat_variables *variables, Identity *identity, UserLabe
     if (!is_met_again(variables, identity, labels)) {
         return;
     }
-    entry *place = free_place(bucket_of(variables));
+    entry *place = place_in(bucket_of(variables));
     PyObject *reference = place == NULL ? NULL : compat_reference_to((PyObject *)variables);
     if (reference != NULL) {
         give_up(place);
-        place->shows.identity = (Identity *)Py_XNewRef((PyObject *)identity);
-        place->shows.labels = (UserLabels *)Py_XNewRef((PyObject *)labels);
+        place->span = identity == NULL ? (span_bytes){.serial = 0} : identity->bytes;
+        place->labels = (UserLabels *)Py_XNewRef((PyObject *)labels);
         place->reference = reference;
     }
 }

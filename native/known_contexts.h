@@ -8,9 +8,14 @@
 
 #include "publisher.h"
 
-/* What a context shows; borrowed until the next call that may run Python code. NULL: it has to be looked up. `context` is
- * a thread's current one, NULL where that has none. */
-HIDDEN const published_context *known_context(PyObject *context);
+typedef struct {
+    const span_bytes *span;     /* NULL: none */
+    const labels_bytes *labels; /* NULL: none */
+} known_contents;
+
+/* What a context shows; borrowed until the next call of the other functions here. False: it has to be looked up. `context`
+ * is a thread's current one, NULL where that has none. */
+HIDDEN bool known_context(PyObject *context, known_contents *shows);
 
 /* A thread has come to a context with these variables (NULL: to none), and this is what it shows as long as it has them.
  * It is kept from the second time on. */

@@ -171,10 +171,9 @@ static lookup identify_span(PyObject *span, Identity **identity)
 
 /* ---- publishing ---- */
 
-static void have_shown(const Identity *identity, const UserLabels *labels)
+static void have_shown(const span_bytes *span, const labels_bytes *labels)
 {
-    const labels_bytes *shown_labels = labels == NULL || labels->bytes.count == 0 ? NULL : &labels->bytes;
-    switch (thread_records_show(identity == NULL ? NULL : &identity->bytes, shown_labels)) {
+    switch (thread_records_show(span, labels)) {
     case SHOWN:
         publisher.counts.published++;
         break;
@@ -195,7 +194,7 @@ static UserLabels *current_labels(const publisher_inputs *inputs)
         publisher_swallow();
         return NULL;
     }
-    if (labels != NULL && Py_TYPE(labels) != inputs->user_labels_type) {
+    if (labels != NULL && (Py_TYPE(labels) != inputs->user_labels_type || Py_SIZE(labels) == 0)) {
         Py_CLEAR(labels);
     }
     return (UserLabels *)labels;
@@ -253,7 +252,7 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
         }
         UserLabels *labels = publisher.active && publisher.labels_exist ? current_labels(inputs) : NULL;
         if (publisher.active) {
-            have_shown(identity, labels);
+            have_shown(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
         }
         /* The two are of these variables unless an attribute ran Python code in between. */
         if (lasting && publisher.installation == installation && current_variables(thread) == variables) {
@@ -269,7 +268,7 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
     Py_XDECREF((PyObject *)variables);
 }
 
-static void publish(PyThreadState *thread, switch_kind kind)
+static COLD void publish(PyThreadState *thread, switch_kind kind)
 {
     compat_exception pending = compat_take_exception();
     publish_current(thread, kind);
@@ -284,18 +283,19 @@ void publisher_publish(void)
 }
 
 /* Of all that is done here the most frequent: an asyncio task's turn comes here twice. */
-static void noticed(PyThreadState *thread, switch_kind kind)
+static HOT void noticed(PyThreadState *thread, switch_kind kind)
 {
     if (!publisher.active) {
         return;
     }
-    const published_context *known = kind == CONTEXT_SWITCHED ? known_context(thread->context) : NULL;
-    if (known == NULL) {
-        publish(thread, kind);
-        return;
+    known_contents shows;
+    if (kind == CONTEXT_SWITCHED && known_context(thread->context, &shows)) {
+        publisher.counts.known++;
+        have_shown(shows.span, shows.labels);
     }
-    publisher.counts.known++;
-    have_shown(known->identity, known->labels);
+    else {
+        publish(thread, kind);
+    }
 }
 
 /* ---- a span that starts ---- */

@@ -37,12 +37,6 @@ HIDDEN Identity *identity_new(PyTypeObject *type, const span_bytes *ids);
 /* A method of the module: for `identify`, the local root of what was current before, if that was of this trace. */
 HIDDEN PyObject *identity_root_before(PyObject *module, PyObject *trace_id);
 
-/* What is to be published. Owned; NULL: none. */
-typedef struct {
-    Identity *identity;
-    UserLabels *labels;
-} published_context;
-
 /* publisher.c: what Python gave to install, all borrowed from the publisher. */
 typedef struct {
     PyObject *variable;          /* OpenTelemetry's ContextVar */

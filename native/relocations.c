@@ -24,7 +24,7 @@ enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
 #error "call sites are known on x86-64 and aarch64"
 #endif
 
-static int enter_noticed(PyObject *context)
+static HOT int enter_noticed(PyObject *context)
 {
     int result = PyContext_Enter(context);
     if (result == 0) {
@@ -33,7 +33,7 @@ static int enter_noticed(PyObject *context)
     return result;
 }
 
-static int exit_noticed(PyObject *context)
+static HOT int exit_noticed(PyObject *context)
 {
     int result = PyContext_Exit(context);
     if (result == 0) {

@@ -12,6 +12,9 @@
 
 #pragma GCC visibility push(hidden)
 
+/* As in thread_records.h, which knows nothing of switches. */
+#define HOT __attribute__((hot))
+
 /* switches.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
 bool switch_is_wanted(void);
 

@@ -16,7 +16,7 @@ typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyO
 static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
 static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
 
-static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static HOT PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (count < 1 || !switch_is_wanted()) {
         return atomic_load_explicit(&original, memory_order_relaxed)(context, args, count, names);

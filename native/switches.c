@@ -40,7 +40,7 @@ bool switch_is_wanted(void)
     return interp != NULL && interp == PyInterpreterState_Get();
 }
 
-void switch_noticed(switch_kind kind)
+HOT void switch_noticed(switch_kind kind)
 {
     PyThreadState *thread = PyThreadState_Get();
     if (thread->interp != atomic_load_explicit(&installed.interp, memory_order_relaxed)) {
