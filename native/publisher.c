@@ -209,13 +209,14 @@ static bool is_lasting(const publisher_inputs *inputs, PyObject *context, PyObje
 }
 
 /* Borrowed; NULL: the thread has no context. */
-static compat_variables *current_variables(const PyThreadState *thread)
+static compat_variables *current_variables(void)
 {
-    return thread->context == NULL ? NULL : compat_variables_of(thread->context);
+    PyObject *context = PyThreadState_Get()->context;
+    return context == NULL ? NULL : compat_variables_of(context);
 }
 
 /* No exception is pending before and after. */
-static void publish_current(PyThreadState *thread, switch_kind kind)
+static void publish_current(bool is_switch)
 {
     const publisher_inputs *inputs = publisher_installed();
     compat_variables *variables = NULL;        /* owned: looked up in these */
@@ -225,8 +226,8 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
         Py_CLEAR(identity);
         Py_CLEAR(context);
         Py_CLEAR(variables);
-        if (kind == CONTEXT_SWITCHED) {
-            variables = (compat_variables *)Py_XNewRef((PyObject *)current_variables(thread));
+        if (is_switch) {
+            variables = (compat_variables *)Py_XNewRef((PyObject *)current_variables());
         }
         if (PyContextVar_Get(inputs->variable, NULL, &context) < 0) {
             publisher_swallow();
@@ -234,7 +235,7 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
         }
         unsigned installation = publisher.installation;
         PyObject *span = publisher_span_in(inputs, context);
-        bool lasting = kind == CONTEXT_SWITCHED && is_lasting(inputs, context, span);
+        bool lasting = is_switch && is_lasting(inputs, context, span);
         if (span != NULL && publisher_cached_identity(inputs, span, &identity) != FOUND) {
             if (PyErr_Occurred()) {
                 publisher_swallow();
@@ -255,7 +256,7 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
             have_shown(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
         }
         /* The two are of these variables unless an attribute ran Python code in between. */
-        if (lasting && publisher.installation == installation && current_variables(thread) == variables) {
+        if (lasting && publisher.installation == installation && current_variables() == variables) {
             known_context_met(variables, identity, labels);
         }
         Py_XDECREF(labels);
@@ -268,33 +269,33 @@ static void publish_current(PyThreadState *thread, switch_kind kind)
     Py_XDECREF((PyObject *)variables);
 }
 
-static COLD void publish(PyThreadState *thread, switch_kind kind)
+static COLD void publish(bool is_switch)
 {
     compat_exception pending = compat_take_exception();
-    publish_current(thread, kind);
+    publish_current(is_switch);
     compat_give_back_exception(pending);
 }
 
 void publisher_publish(void)
 {
     if (publisher.active) {
-        publish(PyThreadState_Get(), CONTEXT_CHANGED);
+        publish(false);
     }
 }
 
 /* Of all that is done here the most frequent: an asyncio task's turn comes here twice. */
-static HOT void noticed(PyThreadState *thread, switch_kind kind)
+static HOT void switched(PyObject *context)
 {
+    known_contents shows;
     if (!publisher.active) {
         return;
     }
-    known_contents shows;
-    if (kind == CONTEXT_SWITCHED && known_context(thread->context, &shows)) {
+    if (known_context(context, &shows)) {
         publisher.counts.known++;
         have_shown(shows.span, shows.labels);
     }
     else {
-        publish(thread, kind);
+        publish(true);
     }
 }
 
@@ -316,7 +317,7 @@ static void inherit_local_root(PyObject *context, span_bytes *ids)
     }
     if (found != FOUND && read_span_context(parent, &of_parent) != MISSING && publisher.active) {
         (void)identify_span(parent, &identity);
-        publish_current(PyThreadState_Get(), CONTEXT_CHANGED); /* as it was before the parent was asked about */
+        publish_current(false); /* as it was before the parent was asked about */
     }
     if (identity != NULL && memcmp(identity->bytes.trace_id, ids->trace_id, TRACE_ID_BYTES) == 0) {
         memcpy(ids->local_root_id, identity->bytes.local_root_id, SPAN_ID_BYTES);
@@ -424,7 +425,7 @@ PyObject *publisher_install(const publisher_inputs *inputs)
     publisher.interp = PyInterpreterState_Get();
     publisher.installation++;
     publisher.active = true;
-    PyObject *problems = switches_install(inputs->variable, noticed);
+    PyObject *problems = switches_install(inputs->variable, (switch_callbacks){switched, publisher_publish});
     if (problems == NULL) {
         compat_exception failure = compat_take_exception();
         publisher_uninstall();

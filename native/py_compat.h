@@ -126,6 +126,13 @@ static inline void compat_unlock_head(void)
 #endif
 }
 
+/* Whether there is no interpreter but `first`, which is the main one: then whoever asks is in it, and need not look its
+ * thread state up. Needs no GIL: the newest comes first in the list, and one is in it before anything runs there. */
+static inline bool compat_is_alone(const PyInterpreterState *first)
+{
+    return *(PyInterpreterState *volatile *)&_PyRuntime.interpreters.head == first;
+}
+
 /* ---- contexts ---- */
 
 /* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
@@ -148,6 +155,12 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
     }
     self->recursion_headroom--;
     return value;
+}
+
+/* The context around one that is entered; borrowed, or NULL. */
+static inline PyObject *compat_context_around(PyObject *context)
+{
+    return (PyObject *)((PyContext *)context)->ctx_prev;
 }
 
 /* The mapping in which a context has its variables. Immutable: a context that changes gets another one. */

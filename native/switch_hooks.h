@@ -18,8 +18,9 @@
 /* switches.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
 bool switch_is_wanted(void);
 
-/* switches.c. On the calling thread this has just happened. *any*; keeps a pending exception. */
-void switch_noticed(switch_kind kind);
+/* switches.c. The calling thread's current context may be another than before: this one, or NULL. *any*; keeps a pending
+ * exception. */
+void switch_noticed(PyObject *context);
 
 /* Each hook: install returns NULL or, as a static string, what it costs the user that it could not be done. Installing
  * what is installed and removing what is not does nothing. None of them leaves an exception. */

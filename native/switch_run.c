@@ -4,6 +4,8 @@
  * instruction goes through that entry at each call, so those made before are caught too. The entry belongs to the process:
  * interpreters that installed nothing are passed through to the original.
  */
+#include "py_compat.h"
+
 #include "switch_hooks.h"
 
 #include "switch_compat.h"
@@ -24,13 +26,14 @@ static HOT PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ss
     if (PyContext_Enter(context) != 0) {
         return NULL;
     }
-    switch_noticed(CONTEXT_SWITCHED);
+    switch_noticed(context);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
+    PyObject *around = compat_context_around(context); /* the thread's again by the exit */
     if (PyContext_Exit(context) != 0) {
         Py_CLEAR(result);
         return NULL;
     }
-    switch_noticed(CONTEXT_SWITCHED);
+    switch_noticed(around);
     return result;
 }
 
