@@ -7,6 +7,7 @@ No SDK: spans and the variable are those of `own_memory`.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import gc
 import os
@@ -213,6 +214,22 @@ def ending(how: str) -> None:
         print("another", again is not _context)
 
 
+def first_labels() -> None:
+    """The first labels there are, in a context that was entered again and again before."""
+    publishing = Publishing()
+    publishing.install()
+    token = publishing.attach(known(7))
+    context = contextvars.copy_context()
+    _context.detach(token)
+    for _ in range(4):
+        context.run(int)
+    before = context.copy()
+    context.run(publishing.labels.set, _context.UserLabels(((b"route", b"/checkout"),)))
+    memory = OwnMemory()
+    for _ in range(4):
+        print(shown_span(memory), (context.run(memory.labels) or [])[3:], (before.run(memory.labels) or [])[3:])
+
+
 def resident_kib() -> int:
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
@@ -238,6 +255,16 @@ def many_spans(publishing: Publishing, count: int) -> None:
         publishing.asked.clear()
 
 
+def many_known_contexts(publishing: Publishing, count: int) -> None:
+    for number in range(1, count + 1):
+        token = publishing.attach(known(number))
+        context = contextvars.copy_context()
+        _context.detach(token)
+        context.run(publishing.labels.set, _context.UserLabels(((b"number", str(number).encode()),)))
+        for _ in range(4):
+            context.run(int)
+
+
 def many_labels(publishing: Publishing, count: int) -> None:
     for number in range(count):
         token = publishing.labels.set(_context.UserLabels(((b"number", str(number).encode()),)))
@@ -260,6 +287,7 @@ def memory(threads: str, spans: str) -> None:
         (many_threads, int(threads)),
         (many_spans, int(spans)),
         (many_labels, int(spans) // 10),
+        (many_known_contexts, int(spans) // 10),
         (many_lives, 1000),
     ]
     for scene, count in scenes:
@@ -280,6 +308,7 @@ if __name__ == "__main__":
         "forks": forks,
         "storm": storm,
         "ending": ending,
+        "first_labels": first_labels,
         "memory": memory,
     }
     scenes[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]

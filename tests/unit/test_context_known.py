@@ -111,7 +111,7 @@ def test_a_known_context_and_what_is_in_it_end_as_if_it_were_not(publishing: Pub
     value = Span(TRACE, CHILD)
     context.run(kept.set, value)
     make_known(context)
-    watched = [weakref.ref(span), weakref.ref(value), weakref.ref(context)]
+    watched: list[weakref.ref[Any]] = [weakref.ref(span), weakref.ref(value), weakref.ref(context)]
     del span, value, context
     assert [reference() for reference in watched] == [None] * 3
 

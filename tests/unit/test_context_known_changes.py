@@ -156,7 +156,8 @@ def test_publishing_is_installed_anew_for_another_variable(
     anew.install()
     context.run(anew.variable.set, Context({SPAN_KEY: Span(TRACE, CHILD)}))
     assert always(context, memory) == shown(CHILD)
-    another = Publishing(variable=contextvars.ContextVar("third", default=Context({SPAN_KEY: Span(TRACE, 3)})))
+    with_a_span = Context({SPAN_KEY: Span(TRACE, 3)})
+    another = Publishing(variable=contextvars.ContextVar("third", default=with_a_span))
     another.install()
     assert always(context, memory) == shown(3), "the default of a variable that is not set"
     assert always(bare, memory) == shown(3)
