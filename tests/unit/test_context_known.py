@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,7 +132,7 @@ def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
     for _ in range(4):
         assert [context.run(memory.elastic) for context in contexts] == [shown(n) for n in range(1, 3001)]
     assert 100 < references() - before <= MOST_KNOWN
-    assert sum(map(is_known, contexts)) > 100, "those that are known are not driven out by those that are not"
+    assert sum(map(is_known, contexts)) > 650, "those that are known are not driven out by those that are not"
     publishing.uninstall()
     assert references() <= before
 
@@ -154,15 +153,19 @@ def test_attach_and_detach_make_nothing_known(publishing: Publishing) -> None:
     assert publishing.asked == [context[SPAN_KEY]]
 
 
-@pytest.mark.parametrize("forget", [_context.uninstall, _context.reset_after_fork])
-def test_nothing_is_known_after_publishing_has_stopped_or_the_process_has_forked(
-    publishing: Publishing, memory: OwnMemory, forget: Callable[[], None]
-) -> None:
-    context = make_known(inside(publishing, Span(TRACE, ROOT)))
-    contextvars.Context().run(int)
-    assert is_known(contextvars.Context())
-    forget()
+def test_nothing_is_known_after_publishing_has_stopped(publishing: Publishing, memory: OwnMemory) -> None:
+    context, bare = make_known(inside(publishing, Span(TRACE, ROOT))), contextvars.Context()
+    bare.run(int)
+    assert is_known(bare)
+    publishing.uninstall()
     publishing.install()
-    assert not is_known(contextvars.Context())
+    assert not is_known(bare)
+    assert not is_known(context)
+    assert context.run(memory.elastic) == shown(ROOT)
+
+
+def test_nothing_is_known_in_a_child_of_a_fork(publishing: Publishing, memory: OwnMemory) -> None:
+    context = make_known(inside(publishing, Span(TRACE, ROOT)))
+    _context.reset_after_fork()
     assert not is_known(context)
     assert context.run(memory.elastic) == shown(ROOT)
