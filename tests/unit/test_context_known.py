@@ -127,14 +127,16 @@ def test_however_many_contexts_come_and_go_each_shows_its_own_span(publishing: P
 def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
     publishing: Publishing, memory: OwnMemory
 ) -> None:
-    before = references()
+    without = references()
     contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 3001)]
     for _ in range(4):
         assert [context.run(memory.elastic) for context in contexts] == [shown(n) for n in range(1, 3001)]
-    assert 100 < references() - before <= MOST_KNOWN
-    assert sum(map(is_known, contexts)) > 650, "those that are known are not driven out by those that are not"
+    assert 100 < references() - without <= MOST_KNOWN
+    known = [is_known(context) for context in contexts]
+    still = [before and is_known(context) for before, context in zip(known, contexts, strict=True)]
+    assert sum(still) > 0.7 * sum(known) > 100, "those that are known are not driven out by those that are not"
     publishing.uninstall()
-    assert references() <= before
+    assert references() <= without
 
 
 def test_known_contexts_that_are_over_make_room_for_others(publishing: Publishing) -> None:
