@@ -52,11 +52,13 @@ class Source:
         variable: OpenTelemetry's; holds a context.
         span_key: under which a context holds its span.
         labels: holds the user's labels.
+        context_type: what is found in an instance of exactly this type is there for good.
     """
 
     variable: ContextVar[Any]
     span_key: str
     labels: ContextVar[Any]
+    context_type: type
 
 
 class Listener(Protocol):
@@ -117,7 +119,9 @@ class Publisher:
             OSError: the hooks cannot be installed; nothing is left of them.
         """
         source = self._source
-        problems = self._extension.install(source.variable, source.span_key, source.labels, ATTRIBUTE, self._identify)
+        problems = self._extension.install(
+            source.variable, source.span_key, source.labels, ATTRIBUTE, self._identify, source.context_type
+        )
         for hook, problem in problems:
             self._say_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
         if self._wishes.labels:
