@@ -49,6 +49,7 @@ class Counters(NamedTuple):
 
     published: int  # switches after which a thread showed something else
     unchanged: int  # switches after which it showed the same
+    known: int  # of these two: switches to a context that was known from before
     repaired: int  # threads that `audit` found wrong: switches that no hook saw
     threads: int  # that have memory of their own now
     failed: int  # exceptions that were swallowed, memory that was not to be had
@@ -92,6 +93,7 @@ def install(
     labels: ContextVar[Any],
     attribute: str,
     identify: Callable[[Any], Identity | None],
+    context_type: type,
 ) -> list[tuple[str, str]]:
     """Publish contexts from now on, at every switch that can be seen. What was installed before is replaced.
 
@@ -101,6 +103,7 @@ def install(
         labels: holds the current `UserLabels`; anything else in it counts as none.
         attribute: under which a span keeps what `identify` said of it.
         identify: called once for a span that has no such attribute; None for one that is not published.
+        context_type: a context of exactly this type never changes, so that what it shows may be remembered.
 
     Returns:
         (hook, what cannot be seen without it) for hooks that could not be installed.

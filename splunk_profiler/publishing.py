@@ -172,5 +172,5 @@ def make_publishing(resolved: settings.Resolved, *, audited: bool) -> Publishing
             " (OTEL_PYTHON_CONTEXT)"
         )
         return None
-    source = Source(variable, spans.span_key(), PUBLISHED)
+    source = Source(variable, spans.span_key(), PUBLISHED, spans.context_type())
     return Publishing(resolved, _context, source, audited=audited)

@@ -72,12 +72,12 @@ class Reading:
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            is_full = self.mailbox.counts()[0] >= most  # before: what is read after a refusal makes room again
+            was_full = self.mailbox.counts()[0] >= most
             try:
                 self.sender.send(message)
                 sent += 1
             except BlockingIOError:
-                if is_full:
+                if was_full:
                     return sent
                 select.select([], [self.sender], [], 0.01)  # not longer: what is read now may be the last that fits
         raise AssertionError("nobody reads")

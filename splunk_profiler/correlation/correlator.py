@@ -33,7 +33,7 @@ _MOST_DELAY_MS = 60_000
 _IDLE_S = 3600.0
 _STEP_S = 0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
 _ROOM_S = 0.005
-_SETTLE_S = 0.2
+_MOST_PAUSE_S = 0.1
 _READING_S = 2e-6  # what a message has cost before it is taken
 _JOIN_S = 0.5
 _MOST_KINDS = 64
@@ -274,7 +274,7 @@ class Correlator:
         if arrived:
             # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
             # wait. That many short turns cost more than few long ones is the reason for the least pause.
-            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _SETTLE_S / 2))
+            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _MOST_PAUSE_S))
 
     def _wait_s(self) -> float:
         self._idle = True

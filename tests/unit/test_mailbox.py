@@ -200,8 +200,10 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
     over = threading.Event()
 
     def send(first: int) -> None:
-        for number in range(first, first + each):
-            reading.send(numbered(number))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.connect(reading.receiver.getsockname())
+            for number in range(first, first + each):
+                own.send(numbered(number))
 
     def take() -> None:
         while not over.is_set():
