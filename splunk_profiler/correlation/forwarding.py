@@ -10,7 +10,7 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
@@ -62,6 +62,7 @@ class Forwarding:
         self._handed = 0  # how many were before
         self._hung_at = -1  # `_handed`, when somebody had waited for that one in vain
         self._guard = Guard("handing spans to the application's exporters")
+        self._writing = Guard("writing on spans what host profilers say")
 
     def start_anew(self, transactions: Transactions) -> None:
         """In a forked child: what waits is the parent's to forward."""
@@ -170,6 +171,14 @@ class Forwarding:
 
     # ---- on any ----
 
+    def annotated(self, span: Any, stacks: Mapping[bytes, int] | None = None) -> Any:
+        """`span`, or a copy with what is known; never raises: what cannot be copied, as views are, stays."""
+        try:
+            return self._host_id.added(with_stacks(span, stacks) if stacks else span)
+        except Exception as error:
+            self._writing.note(error)
+            return span
+
     def first_end_ns(self) -> int | None:
         """See `Transactions.first_end_ns`."""
         return self._transactions.first_end_ns()
@@ -194,7 +203,7 @@ class Forwarding:
             for one, span in transaction.take():
                 try:
                     if span is not original:
-                        original, made = span, self._host_id.added(with_stacks(span, stacks) if stacks else span)
+                        original, made = span, self.annotated(span, stacks)
                     hand(one, made)
                 except Exception as error:
                     self._guard.note(error)
