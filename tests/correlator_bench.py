@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ class Exporter(InMemorySpanExporter):
 class Bench:
     """A provider, a correlator that listens, and a sender."""
 
-    def __init__(self, path: Path, *, at_once: bool, resource: dict[str, str]) -> None:
+    def __init__(
+        self, path: Path, *, at_once: bool, resource: dict[str, str], mailbox: Callable[[int], Any] = Mailbox
+    ) -> None:
         self.exporter = Exporter()
         self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
         self.processor = SimpleSpanProcessor(self.exporter)
@@ -52,7 +55,7 @@ class Bench:
         self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sending.connect(str(path / "s"))
         self.lost = threading.Event()
-        self.correlator = Correlator(Feedback(at_once, buffer_size=100), Mailbox, Decoration)
+        self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, Decoration)
         self.correlator.describe(self.provider.resource.attributes)
         self.correlator.meet(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)
