@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from deferral_bench import ID, Bench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
 from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
 
@@ -78,3 +78,27 @@ def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
     bench.forwarding.forward(bench.now_ns)
     ids = [(one.attributes or {}).get(STACK_TRACE_IDS) for one in bench.exporter.get_finished_spans()]
     assert sorted(ids, key=str) == [(ID,), None]
+
+
+class FlushingAtEachEnd(BatchSpanProcessor):
+    """What must be out when a request is over, as in functions that may be frozen then."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        super().on_end(span)
+        self.force_flush()
+
+
+@pytest.mark.parametrize("who", ["our own thread", "a flush", "a shutdown"])
+def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_that_is(who: str) -> None:
+    bench = Bench(size=2_000)
+    bench.add(FlushingAtEachEnd(bench.exporter))
+    bench.activate()
+    names = [f"root {number}" for number in range(2_000)]
+    for name in names:
+        bench.tracer.start_span(name).end()
+    if who == "our own thread":
+        bench.forwarding.forward(bench.now_ns)
+    elif who == "a flush":
+        bench.provider.force_flush()
+    bench.provider.shutdown()
+    assert sorted(bench.names) == sorted(names)
