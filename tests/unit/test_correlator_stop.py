@@ -41,7 +41,8 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
     bench.correlator.stop(1)
     made[-1].say = lambda: None
     try:
-        held(bench.tracer.start_span("late"))
+        late: Any = bench.tracer.start_span("late")
+        held(late)
         assert [one.name for one in bench.exporter.get_finished_spans()] == ["late"]
         assert not {"on_end", "on_start"} & vars(bench.processor).keys()
     finally:
