@@ -102,8 +102,9 @@ static PyObject *counters(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const module_state *state = PyModule_GetState(module);
     const publisher_counts *counts = publisher_counters();
-    return PyObject_CallFunction((PyObject *)state->counters, "KKKKKK", counts->published, counts->unchanged, counts->known,
-                                 counts->repaired, (unsigned long long)thread_records_count(), counts->failed);
+    return PyObject_CallFunction((PyObject *)state->counters, "KKKKKK", counts->published, counts->unchanged,
+                                 counts->known, counts->repaired, (unsigned long long)thread_records_count(),
+                                 counts->failed);
 }
 
 static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -230,7 +231,8 @@ static void module_free(void *module)
 
 static PyMethodDef module_methods[] = {
     {"install", (PyCFunction)(void (*)(void))install, KEYWORDS,
-     "install($module, variable, span_key, labels, attribute, identify, context_type)\n--\n\nPublish contexts at every switch."},
+     "install($module, variable, span_key, labels, attribute, identify, context_type)\n--\n\nPublish contexts at every "
+     "switch."},
     {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing; threads show nothing."},
     {"attach", (PyCFunction)(void (*)(void))switches_attach, METH_FASTCALL | METH_KEYWORDS,
      "attach($module, context)\n--\n\nSet the variable, then publish."},

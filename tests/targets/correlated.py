@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, SPAN_KEY, Publishing, Span, storage_of
+from own_memory import ELASTIC_PATH, SPAN_KEY, Context, Publishing, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -64,7 +64,7 @@ class Service:
         """For the first time."""
         self._inbox = Inbox(path)
         made = self._publishing
-        _context.install(made.variable, SPAN_KEY, made.labels, "_identity", made.identify)
+        _context.install(made.variable, SPAN_KEY, made.labels, "_identity", made.identify, Context)
         _context.load_elastic(ELASTIC_PATH, storage_of("correlated", "test", path))
 
     def publish_after_fork(self, path: str) -> None:
