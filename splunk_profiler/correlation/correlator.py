@@ -113,6 +113,7 @@ class Correlator:
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
         self._idle = False
+        self._stopping = False
         self._asked: list[Callable[[], None]] = []
         self._hurry = Signal()  # ends a pause
         self._malformed: Counter[str] = Counter()
@@ -143,6 +144,7 @@ class Correlator:
             OSError, RuntimeError: it cannot be read, or the process can make no more threads.
         """
         self.close()
+        self._stopping = False
         mailbox = self._mailbox = self._make_mailbox(descriptor)
         self._on_lost = on_lost
         reader = Worker("inbox", lambda: self._read(mailbox))
@@ -173,6 +175,7 @@ class Correlator:
 
     def stop(self, timeout_s: float) -> None:
         """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
+        self._stopping = True  # profilers go on sending: none of that is to begin anew what ends here
         with self._guard.watching():
             self._deferral.leave(timeout_s)
         self.close()
@@ -186,6 +189,7 @@ class Correlator:
         self._earlier = (0, 0)
         self._seen = 0
         self._threads = []
+        self._stopping = False
         self._asked = []
         self._hurry = Signal()
         self._idle = False
@@ -288,8 +292,7 @@ class Correlator:
     def _handle(self, datagram: bytes) -> None:
         message = decode(datagram)
         if isinstance(message, StackTraces):
-            if not self._deferral.active:
-                self._activate()
+            if self._activate():
                 logger.info("a host profiler sends stack traces: transactions wait %s ms for them", self._delay_ms)
             self._transactions.count(*message)
         elif isinstance(message, Registration):
@@ -336,11 +339,14 @@ class Correlator:
     def _delay_ms(self) -> int:
         return self._delay_ns // 1_000_000
 
-    def _activate(self) -> None:
-        if not self._deferral.active:
-            self._deferral.active = True
-            for processors in list(self._sets):
-                self._deferral.meet(processors)
+    def _activate(self) -> bool:
+        """Have transactions wait from now on. False if they do already, or are not to any more."""
+        if self._deferral.active or self._stopping:
+            return False
+        self._deferral.active = True
+        for processors in list(self._sets):
+            self._deferral.meet(processors)
+        return True
 
     def _say_mismatch(self, own: str, said: str) -> None:
         self._say_once(

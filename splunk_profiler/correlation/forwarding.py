@@ -9,8 +9,9 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 
 from __future__ import annotations
 
+import _thread
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
@@ -25,6 +26,7 @@ _PATIENCE_NS = 1 * _NS  # with an exporter that takes nothing
 _ROOM_S = 0.005
 _SETTLE_S = 1.0  # for our thread to count what has come; longer only if it hangs
 _SLOW_NS = 10_000_000
+_MOST_DEPTH = 3  # of flushes within each other
 _LOT = 256  # transactions between two looks at the queues
 
 Ask = Callable[[Callable[[], None]], bool]
@@ -57,11 +59,14 @@ class Forwarding:
         self._ask = ask
         self._now_ns = monotonic_ns
         self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
-        self._is_at_it = False  # our own thread is forwarding
+        self._own = 0  # ident of our own thread
+        self._is_at_it = False  # it is forwarding
         self._in_hand: Exporting | None = None  # has been handed a span on our own thread, and has it still
         self._handed = 0  # how many were before
         self._hung_at = -1  # `_handed`, when somebody had waited for that one in vain
+        self._depth: dict[int, int] = {}  # thread → how many spans it is handing over, one within another
         self._guard = Guard("handing spans to the application's exporters")
+        self._writing = Guard("writing on spans what host profilers say")
 
     def start_anew(self, transactions: Transactions) -> None:
         """In a forked child: what waits is the parent's to forward."""
@@ -69,6 +74,7 @@ class Forwarding:
         self._under_way = {}
         self._is_at_it = False
         self._in_hand = None
+        self._depth = {}
 
     def deliver(self, transaction: Transaction) -> None:
         """Forward the spans of a transaction that is closed. On any thread."""
@@ -83,6 +89,7 @@ class Forwarding:
 
     def forward(self, ended_before_ns: int) -> bool:
         """Forward what ended before then. False if there is more of it, for which an exporter has no room now."""
+        self._own = _thread.get_ident()
         self._is_at_it = True
         try:
             for transaction in self._transactions.due(ended_before_ns - _PATIENCE_NS):
@@ -110,7 +117,13 @@ class Forwarding:
     # ---- on the application's threads ----
 
     def flush(self, flushed: Exporting, timeout_ms: int) -> bool:
-        """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that."""
+        """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that.
+
+        Processors may flush at the end of each transaction, and so for each one that is handed to them here: then it is
+        for the outermost flush to go on. A signal handler may be one level further in.
+        """
+        if self._depth.get(_thread.get_ident(), 0) >= _MOST_DEPTH or self._is_in_own_hand:
+            return True
         until_ns = self._now_ns() + timeout_ms * 1_000_000
         if self._transactions.first_end_ns() is not None:
             self._settle()  # what was sent before is counted
@@ -139,12 +152,13 @@ class Forwarding:
 
         def hand_over() -> None:
             nonlocal handed_over
+            self._own = _thread.get_ident()
             drain = _Drain(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
             drain.run(self, self._hand_here)
             handed_over = True
 
         hung = self._hangs
-        asked = not hung and self._ask(hand_over)
+        asked = not hung and not self._is_in_own_hand and self._ask(hand_over)
         if not asked and not hung:
             _Drain(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
             return
@@ -164,11 +178,24 @@ class Forwarding:
         """Whether our thread is still with the exporter that somebody has waited for in vain."""
         return self._in_hand is not None and self._handed == self._hung_at
 
+    @property
+    def _is_in_own_hand(self) -> bool:
+        """Whether this is our own thread, in what it has handed a span to: it cannot wait for itself."""
+        return self._in_hand is not None and self._own == _thread.get_ident()
+
     def _note_who_hangs(self) -> None:
         if self._in_hand is not None:
             self._hung_at = self._handed
 
     # ---- on any ----
+
+    def annotated(self, span: Any, stacks: Mapping[bytes, int] | None = None) -> Any:
+        """`span`, or a copy with what is known; never raises: what cannot be copied, as views are, stays."""
+        try:
+            return self._host_id.added(with_stacks(span, stacks) if stacks else span)
+        except Exception as error:
+            self._writing.note(error)
+            return span
 
     def first_end_ns(self) -> int | None:
         """See `Transactions.first_end_ns`."""
@@ -189,18 +216,25 @@ class Forwarding:
     def _deliver(self, transaction: Transaction, hand: Hand) -> None:
         stacks = transaction.stacks
         original = made = None
+        own = _thread.get_ident()
+        depth = self._depth.get(own, 0)
+        self._depth[own] = depth + 1
         self._under_way[id(transaction)] = transaction
         try:
             for one, span in transaction.take():
                 try:
                     if span is not original:
-                        original, made = span, self._host_id.added(with_stacks(span, stacks) if stacks else span)
+                        original, made = span, self.annotated(span, stacks)
                     hand(one, made)
                 except Exception as error:
                     self._guard.note(error)
         finally:
             if not transaction.deliveries:
                 self._under_way.pop(id(transaction), None)
+            if depth:
+                self._depth[own] = depth
+            else:
+                self._depth.pop(own, None)
 
 
 class _Drain:
