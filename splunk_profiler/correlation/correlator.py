@@ -183,6 +183,14 @@ class Correlator:
         if counts.received:
             logger.debug("from host profilers: %s", counts)
 
+    def hold(self, timeout_s: float) -> None:
+        """See `Forwarding.hold`."""
+        self._forwarding.hold(timeout_s)
+
+    def release(self) -> None:
+        """See `Forwarding.release`."""
+        self._forwarding.release()
+
     def after_fork(self) -> None:
         """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
         self._mailbox = None

@@ -18,7 +18,7 @@ from splunk_profiler.correlation.annotation import HostId, with_stacks
 from splunk_profiler.correlation.exporting import Exporting
 from splunk_profiler.correlation.transactions import Transaction, Transactions
 from splunk_profiler.guard import Guard, logger
-from splunk_profiler.threads import Signal, let_the_application_run
+from splunk_profiler.threads import Signal, let_the_application_run, real_lock
 
 _NS = 1_000_000_000
 _MOST_NS = 5 * _NS  # that a shutdown may take longer than the SDK's own
@@ -59,6 +59,9 @@ class Forwarding:
         self._ask = ask
         self._now_ns = monotonic_ns
         self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
+        self._handing = real_lock()  # our own thread is in somebody else's code, which may have locks
+        self._forking = 0  # ident of the thread that holds `_handing` while it forks
+        self._held_up_at = -1  # `_handed`, when somebody had waited in vain to fork
         self._own = 0  # ident of our own thread
         self._is_at_it = False  # it is forwarding
         self._in_hand: Exporting | None = None  # has been handed a span on our own thread, and has it still
@@ -73,6 +76,8 @@ class Forwarding:
         self._transactions = transactions
         self._under_way = {}
         self._is_at_it = False
+        self._handing = real_lock()  # our thread, which is not here, may have held it
+        self._forking = 0
         self._in_hand = None
         self._depth = {}
 
@@ -107,14 +112,33 @@ class Forwarding:
             self._is_at_it = False
 
     def _hand_here(self, one: Exporting, span: Any) -> None:
-        self._in_hand = one
-        try:
-            one.on_end(span)
-        finally:
-            self._in_hand = None
-            self._handed += 1
+        with self._handing:
+            self._in_hand = one
+            try:
+                one.on_end(span)
+            finally:
+                self._in_hand = None
+                self._handed += 1
 
     # ---- on the application's threads ----
+
+    def hold(self, timeout_s: float) -> None:
+        """Before a fork: have our thread out of all exporters, whose locks would stay locked in the child for ever.
+
+        Waits at most `timeout_s` seconds for an exporter, and not a second time for the same span.
+        """
+        if self._is_in_own_hand or (self._in_hand is not None and self._handed == self._held_up_at):
+            return
+        if self._handing.acquire(timeout=timeout_s):
+            self._forking = _thread.get_ident()
+        else:
+            self._held_up_at = self._handed
+
+    def release(self) -> None:
+        """After it, in the parent."""
+        if self._forking == _thread.get_ident():
+            self._forking = 0
+            self._handing.release()
 
     def flush(self, flushed: Exporting, timeout_ms: int) -> bool:
         """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that.
