@@ -131,6 +131,7 @@ class Deferral:
             self._forwarding.deliver(transaction)
             return
         self._notice()
+        self._forwarding.help()
         if one.shut or not self.active:  # since this span began to end: whoever did that has not seen it
             self._forwarding.deliver_all()
 

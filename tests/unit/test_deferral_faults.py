@@ -102,3 +102,49 @@ def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_t
         bench.provider.force_flush()
     bench.provider.shutdown()
     assert sorted(bench.names) == sorted(names)
+
+
+class Slow(SimpleSpanProcessor):
+    """Each export takes 50 milliseconds of the bench's time."""
+
+    bench: Bench
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.bench.now_ns += 50_000_000
+        super().on_end(span)
+
+
+def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
+    bench = Bench()
+    slow = Slow(bench.exporter)
+    slow.bench = bench
+    bench.add(slow)
+    bench.activate()
+    for number in range(20):
+        bench.tracer.start_span(f"root {number}").end()
+    assert not bench.forwarding.forward(bench.now_ns)
+    assert 0 < len(bench.names) < 20
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    assert len(bench.names) == 20
+
+
+def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
+    bench = Bench()
+    slow = Slow(bench.exporter)
+    slow.bench = bench
+    bench.add(slow)
+    bench.activate()
+    for number in range(20):
+        bench.tracer.start_span(f"root {number}").end()
+    assert bench.names == []
+    assert not bench.forwarding.forward(bench.now_ns + 2_000_000_000)
+    before = len(bench.names)
+    for number in range(5):
+        bench.tracer.start_span(f"late {number}").end()
+    assert bench.names[before:] == [f"root {before + number}" for number in range(5)]
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    bench.tracer.start_span("in time").end()
+    assert "in time" not in bench.names
+    assert len(bench.names) == 25
