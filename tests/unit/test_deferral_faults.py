@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
 from deferral_bench import ID, Bench
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
 
@@ -148,3 +150,33 @@ def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_tha
     bench.tracer.start_span("in time").end()
     assert "in time" not in bench.names
     assert len(bench.names) == 25
+
+
+class Lasting(SpanExporter):
+    """Exports to one that is not shut down with it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._to = exporter
+
+    def export(self, spans: Any) -> SpanExportResult:
+        return self._to.export(spans)
+
+
+def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
+    bench = Bench()
+    bench.activate()
+    gone: list[weakref.ref[Any]] = []
+    for turn in range(5):
+        provider = TracerProvider(shutdown_on_exit=False)
+        bench.deferral.meet(provider._active_span_processor)
+        processor = SimpleSpanProcessor(Lasting(bench.exporter))
+        provider.add_span_processor(processor)
+        provider.get_tracer("t").start_span(f"root {turn}").end()
+        assert bench.names == [f"root {number}" for number in range(turn)]
+        provider.shutdown()
+        assert not {"on_end", "shutdown"} & (vars(processor).keys() | vars(provider._active_span_processor).keys())
+        gone += [weakref.ref(processor), weakref.ref(provider._active_span_processor)]
+        del provider, processor
+    gc.collect()
+    assert [one() for one in gone] == [None] * 10
+    bench.deferral.leave(1)
