@@ -80,9 +80,9 @@ class Deferral:
         self._to_meet.append(processors)
         while self._to_meet and self._lock.acquire(blocking=False):  # whoever holds it does what came meanwhile
             try:
-                self._meet(self._to_meet.popleft())
-            except IndexError:
-                pass
+                with self._guard.watching():
+                    if self._to_meet:
+                        self._meet(self._to_meet.popleft())
             finally:
                 self._lock.release()
 
@@ -96,6 +96,9 @@ class Deferral:
 
     def _watch(self, processors: Any) -> None:
         add, shut_down = processors.add_span_processor, processors.shutdown
+        if not hasattr(processors, "__dict__"):
+            logger.debug("what is added to %s later cannot be made to wait", type(processors).__name__)
+            return
 
         def add_span_processor(span_processor: Any) -> None:
             add(span_processor)
