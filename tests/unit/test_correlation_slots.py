@@ -1,4 +1,4 @@
-"""Providers whose set of processors is a class with slots: nothing can be put on it, perhaps no weak reference either."""
+"""Providers whose set of processors is a class with slots: it takes no methods, and perhaps no weak references."""
 
 from __future__ import annotations
 
