@@ -173,7 +173,7 @@ class Deferral:
             if self.active and not one.shut:
                 try:
                     context = span.context
-                    if context is not None and is_transaction(span, context):
+                    if context is not None and is_transaction(span, context) and one.takes_spans_anywhere:
                         self._defer(one, span, context)
                         return
                 except Exception as error:
