@@ -260,8 +260,12 @@ class Correlator:
 
     def _correlate(self, mailbox: Any) -> None:
         while self._mailbox is mailbox:
+            done = False
             with self._guard.watching():
                 self._turn(mailbox)
+                done = True
+            if not done:
+                self._hurry.wait(_MOST_PAUSE_S)  # what fails once may fail each time
 
     def _turn(self, mailbox: Any) -> None:
         asked, self._asked = self._asked, []

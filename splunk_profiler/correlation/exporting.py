@@ -50,7 +50,10 @@ class Exporting:
         """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
         queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
         most = getattr(queue, "maxlen", None)
-        return sys.maxsize if queue is None or most is None or self.gone else most - len(queue)
+        try:
+            return sys.maxsize if queue is None or most is None or self.gone else int(most - len(queue))
+        except TypeError:  # not the SDK's kind of queue
+            return sys.maxsize
 
     def hurry(self) -> None:
         """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""

@@ -35,6 +35,10 @@ Ask = Callable[[Callable[[], None]], bool]
 Hand = Callable[[Exporting, Any], None]
 
 
+class ForwardingError(Exception):
+    """An exporter wanted to end the thread that it was called on, which is ours."""
+
+
 class Forwarding:
     """What waits, on its way to its exporters.
 
@@ -126,6 +130,10 @@ class Forwarding:
             self._in_hand = one
             try:
                 one.on_end(span)
+            except Exception:
+                raise
+            except BaseException as error:  # is to end a thread or a task of the application; this is neither
+                raise ForwardingError(f"an exporter raised {type(error).__name__}") from error
             finally:
                 self._in_hand = None
                 self._handed += 1
