@@ -72,12 +72,11 @@ class Worker:
         Raises:
             RuntimeError: the process can make no more threads.
         """
-        new_thread = _original("_thread", "start_new_thread")
-        if new_thread is _thread.start_new_thread:
+        if threads_are_greenlets():
+            _original("_thread", "start_new_thread")(self._run, ())
+        else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
-        else:
-            new_thread(self._run, ())
         self._started.get()
 
     def join(self, timeout_s: float) -> bool:
@@ -125,6 +124,11 @@ def real_lock() -> _thread.LockType:
     """A lock that makes the calling thread wait, never the greenlets of an event loop in its stead."""
     lock: _thread.LockType = _original("_thread", "allocate_lock")()
     return lock
+
+
+def threads_are_greenlets() -> bool:
+    """Whether gevent or eventlet has replaced threads: a lock of `threading` is then none between real threads."""
+    return _original("_thread", "start_new_thread") is not _thread.start_new_thread
 
 
 def patch_pending() -> bool:

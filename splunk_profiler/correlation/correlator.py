@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from splunk_profiler.correlation.annotation import HOST_ID, HostId
 from splunk_profiler.correlation.forwarding import Forwarding
 from splunk_profiler.correlation.messages import Malformed, Registration, StackTraces, decode
 from splunk_profiler.correlation.processor import Decoration, Deferral
+from splunk_profiler.correlation.providers import Met
 from splunk_profiler.correlation.transactions import Transactions
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.threads import Signal, Worker
@@ -105,7 +105,7 @@ class Correlator:
         self._deferral = Deferral(
             self._transactions, self._forwarding, self._host_id, decorate, self._notice, monotonic_ns=monotonic_ns
         )
-        self._sets: WeakSet[Any] = WeakSet()  # of processors
+        self._sets = Met()  # of processors
         self._mailbox: Any = None
         self._earlier = (0, 0)  # what mailboxes have counted that are no more
         self._seen = 0  # messages, by the last turn
@@ -183,6 +183,14 @@ class Correlator:
         if counts.received:
             logger.debug("from host profilers: %s", counts)
 
+    def hold(self, timeout_s: float) -> None:
+        """See `Forwarding.hold`."""
+        self._forwarding.hold(timeout_s)
+
+    def release(self) -> None:
+        """See `Forwarding.release`."""
+        self._forwarding.release()
+
     def after_fork(self) -> None:
         """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
         self._mailbox = None
@@ -252,8 +260,12 @@ class Correlator:
 
     def _correlate(self, mailbox: Any) -> None:
         while self._mailbox is mailbox:
+            done = False
             with self._guard.watching():
                 self._turn(mailbox)
+                done = True
+            if not done:
+                self._hurry.wait(_MOST_PAUSE_S)  # what fails once may fail each time
 
     def _turn(self, mailbox: Any) -> None:
         asked, self._asked = self._asked, []
@@ -344,7 +356,7 @@ class Correlator:
         if self._deferral.active or self._stopping:
             return False
         self._deferral.active = True
-        for processors in list(self._sets):
+        for processors in self._sets:
             self._deferral.meet(processors)
         return True
 

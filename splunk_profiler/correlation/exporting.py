@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from splunk_profiler.threads import threads_are_greenlets
+
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
 _DEPTH = 4  # of processors within processors
 
@@ -23,7 +25,7 @@ class Exporting:
         gone: it has been given the last it takes.
     """
 
-    __slots__ = ("force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
+    __slots__ = ("_queues", "force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -32,13 +34,26 @@ class Exporting:
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
         self.shut = self.gone = False
+        self._queues = hasattr(getattr(processor, "_batch_processor", None), "_queue")
+
+    @property
+    def takes_spans_anywhere(self) -> bool:
+        """Whether it may be given spans on our own thread.
+
+        Not where it would export there, and threads are greenlets: the locks that it shares with them do not work
+        between real threads, and all that wait for one of them would wait for ever.
+        """
+        return self._queues or not threads_are_greenlets()
 
     @property
     def room(self) -> int:
         """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
         queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
         most = getattr(queue, "maxlen", None)
-        return sys.maxsize if queue is None or most is None or self.gone else most - len(queue)
+        try:
+            return sys.maxsize if queue is None or most is None or self.gone else int(most - len(queue))
+        except TypeError:  # not the SDK's kind of queue
+            return sys.maxsize
 
     def hurry(self) -> None:
         """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""

@@ -10,6 +10,7 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 from __future__ import annotations
 
 import _thread
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,11 +19,12 @@ from splunk_profiler.correlation.annotation import HostId, with_stacks
 from splunk_profiler.correlation.exporting import Exporting
 from splunk_profiler.correlation.transactions import Transaction, Transactions
 from splunk_profiler.guard import Guard, logger
-from splunk_profiler.threads import Signal, let_the_application_run
+from splunk_profiler.threads import Signal, let_the_application_run, real_lock
 
 _NS = 1_000_000_000
 _MOST_NS = 5 * _NS  # that a shutdown may take longer than the SDK's own
 _PATIENCE_NS = 1 * _NS  # with an exporter that takes nothing
+_TURN_NS = _NS // 5  # that our thread forwards before it looks at messages again
 _ROOM_S = 0.005
 _SETTLE_S = 1.0  # for our thread to count what has come; longer only if it hangs
 _SLOW_NS = 10_000_000
@@ -31,6 +33,10 @@ _LOT = 256  # transactions between two looks at the queues
 
 Ask = Callable[[Callable[[], None]], bool]
 Hand = Callable[[Exporting, Any], None]
+
+
+class ForwardingError(Exception):
+    """An exporter wanted to end the thread that it was called on, which is ours."""
 
 
 class Forwarding:
@@ -59,7 +65,11 @@ class Forwarding:
         self._ask = ask
         self._now_ns = monotonic_ns
         self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
+        self._handing = real_lock()  # our own thread is in somebody else's code, which may have locks
+        self._forking = 0  # ident of the thread that holds `_handing` while it forks
+        self._held_up_at = -1  # `_handed`, when somebody had waited in vain to fork
         self._own = 0  # ident of our own thread
+        self._overdue_ns = 0  # what ended before then should have gone long ago; 0 if there is nothing
         self._is_at_it = False  # it is forwarding
         self._in_hand: Exporting | None = None  # has been handed a span on our own thread, and has it still
         self._handed = 0  # how many were before
@@ -72,7 +82,10 @@ class Forwarding:
         """In a forked child: what waits is the parent's to forward."""
         self._transactions = transactions
         self._under_way = {}
+        self._overdue_ns = 0
         self._is_at_it = False
+        self._handing = real_lock()  # our thread, which is not here, may have held it
+        self._forking = 0
         self._in_hand = None
         self._depth = {}
 
@@ -88,12 +101,17 @@ class Forwarding:
     # ---- on our own thread ----
 
     def forward(self, ended_before_ns: int) -> bool:
-        """Forward what ended before then. False if there is more of it, for which an exporter has no room now."""
+        """Forward what ended before then. False if there is more of it, for which there is no room or no time now."""
+        overdue_ns = ended_before_ns - _PATIENCE_NS
+        until_ns = self._now_ns() + _TURN_NS
         self._own = _thread.get_ident()
         self._is_at_it = True
         try:
-            for transaction in self._transactions.due(ended_before_ns - _PATIENCE_NS):
-                self._deliver(transaction, self._hand_here)
+            for _ in self.deliver_some(overdue_ns, sys.maxsize, self._hand_here):
+                if self._now_ns() > until_ns:
+                    self._overdue_ns = overdue_ns
+                    return False
+            self._overdue_ns = 0
             while True:
                 first_ns = self._transactions.first_end_ns()
                 if first_ns is None or first_ns > ended_before_ns:
@@ -101,20 +119,54 @@ class Forwarding:
                 room = min((one.room for one in self.exporting), default=_LOT)
                 if room <= 0:
                     return False
-                for _ in self.deliver_some(ended_before_ns, room, self._hand_here):
-                    pass
+                for _ in self.deliver_some(ended_before_ns, min(room, _LOT), self._hand_here):
+                    if self._now_ns() > until_ns:
+                        return False
         finally:
             self._is_at_it = False
 
     def _hand_here(self, one: Exporting, span: Any) -> None:
-        self._in_hand = one
-        try:
-            one.on_end(span)
-        finally:
-            self._in_hand = None
-            self._handed += 1
+        with self._handing:
+            self._in_hand = one
+            try:
+                one.on_end(span)
+            except Exception:
+                raise
+            except BaseException as error:  # is to end a thread or a task of the application; this is neither
+                raise ForwardingError(f"an exporter raised {type(error).__name__}") from error
+            finally:
+                self._in_hand = None
+                self._handed += 1
 
     # ---- on the application's threads ----
+
+    def help(self) -> None:
+        """Hand on one transaction where our thread cannot keep up with those that end.
+
+        Exporters that export at once slow down whoever ends a span, if they are slow. On our thread they would not, and
+        more and more would wait, for longer and longer.
+        """
+        if self._overdue_ns:
+            for _ in self.deliver_some(self._overdue_ns, 1, _hand):
+                pass
+
+    def hold(self, timeout_s: float) -> None:
+        """Before a fork: have our thread out of all exporters, whose locks would stay locked in the child for ever.
+
+        Waits at most `timeout_s` seconds for an exporter, and not a second time for the same span.
+        """
+        if self._is_in_own_hand or (self._in_hand is not None and self._handed == self._held_up_at):
+            return
+        if self._handing.acquire(timeout=timeout_s):
+            self._forking = _thread.get_ident()
+        else:
+            self._held_up_at = self._handed
+
+    def release(self) -> None:
+        """After it, in the parent."""
+        if self._forking == _thread.get_ident():
+            self._forking = 0
+            self._handing.release()
 
     def flush(self, flushed: Exporting, timeout_ms: int) -> bool:
         """Forward all that has ended until now; `flushed` is about to export it. False if it takes longer than that.
@@ -209,7 +261,7 @@ class Forwarding:
 
     def deliver_some(self, ended_before_ns: int, most: int, hand: Hand) -> Iterator[None]:
         """Forward some of those that ended until then, one by one."""
-        for transaction in self._transactions.due(ended_before_ns, min(most, _LOT)):
+        for transaction in self._transactions.due(ended_before_ns, most):
             self._deliver(transaction, hand)
             yield
 
@@ -313,7 +365,7 @@ class _Drain:
                     continue
                 stuck += full
                 continue
-            for _ in forwarding.deliver_some(began_ns, min(room.values(), default=_LOT), try_to_hand):
+            for _ in forwarding.deliver_some(began_ns, min([_LOT, *room.values()]), try_to_hand):
                 if slow and flushed is not None:
                     return False
             moved_ns = self._now_ns()

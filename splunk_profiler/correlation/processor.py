@@ -80,9 +80,9 @@ class Deferral:
         self._to_meet.append(processors)
         while self._to_meet and self._lock.acquire(blocking=False):  # whoever holds it does what came meanwhile
             try:
-                self._meet(self._to_meet.popleft())
-            except IndexError:
-                pass
+                with self._guard.watching():
+                    if self._to_meet:
+                        self._meet(self._to_meet.popleft())
             finally:
                 self._lock.release()
 
@@ -95,8 +95,10 @@ class Deferral:
                 self._stand_before(Exporting(processor))
 
     def _watch(self, processors: Any) -> None:
-        add = processors.add_span_processor
-        self._watched.append(processors)
+        add, shut_down = processors.add_span_processor, processors.shutdown
+        if not hasattr(processors, "__dict__"):
+            logger.debug("what is added to %s later cannot be made to wait", type(processors).__name__)
+            return
 
         def add_span_processor(span_processor: Any) -> None:
             add(span_processor)
@@ -104,7 +106,15 @@ class Deferral:
                 if self._watched:
                     self.meet(span_processor)
 
-        self._put(processors, {"add_span_processor": add_span_processor})
+        def shutdown(*args: Any, **kwargs: Any) -> Any:
+            result = shut_down(*args, **kwargs)
+            with self._guard.watching():
+                self._watched = [known for known in self._watched if known is not processors]
+                self._take_away(decoration)
+            return result
+
+        decoration = self._put(processors, {"add_span_processor": add_span_processor, "shutdown": shutdown})
+        self._watched.append(processors)
 
     def leave(self, patience_s: float) -> None:
         """Forward all that waits, as `Forwarding.hand_over` does, and stand in nobody's way any more."""
@@ -131,6 +141,7 @@ class Deferral:
             self._forwarding.deliver(transaction)
             return
         self._notice()
+        self._forwarding.help()
         if one.shut or not self.active:  # since this span began to end: whoever did that has not seen it
             self._forwarding.deliver_all()
 
@@ -162,7 +173,7 @@ class Deferral:
             if self.active and not one.shut:
                 try:
                     context = span.context
-                    if context is not None and is_transaction(span, context):
+                    if context is not None and is_transaction(span, context) and one.takes_spans_anywhere:
                         self._defer(one, span, context)
                         return
                 except Exception as error:
@@ -181,15 +192,27 @@ class Deferral:
             with self._guard.watching():
                 self._forwarding.hand_over(_PATIENCE_S)
             one.gone = True
-            return one.shutdown(*args, **kwargs)
+            result = one.shutdown(*args, **kwargs)
+            with self._guard.watching():
+                if one in self._forwarding.exporting:
+                    self._forwarding.exporting.remove(one)
+                self._take_away(decoration)
+            return result
 
         self._forwarding.exporting.append(one)
-        self._put(
+        decoration = self._put(
             one.processor,
             {"on_start": on_start, "on_end": on_end, "force_flush": force_flush, "shutdown": shutdown},
         )
 
-    def _put(self, target: Any, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def _put(self, target: Any, functions: Mapping[str, Callable[..., Any]]) -> Decoration:
         decoration = self._decorate(target)
         decoration.install(functions)
         self._decorations.append(decoration)
+        return decoration
+
+    def _take_away(self, decoration: Decoration) -> None:
+        """From what has been shut down: an application may make many providers, and each is to be free to go."""
+        decoration.remove()
+        if decoration in self._decorations:
+            self._decorations.remove(decoration)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,20 @@ class Standing(Saying):
     def go_on(self) -> None:
         """Write to the pipe."""
         os.write(self._write, b"\n")
+
+
+class Locking(Saying):
+    """Others run while it exports with a lock held, as they do while a greenlet waits for a collector."""
+
+    def __init__(self) -> None:
+        super().__init__("simple")
+        self._lock = threading.Lock()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Say `spans`, after the others have had their turn."""
+        with self._lock:
+            time.sleep(0.001)
+            return super().export(spans)
 
 
 def simple(name: str = "simple") -> SpanProcessor:
@@ -192,7 +207,11 @@ def green(when: str, kind: str) -> None:
         monkey.patch_all()
     import gevent  # noqa: PLC0415
 
-    processor = simple() if kind == "simple" else batch(Saying(), max_queue_size=4, max_export_batch_size=2)
+    processor = (
+        SimpleSpanProcessor(Locking())
+        if kind == "simple"
+        else batch(Saying(), max_queue_size=4, max_export_batch_size=2)
+    )
     provider = provided(processor, first="provider" if when == "before" else "")
     span = met()
 

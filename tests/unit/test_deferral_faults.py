@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
 from deferral_bench import ID, Bench
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
 
@@ -102,3 +104,79 @@ def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_t
         bench.provider.force_flush()
     bench.provider.shutdown()
     assert sorted(bench.names) == sorted(names)
+
+
+class Slow(SimpleSpanProcessor):
+    """Each export takes 50 milliseconds of the bench's time."""
+
+    bench: Bench
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.bench.now_ns += 50_000_000
+        super().on_end(span)
+
+
+def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
+    bench = Bench()
+    slow = Slow(bench.exporter)
+    slow.bench = bench
+    bench.add(slow)
+    bench.activate()
+    for number in range(20):
+        bench.tracer.start_span(f"root {number}").end()
+    assert not bench.forwarding.forward(bench.now_ns)
+    assert 0 < len(bench.names) < 20
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    assert len(bench.names) == 20
+
+
+def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
+    bench = Bench()
+    slow = Slow(bench.exporter)
+    slow.bench = bench
+    bench.add(slow)
+    bench.activate()
+    for number in range(20):
+        bench.tracer.start_span(f"root {number}").end()
+    assert bench.names == []
+    assert not bench.forwarding.forward(bench.now_ns + 2_000_000_000)
+    before = len(bench.names)
+    for number in range(5):
+        bench.tracer.start_span(f"late {number}").end()
+    assert bench.names[before:] == [f"root {before + number}" for number in range(5)]
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    bench.tracer.start_span("in time").end()
+    assert "in time" not in bench.names
+    assert len(bench.names) == 25
+
+
+class Lasting(SpanExporter):
+    """Exports to one that is not shut down with it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._to = exporter
+
+    def export(self, spans: Any) -> SpanExportResult:
+        return self._to.export(spans)
+
+
+def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
+    bench = Bench()
+    bench.activate()
+    gone: list[weakref.ref[Any]] = []
+    for turn in range(5):
+        provider = TracerProvider(shutdown_on_exit=False)
+        bench.deferral.meet(provider._active_span_processor)
+        processor = SimpleSpanProcessor(Lasting(bench.exporter))
+        provider.add_span_processor(processor)
+        provider.get_tracer("t").start_span(f"root {turn}").end()
+        assert bench.names == [f"root {number}" for number in range(turn)]
+        provider.shutdown()
+        assert not {"on_end", "shutdown"} & (vars(processor).keys() | vars(provider._active_span_processor).keys())
+        gone += [weakref.ref(processor), weakref.ref(provider._active_span_processor)]
+        del provider, processor
+    gc.collect()
+    assert [one() for one in gone] == [None] * 10
+    bench.deferral.leave(1)
