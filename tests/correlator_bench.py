@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from host_profiler import Host
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -52,8 +52,7 @@ class Bench:
         self.tracer = self.provider.get_tracer("t")
         self.receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self.receiving.bind(str(path / "s"))
-        self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.sending.connect(str(path / "s"))
+        self.sending = Host(path / "s")
         self.lost = threading.Event()
         self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, Decoration)
         self.correlator.describe(self.provider.resource.attributes)
@@ -61,13 +60,11 @@ class Bench:
         self.correlator.listen(self.receiving.fileno(), self.lost.set)
 
     def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
-        text = b"" if host_id is None else struct.pack("=I", len(host_id)) + host_id
-        self.sending.send(struct.pack("=HHI", 2, 1 if host_id is None else 2, delay_ms) + text)
+        said = None if host_id is None else host_id.decode()
+        self.sending.register(delay_ms, said, minor=1 if said is None else 2)
 
     def saw(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
-        context = span.get_span_context()
-        ids = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
-        self.sending.send(struct.pack("=HH24s16sH", 1, 1, ids, stack, count))
+        self.sending.report(span, stack, count)
 
     def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
         span = self.tracer.start_span(name)

@@ -17,6 +17,7 @@ import pytest
 from agent_process import Correlated, Receiver, correlated, is_registration
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
 from inspected_process import Inspected, Workshop, inspected, record_bytes
+from inspecting_verb import assert_unreadable_processes_are_one_line
 from publishing_target import socket_folder
 from target_process import Target
 
@@ -260,15 +261,7 @@ def test_a_process_in_which_nothing_can_be_seen_gives_exit_code_1_and_the_reason
 
 
 def test_errors_are_one_line_and_exit_code_1(workshop: Workshop) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with inspected(workshop) as target:
-        for pid, text in ((gone.pid, "there is no process"), (target.pid, "does not run Python")):
-            done = splunk_profiler("host-agent", str(pid))
-            assert done.returncode == 1
-            assert done.stdout == ""
-            assert text in done.stderr
-            assert len(done.stderr.splitlines()) == 1
+    assert_unreadable_processes_are_one_line("host-agent", workshop)
 
 
 def test_a_supervisor_that_runs_no_python_is_waited_with_for_children(workshop: Workshop) -> None:

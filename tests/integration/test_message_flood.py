@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
-import struct
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from host_profiler import Host
 from publishing_target import publishing, socket_folder
 from target_process import Target
 
@@ -37,13 +36,6 @@ def flood(path: str, live: str) -> Counter[str]:
     return sent
 
 
-def send_last(path: str, host_id: str) -> None:
-    """A registration that comes after everything else."""
-    text = host_id.encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(struct.pack("=HHII", 2, 2, 100, len(text)) + text, path)
-
-
 def test_of_a_flood_each_message_is_counted_or_was_refused_and_memory_stays() -> None:
     with socket_folder() as folder, Target("flooded.py", env=publishing(folder)) as service:
         path, live = service.json("ready")
@@ -52,7 +44,8 @@ def test_of_a_flood_each_message_is_counted_or_was_refused_and_memory_stays() ->
         sent: Counter[str] = Counter()
         for number in range(_ROUNDS):
             sent += flood(path, live)
-            send_last(path, f"end-{number}")
+            with Host(path) as host:
+                host.register(100, f"end-{number}", minor=2)  # comes after everything else
             service.find(rf"(has registered \(host\.id end-{number}\))")
         service.tell("memory")
         _, most = _numbers(service.lines(2, "memory")[1])

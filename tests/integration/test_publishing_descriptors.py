@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 from pathlib import Path
 
 import pytest
+from host_profiler import Host
 from publishing_target import publishing, socket_folder
 from target_process import Target
 
@@ -19,9 +18,8 @@ _MOST_SOCKETS = 4
 
 def register(path: str, host_id: str) -> None:
     """As a host profiler that has read the path."""
-    text = host_id.encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(struct.pack("=HHII", 2, 2, 100, len(text)) + text, path)
+    with Host(path) as host:
+        host.register(100, host_id, minor=2)
 
 
 def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_look_for_it() -> None:

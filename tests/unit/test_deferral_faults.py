@@ -116,7 +116,8 @@ class Slow(SimpleSpanProcessor):
         super().on_end(span)
 
 
-def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
+def slow_bench() -> Bench:
+    """A bench with a slow exporter, for which twenty transactions wait."""
     bench = Bench()
     slow = Slow(bench.exporter)
     slow.bench = bench
@@ -124,6 +125,11 @@ def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
     bench.activate()
     for number in range(20):
         bench.tracer.start_span(f"root {number}").end()
+    return bench
+
+
+def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
+    bench = slow_bench()
     assert not bench.forwarding.forward(bench.now_ns)
     assert 0 < len(bench.names) < 20
     while not bench.forwarding.forward(bench.now_ns):
@@ -132,13 +138,7 @@ def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
 
 
 def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
-    bench = Bench()
-    slow = Slow(bench.exporter)
-    slow.bench = bench
-    bench.add(slow)
-    bench.activate()
-    for number in range(20):
-        bench.tracer.start_span(f"root {number}").end()
+    bench = slow_bench()
     assert bench.names == []
     assert not bench.forwarding.forward(bench.now_ns + 2_000_000_000)
     before = len(bench.names)
