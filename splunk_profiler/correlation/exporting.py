@@ -25,7 +25,7 @@ class Exporting:
         gone: it has been given the last it takes.
     """
 
-    __slots__ = ("_queues", "force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
+    __slots__ = ("_batch", "force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -34,7 +34,7 @@ class Exporting:
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
         self.shut = self.gone = False
-        self._queues = hasattr(getattr(processor, "_batch_processor", None), "_queue")
+        self._batch = getattr(processor, "_batch_processor", None)  # the SDK's, with a queue and a thread
 
     @property
     def takes_spans_anywhere(self) -> bool:
@@ -43,12 +43,12 @@ class Exporting:
         Not where it would export there, and threads are greenlets: the locks that it shares with them do not work
         between real threads, and all that wait for one of them would wait for ever.
         """
-        return self._queues or not threads_are_greenlets()
+        return hasattr(self._batch, "_queue") or not threads_are_greenlets()
 
     @property
     def room(self) -> int:
         """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
-        queue = getattr(getattr(self.processor, "_batch_processor", None), "_queue", None)
+        queue = getattr(self._batch, "_queue", None)
         most = getattr(queue, "maxlen", None)
         try:
             return sys.maxsize if queue is None or most is None or self.gone else int(most - len(queue))
@@ -57,7 +57,7 @@ class Exporting:
 
     def hurry(self) -> None:
         """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""
-        awaken = getattr(getattr(self.processor, "_batch_processor", None), "_worker_awaken", None)
+        awaken = getattr(self._batch, "_worker_awaken", None)
         if awaken is not None:
             awaken.set()
 
