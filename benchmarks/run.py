@@ -29,6 +29,8 @@ MEASURES = (
     "deferral",
     "format_cost",
     "wire_cost",
+    "message_loss",
+    "message_flood",
     "disabled",
     "memory",
 )

@@ -7,6 +7,7 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
+#include "known_contexts.h"
 #include "publisher.h"
 
 #include <stdlib.h>
@@ -155,6 +156,9 @@ PyObject *audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
         }
         compared = thread_records_repair(truth, true_contexts(&taken, truth), &repaired);
         publisher_counters()->repaired += repaired;
+        if (repaired > 0) { /* what was believed of a context may be why */
+            known_contexts_forget();
+        }
     }
     free(truth);
     give_up(&taken); /* may run Python code */

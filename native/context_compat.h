@@ -20,6 +20,37 @@ static inline int compat_optional_attribute(PyObject *object, PyObject *name, Py
 #endif
 }
 
+/* A weak reference without a callback, new, or NULL. Runs no Python code and leaves no exception. */
+static inline PyObject *compat_reference_to(PyObject *object)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    int collects = PyGC_Disable(); /* the collector runs where something is allocated, and finalisers with it */
+    PyObject *reference = PyWeakref_NewRef(object, NULL);
+    if (collects) {
+        PyGC_Enable();
+    }
+#else
+    PyObject *reference = PyWeakref_NewRef(object, NULL);
+#endif
+    if (reference == NULL) {
+        PyErr_Clear();
+    }
+    return reference;
+}
+
+/* Whether what is referred to is gone. */
+static inline bool compat_is_dead(PyObject *reference)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object;
+    int alive = PyWeakref_GetRef(reference, &object);
+    Py_XDECREF(object);
+    return alive == 0;
+#else
+    return PyWeakref_GET_OBJECT(reference) == Py_None;
+#endif
+}
+
 /* An exception that was pending; all NULL: none was. Owned. */
 typedef struct {
     PyObject *type, *value, *traceback;

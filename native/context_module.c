@@ -2,6 +2,7 @@
  *
  * The contract is splunk_profiler/_context.pyi.
  */
+#include "known_contexts.h"
 #include "mailbox.h"
 #include "publisher.h"
 #include "switches.h"
@@ -18,12 +19,12 @@ typedef struct {
 
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"variable", "span_key", "labels", "attribute", "identify", NULL};
+    static char *names[] = {"variable", "span_key", "labels", "attribute", "identify", "context_type", NULL};
     const module_state *state = PyModule_GetState(module);
     publisher_inputs inputs = {.identity_type = state->identity, .user_labels_type = state->user_labels};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!UO:install", names, &PyContextVar_Type, &inputs.variable,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!UOO!:install", names, &PyContextVar_Type, &inputs.variable,
                                      &inputs.span_key, &PyContextVar_Type, &inputs.labels, &inputs.attribute,
-                                     &inputs.identify)) {
+                                     &inputs.identify, &PyType_Type, &inputs.context_type)) {
         return NULL;
     }
     if (!PyCallable_Check(inputs.identify)) {
@@ -101,13 +102,15 @@ static PyObject *counters(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const module_state *state = PyModule_GetState(module);
     const publisher_counts *counts = publisher_counters();
-    return PyObject_CallFunction((PyObject *)state->counters, "KKKKK", counts->published, counts->unchanged,
-                                 counts->repaired, (unsigned long long)thread_records_count(), counts->failed);
+    return PyObject_CallFunction((PyObject *)state->counters, "KKKKKK", counts->published, counts->unchanged,
+                                 counts->known, counts->repaired, (unsigned long long)thread_records_count(),
+                                 counts->failed);
 }
 
 static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     thread_records_after_fork();
+    known_contexts_forget(); /* of the threads that are gone, and their contexts stay for ever */
     Py_RETURN_NONE;
 }
 
@@ -189,7 +192,7 @@ static int module_exec(PyObject *module)
     if (state->library == NULL) {
         return -1;
     }
-    state->counters = add_named_tuple(module, "Counters", "published unchanged repaired threads failed");
+    state->counters = add_named_tuple(module, "Counters", "published unchanged known repaired threads failed");
     if (state->counters == NULL) {
         return -1;
     }
@@ -228,7 +231,8 @@ static void module_free(void *module)
 
 static PyMethodDef module_methods[] = {
     {"install", (PyCFunction)(void (*)(void))install, KEYWORDS,
-     "install($module, variable, span_key, labels, attribute, identify)\n--\n\nPublish contexts at every switch."},
+     "install($module, variable, span_key, labels, attribute, identify, context_type)\n--\n\nPublish contexts at every "
+     "switch."},
     {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing; threads show nothing."},
     {"attach", (PyCFunction)(void (*)(void))switches_attach, METH_FASTCALL | METH_KEYWORDS,
      "attach($module, context)\n--\n\nSet the variable, then publish."},

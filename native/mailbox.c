@@ -2,7 +2,9 @@
  *
  * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
  * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
- * to it. While the buffer is full nothing is read: senders then get EAGAIN, and neither memory nor CPU time is spent.
+ * to it, and the socket as well: what was sent before is never missed. While the buffer is full nothing is read: senders
+ * then get EAGAIN, and neither memory nor CPU time is spent. Full is also said of many messages, however short they are,
+ * so that no turn of whoever takes them is a long one.
  *
  * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
  */
@@ -21,6 +23,7 @@
 enum {
     LONGEST = 1024,          /* bytes; messages have 46 and 12 plus a host's name */
     CAPACITY = 64 * 1024,    /* bytes of one of the two buffers */
+    MOST_MESSAGES = 1024,    /* of one of the two buffers, with those that were too long for it */
     LONGEST_WAIT_S = 3600,
 };
 
@@ -29,6 +32,7 @@ typedef uint16_t length_prefix;
 typedef struct {
     uint8_t *bytes; /* owned: messages, each after its length */
     size_t used;
+    unsigned arrived; /* how many, with those that were too long */
 } buffer;
 
 typedef struct {
@@ -45,6 +49,7 @@ typedef struct {
     bool woken;
     unsigned long long received, too_long;
     atomic_bool stopping;
+    atomic_bool running; /* `run` is for one thread: `put` takes the room that was there before for granted */
 } Mailbox;
 
 /* ---- the thread that reads; without the GIL ---- */
@@ -57,83 +62,84 @@ static bool is_still_ours(const Mailbox *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-static outcome put(Mailbox *self, const uint8_t *message, size_t length)
+static void put(Mailbox *self, const uint8_t *message, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
-    outcome result = MORE;
-    pthread_mutex_lock(&self->lock);
     self->received++;
+    if (self->filling.arrived++ == 0) {
+        pthread_cond_signal(&self->arrived);
+    }
     if (length > LONGEST) {
         self->too_long++;
+        return;
     }
-    else {
-        uint8_t *end = self->filling.bytes + self->filling.used;
-        memcpy(end, &prefix, sizeof(prefix));
-        memcpy(end + sizeof(prefix), message, length);
-        if (self->filling.used == 0) {
-            pthread_cond_signal(&self->arrived);
-        }
-        self->filling.used += sizeof(prefix) + length;
-    }
-    if (self->filling.used + sizeof(prefix) + LONGEST > CAPACITY) {
-        result = FULL;
-    }
-    pthread_mutex_unlock(&self->lock);
-    return result;
+    uint8_t *end = self->filling.bytes + self->filling.used;
+    memcpy(end, &prefix, sizeof(prefix));
+    memcpy(end + sizeof(prefix), message, length);
+    self->filling.used += sizeof(prefix) + length;
 }
 
+/* With the lock. */
 static outcome read_one(Mailbox *self)
 {
     uint8_t message[LONGEST];
-    ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
-    if (length >= 0) {
-        return put(self, message, (size_t)length);
-    }
-    switch (errno) {
-    case EINTR:
-        return MORE;
-    case EAGAIN:
+    if (atomic_load(&self->stopping)) {
         return EMPTY;
-    default:
+    }
+    if (self->filling.used + sizeof(length_prefix) + LONGEST > CAPACITY || self->filling.arrived >= MOST_MESSAGES) {
+        return FULL;
+    }
+    /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
+     * data must not be taken: so each time is asked anew, as late as can be. */
+    if (!is_still_ours(self)) {
         return BROKEN;
     }
+    ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
+    if (length >= 0) {
+        put(self, message, (size_t)length);
+        return MORE;
+    }
+    return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
+}
+
+/* Everything that is queued in the socket, as far as there is room. */
+static outcome read_queued(Mailbox *self)
+{
+    outcome last = MORE;
+    while (last == MORE) {
+        pthread_mutex_lock(&self->lock);
+        last = read_one(self);
+        pthread_mutex_unlock(&self->lock);
+    }
+    return last;
 }
 
 static void wait_for_room(Mailbox *self)
 {
     pthread_mutex_lock(&self->lock);
-    while (self->filling.used > 0 && !atomic_load(&self->stopping)) {
+    while (self->filling.arrived > 0 && !atomic_load(&self->stopping)) {
         pthread_cond_wait(&self->emptied, &self->lock);
     }
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Until `stop`: true. False if the socket is not there any more. */
+/* Until `stop`: true. False if the socket is not there any more.
+ *
+ * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
+ * as `poll` waits. It shows with the next message, be it one of our own (inbox.py).
+ */
 static bool read_all(Mailbox *self)
 {
-    struct pollfd socket = {.fd = self->descriptor, .events = POLLIN};
+    struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (poll(&socket, 1, -1) < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            return false;
+        if (!is_still_ours(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
+            return atomic_load(&self->stopping);
         }
-        if (atomic_load(&self->stopping)) {
-            return true;
-        }
-        /* The application may close descriptors that are not its own, as daemons do; the number may be another's by now. */
-        if (!is_still_ours(self)) {
-            return false;
-        }
-        outcome last = MORE;
-        while (last == MORE) {
-            last = read_one(self);
-        }
+        outcome last = read_queued(self);
         if (last == FULL) {
             wait_for_room(self);
         }
-        else if (last == BROKEN || (socket.revents & (POLLHUP | POLLERR | POLLNVAL))) {
+        else if (last == BROKEN || (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) {
             return atomic_load(&self->stopping);
         }
     }
@@ -149,9 +155,14 @@ static PyObject *mailbox_run(Mailbox *self, PyObject *Py_UNUSED(unused))
 {
     bool stopped = true;
     if (is_of_this_process(self)) {
+        if (atomic_exchange(&self->running, true)) {
+            PyErr_SetString(PyExc_RuntimeError, "another thread reads already");
+            return NULL;
+        }
         Py_BEGIN_ALLOW_THREADS
         stopped = read_all(self);
         Py_END_ALLOW_THREADS
+        atomic_store(&self->running, false);
     }
     return PyBool_FromLong(stopped);
 }
@@ -162,7 +173,7 @@ static struct timespec after(double seconds)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
-    seconds = seconds < 0 ? 0 : seconds > LONGEST_WAIT_S ? LONGEST_WAIT_S : seconds;
+    seconds = !(seconds > 0) ? 0 : seconds > LONGEST_WAIT_S ? LONGEST_WAIT_S : seconds; /* not a number: 0 */
     at.tv_sec += (time_t)seconds;
     at.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     if (at.tv_nsec >= 1000000000) {
@@ -172,17 +183,23 @@ static struct timespec after(double seconds)
     return at;
 }
 
-/* What has been gathered, and an empty buffer in its place. */
-static void swap(Mailbox *self, double seconds, buffer *other)
+static void wait_for_messages(Mailbox *self, double seconds)
 {
     struct timespec until = after(seconds);
     pthread_mutex_lock(&self->lock);
-    while (self->filling.used == 0 && !self->woken && !atomic_load(&self->stopping)) {
+    while (self->filling.arrived == 0 && !self->woken && !atomic_load(&self->stopping)) {
         if (pthread_cond_timedwait(&self->arrived, &self->lock, &until) != 0) {
             break;
         }
     }
     self->woken = false;
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* What has been gathered, and an empty buffer in its place. */
+static void swap(Mailbox *self, buffer *other)
+{
+    pthread_mutex_lock(&self->lock);
     buffer gathered = self->filling;
     self->filling = *other;
     *other = gathered;
@@ -221,7 +238,9 @@ static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
-    swap(self, seconds, &other);
+    wait_for_messages(self, seconds);
+    (void)read_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
+    swap(self, &other);
     Py_END_ALLOW_THREADS
     PyObject *messages = messages_in(&other);
     PyMem_RawFree(other.bytes);

@@ -6,6 +6,7 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
+#include "known_contexts.h"
 #include "publisher.h"
 #include "switches.h"
 
@@ -15,6 +16,7 @@ static struct {
     bool active;
     PyInterpreterState *interp; /* whose contexts are published */
     publisher_inputs inputs;    /* owned */
+    unsigned installation;      /* counts */
     PyObject *context_name;     /* owned: "_context", where the SDK's spans have their SpanContext */
     uint64_t last_serial;
     bool labels_exist;
@@ -48,45 +50,6 @@ publisher_counts *publisher_counters(void)
 const publisher_inputs *publisher_installed(void)
 {
     return publisher.active && PyInterpreterState_Get() == publisher.interp ? &publisher.inputs : NULL;
-}
-
-/* ---- exceptions that are not ours ---- */
-
-static int raise_again(void *taken)
-{
-    compat_exception exception = *(compat_exception *)taken;
-    PyMem_RawFree(taken);
-    compat_give_back_exception(exception);
-    return -1;
-}
-
-/* A signal handler may have raised while our Python code ran (KeyboardInterrupt, SystemExit), or another thread may have
- * sent an exception. Such belong to the application: they are raised as soon as it runs again. */
-void publisher_swallow(void)
-{
-    publisher.counts.failed++;
-    if (PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear();
-        return;
-    }
-    if (!compat_is_main_thread()) { /* sent ones are classes, so nothing is lost */
-        compat_exception exception = compat_take_exception();
-        PyObject *type = exception.type != NULL ? exception.type : (PyObject *)Py_TYPE(exception.value);
-        PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
-        Py_XDECREF(exception.type);
-        Py_XDECREF(exception.value);
-        Py_XDECREF(exception.traceback);
-        return;
-    }
-    compat_exception *taken = PyMem_RawMalloc(sizeof(compat_exception));
-    if (taken != NULL) {
-        *taken = compat_take_exception();
-        if (Py_AddPendingCall(raise_again, taken) == 0) {
-            return;
-        }
-        raise_again(taken);
-    }
-    PyErr_WriteUnraisable(NULL);
 }
 
 /* ---- what a context holds ---- */
@@ -208,10 +171,9 @@ static lookup identify_span(PyObject *span, Identity **identity)
 
 /* ---- publishing ---- */
 
-static void have_shown(const Identity *identity, const UserLabels *labels)
+static void have_shown(const span_bytes *span, const labels_bytes *labels)
 {
-    const labels_bytes *shown_labels = labels == NULL || labels->bytes.count == 0 ? NULL : &labels->bytes;
-    switch (thread_records_show(identity == NULL ? NULL : &identity->bytes, shown_labels)) {
+    switch (thread_records_show(span, labels)) {
     case SHOWN:
         publisher.counts.published++;
         break;
@@ -232,26 +194,48 @@ static UserLabels *current_labels(const publisher_inputs *inputs)
         publisher_swallow();
         return NULL;
     }
-    if (labels != NULL && Py_TYPE(labels) != inputs->user_labels_type) {
+    if (labels != NULL && (Py_TYPE(labels) != inputs->user_labels_type || Py_SIZE(labels) == 0)) {
         Py_CLEAR(labels);
     }
     return (UserLabels *)labels;
 }
 
+/* Whether what was found in a value of OpenTelemetry's variable is there for good: where the value can be changed in place,
+ * or the span looks its attributes up in Python, it is not. */
+static bool is_lasting(const publisher_inputs *inputs, PyObject *context, PyObject *span)
+{
+    return (context == NULL || Py_TYPE(context) == inputs->context_type)
+           && (span == NULL || Py_TYPE(span)->tp_getattro == PyObject_GenericGetAttr);
+}
+
+/* Borrowed; NULL: the thread has no context. */
+static compat_variables *current_variables(void)
+{
+    PyObject *context = PyThreadState_Get()->context;
+    return context == NULL ? NULL : compat_variables_of(context);
+}
+
 /* No exception is pending before and after. */
-static void publish_current(void)
+static void publish_current(bool is_switch)
 {
     const publisher_inputs *inputs = publisher_installed();
+    compat_variables *variables = NULL;        /* owned: looked up in these */
     PyObject *context = NULL, *asked = NULL;   /* owned */
     Identity *identity = NULL, *answer = NULL; /* owned */
     while (inputs != NULL) {
         Py_CLEAR(identity);
         Py_CLEAR(context);
+        Py_CLEAR(variables);
+        if (is_switch) {
+            variables = (compat_variables *)Py_XNewRef((PyObject *)current_variables());
+        }
         if (PyContextVar_Get(inputs->variable, NULL, &context) < 0) {
             publisher_swallow();
             break;
         }
+        unsigned installation = publisher.installation;
         PyObject *span = publisher_span_in(inputs, context);
+        bool lasting = is_switch && is_lasting(inputs, context, span);
         if (span != NULL && publisher_cached_identity(inputs, span, &identity) != FOUND) {
             if (PyErr_Occurred()) {
                 publisher_swallow();
@@ -265,10 +249,15 @@ static void publish_current(void)
             if (span == asked) { /* it cannot keep an attribute */
                 identity = (Identity *)Py_XNewRef((PyObject *)answer);
             }
+            lasting = false;
         }
         UserLabels *labels = publisher.active && publisher.labels_exist ? current_labels(inputs) : NULL;
         if (publisher.active) {
-            have_shown(identity, labels);
+            have_shown(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
+        }
+        /* The two are of these variables unless an attribute ran Python code in between. */
+        if (lasting && publisher.installation == installation && current_variables() == variables) {
+            known_context_met(variables, identity, labels);
         }
         Py_XDECREF(labels);
         break;
@@ -277,16 +266,37 @@ static void publish_current(void)
     Py_XDECREF(answer);
     Py_XDECREF(asked);
     Py_XDECREF(context);
+    Py_XDECREF((PyObject *)variables);
+}
+
+static COLD void publish(bool is_switch)
+{
+    compat_exception pending = compat_take_exception();
+    publish_current(is_switch);
+    compat_give_back_exception(pending);
 }
 
 void publisher_publish(void)
 {
+    if (publisher.active) {
+        publish(false);
+    }
+}
+
+/* Of all that is done here the most frequent: an asyncio task's turn comes here twice. */
+static HOT void switched(PyObject *context)
+{
+    known_contents shows;
     if (!publisher.active) {
         return;
     }
-    compat_exception pending = compat_take_exception();
-    publish_current();
-    compat_give_back_exception(pending);
+    if (known_context(context, &shows)) {
+        publisher.counts.known++;
+        have_shown(shows.span, shows.labels);
+    }
+    else {
+        publish(true);
+    }
 }
 
 /* ---- a span that starts ---- */
@@ -307,7 +317,7 @@ static void inherit_local_root(PyObject *context, span_bytes *ids)
     }
     if (found != FOUND && read_span_context(parent, &of_parent) != MISSING && publisher.active) {
         (void)identify_span(parent, &identity);
-        publish_current(); /* as it was before the parent was asked about */
+        publish_current(false); /* as it was before the parent was asked about */
     }
     if (identity != NULL && memcmp(identity->bytes.trace_id, ids->trace_id, TRACE_ID_BYTES) == 0) {
         memcpy(ids->local_root_id, identity->bytes.local_root_id, SPAN_ID_BYTES);
@@ -371,6 +381,7 @@ static void own_inputs(const publisher_inputs *inputs)
     Py_INCREF(inputs->labels);
     Py_INCREF(inputs->attribute);
     Py_INCREF(inputs->identify);
+    Py_INCREF(inputs->context_type);
     Py_INCREF(inputs->identity_type);
     Py_INCREF(inputs->user_labels_type);
 }
@@ -382,6 +393,7 @@ void publisher_uninstall(void)
     }
     publisher.active = false;
     switches_remove();
+    known_contexts_forget();
     thread_records_hide_all();
     publisher_inputs before = publisher.inputs;
     memset(&publisher.inputs, 0, sizeof(publisher.inputs));
@@ -390,6 +402,7 @@ void publisher_uninstall(void)
     Py_DECREF(before.labels);
     Py_DECREF(before.attribute);
     Py_DECREF(before.identify);
+    Py_DECREF(before.context_type);
     Py_DECREF(before.identity_type);
     Py_DECREF(before.user_labels_type);
 }
@@ -410,8 +423,9 @@ PyObject *publisher_install(const publisher_inputs *inputs)
     publisher_uninstall();
     own_inputs(inputs);
     publisher.interp = PyInterpreterState_Get();
+    publisher.installation++;
     publisher.active = true;
-    PyObject *problems = switches_install(inputs->variable, publisher_publish);
+    PyObject *problems = switches_install(inputs->variable, (switch_callbacks){switched, publisher_publish});
     if (problems == NULL) {
         compat_exception failure = compat_take_exception();
         publisher_uninstall();

@@ -1,6 +1,7 @@
 /* What publishes contexts, shared by the C files of splunk_profiler._context. All of it expects the GIL to be held.
  *
- * publisher.c finds out what the calling thread's context is and has it shown; audit.c does so for all threads;
+ * publisher.c finds out what the calling thread's context is and has it shown; known_contexts.c remembers what that was;
+ * audit.c does so for all threads;
  * identities.c has the two types of what is published; libraries.c loads what readers look for; thread_records.c owns the
  * memory they read; switches.h is where changes of context are noticed.
  */
@@ -36,12 +37,6 @@ HIDDEN Identity *identity_new(PyTypeObject *type, const span_bytes *ids);
 /* A method of the module: for `identify`, the local root of what was current before, if that was of this trace. */
 HIDDEN PyObject *identity_root_before(PyObject *module, PyObject *trace_id);
 
-/* What is to be published. Owned; NULL: none. */
-typedef struct {
-    Identity *identity;
-    UserLabels *labels;
-} published_context;
-
 /* publisher.c: what Python gave to install, all borrowed from the publisher. */
 typedef struct {
     PyObject *variable;          /* OpenTelemetry's ContextVar */
@@ -49,6 +44,7 @@ typedef struct {
     PyObject *labels;            /* the ContextVar of UserLabels */
     PyObject *attribute;         /* under which a span has its Identity, or None for a span that has none */
     PyObject *identify;          /* makes it */
+    PyTypeObject *context_type;  /* an instance of exactly this type never changes */
     PyTypeObject *identity_type; /* exactly this type counts */
     PyTypeObject *user_labels_type;
 } publisher_inputs;
@@ -72,9 +68,11 @@ HIDDEN lookup publisher_cached_identity(const publisher_inputs *inputs, PyObject
 
 typedef struct {
     unsigned long long published, unchanged, repaired, failed;
+    unsigned long long known; /* of the first two: nothing had to be looked up */
 } publisher_counts;
 HIDDEN publisher_counts *publisher_counters(void);
-/* The pending exception was raised where none may leave. Those that are not errors are raised again later. */
+
+/* exceptions.c: the pending exception was raised where none may leave. Those that are not errors are raised again later. */
 HIDDEN void publisher_swallow(void);
 
 /* audit.c */

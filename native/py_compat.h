@@ -20,7 +20,9 @@
 #endif
 
 #include <internal/pycore_ceval.h>
+#include <internal/pycore_context.h>
 #include <internal/pycore_gil.h>
+#include <internal/pycore_hamt.h>
 #include <internal/pycore_interp.h>
 #include <internal/pycore_pystate.h>
 #include <internal/pycore_runtime.h>
@@ -124,6 +126,13 @@ static inline void compat_unlock_head(void)
 #endif
 }
 
+/* Whether there is no interpreter but `first`, which is the main one: then whoever asks is in it, and need not look its
+ * thread state up. Needs no GIL: the newest comes first in the list, and one is in it before anything runs there. */
+static inline bool compat_is_alone(const PyInterpreterState *first)
+{
+    return *(PyInterpreterState *volatile *)&_PyRuntime.interpreters.head == first;
+}
+
 /* ---- contexts ---- */
 
 /* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
@@ -146,6 +155,32 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
     }
     self->recursion_headroom--;
     return value;
+}
+
+/* The context around one that is entered; borrowed, or NULL. */
+static inline PyObject *compat_context_around(PyObject *context)
+{
+    return (PyObject *)((PyContext *)context)->ctx_prev;
+}
+
+/* The mapping in which a context has its variables. Immutable: a context that changes gets another one. */
+typedef PyHamtObject compat_variables;
+
+/* Borrowed from the context. */
+static inline compat_variables *compat_variables_of(PyObject *context)
+{
+    return ((PyContext *)context)->ctx_vars;
+}
+
+static inline Py_ssize_t compat_count_variables(const compat_variables *variables)
+{
+    return variables->h_count;
+}
+
+/* Borrowed, or NULL. That of PyWeakref_NewRef without a callback, which all who ask for one share, is always the first. */
+static inline const PyObject *compat_first_reference(const compat_variables *variables)
+{
+    return variables->h_weakreflist;
 }
 
 /* ---- frames: walk from compat_top_frame by compat_calling_frame, both skip what sys._current_frames does not show ---- */

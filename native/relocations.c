@@ -7,6 +7,8 @@
  * A module that another thread is loading is listed before it is relocated. It is recognised (a slot that is not filled
  * in, or one that should be write-protected by now and is not) and left for the next time: the linker still writes there.
  */
+#include "py_compat.h"
+
 #include "switch_hooks.h"
 
 #include "loaded_modules.h"
@@ -24,20 +26,21 @@ enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
 #error "call sites are known on x86-64 and aarch64"
 #endif
 
-static int enter_noticed(PyObject *context)
+static HOT int enter_noticed(PyObject *context)
 {
     int result = PyContext_Enter(context);
     if (result == 0) {
-        switch_noticed();
+        switch_noticed(context);
     }
     return result;
 }
 
-static int exit_noticed(PyObject *context)
+static HOT int exit_noticed(PyObject *context)
 {
+    PyObject *around = PyContext_CheckExact(context) ? compat_context_around(context) : NULL;
     int result = PyContext_Exit(context);
     if (result == 0) {
-        switch_noticed();
+        switch_noticed(around);
     }
     return result;
 }

@@ -18,7 +18,7 @@ static _Thread_local unsigned traced;
 /* The trace function. `previous` is the one it was put above, or None. */
 static PyObject *trace(PyObject *previous, PyObject *const *args, Py_ssize_t count)
 {
-    switch_noticed();
+    switch_noticed(PyThreadState_Get()->context);
     if (previous == Py_None) {
         Py_RETURN_NONE;
     }

@@ -12,11 +12,15 @@
 
 #pragma GCC visibility push(hidden)
 
+/* As in thread_records.h, which knows nothing of switches. */
+#define HOT __attribute__((hot))
+
 /* switches.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
 bool switch_is_wanted(void);
 
-/* switches.c. The calling thread's context has just changed. *any*; keeps a pending exception. */
-void switch_noticed(void);
+/* switches.c. The calling thread's current context may be another than before: this one, or NULL. *any*; keeps a pending
+ * exception. */
+void switch_noticed(PyObject *context);
 
 /* Each hook: install returns NULL or, as a static string, what it costs the user that it could not be done. Installing
  * what is installed and removing what is not does nothing. None of them leaves an exception. */

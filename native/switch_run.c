@@ -4,6 +4,8 @@
  * instruction goes through that entry at each call, so those made before are caught too. The entry belongs to the process:
  * interpreters that installed nothing are passed through to the original.
  */
+#include "py_compat.h"
+
 #include "switch_hooks.h"
 
 #include "switch_compat.h"
@@ -16,7 +18,7 @@ typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyO
 static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
 static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
 
-static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static HOT PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (count < 1 || !switch_is_wanted()) {
         return atomic_load_explicit(&original, memory_order_relaxed)(context, args, count, names);
@@ -24,13 +26,14 @@ static PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_
     if (PyContext_Enter(context) != 0) {
         return NULL;
     }
-    switch_noticed();
+    switch_noticed(context);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
+    PyObject *around = compat_context_around(context); /* the thread's again by the exit */
     if (PyContext_Exit(context) != 0) {
         Py_CLEAR(result);
         return NULL;
     }
-    switch_noticed();
+    switch_noticed(around);
     return result;
 }
 

@@ -6,10 +6,10 @@
 static int watcher = -1;
 
 /* May be entered with an exception set, and leaves it as it is. */
-static int watched(compat_event event, PyObject *Py_UNUSED(context))
+static HOT int watched(compat_event event, PyObject *context)
 {
     if (event == COMPAT_SWITCHED) {
-        switch_noticed();
+        switch_noticed(context == Py_None ? NULL : context);
     }
     return 0;
 }

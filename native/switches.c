@@ -4,6 +4,8 @@
  * inside of one while it is removed, and somebody may hold it for ever: each asks switch_is_wanted first and passes
  * through when it is not. Nothing here is locked; the GIL is held, and what may run Python comes last.
  */
+#include "py_compat.h"
+
 #include "switch_hooks.h"
 
 #include "switch_compat.h"
@@ -11,8 +13,8 @@
 #include <stdatomic.h>
 
 static struct {
-    PyInterpreterState *_Atomic interp; /* who installed; NULL: nobody. Read by any interpreter */
-    switch_callback changed;
+    PyInterpreterState *_Atomic interp; /* who installed: the main one, or NULL. Read by any interpreter */
+    switch_callbacks callbacks;
     PyObject *variable;      /* owned; outlives removal, since attach may be called later by whoever holds it */
     PyObject *modules;       /* owned: sys.modules */
     Py_ssize_t modules_seen; /* how many there were when last looked through; -1: look again */
@@ -37,20 +39,33 @@ enum { HOOKS = sizeof(hooks) / sizeof(hooks[0]) };
 bool switch_is_wanted(void)
 {
     PyInterpreterState *interp = atomic_load_explicit(&installed.interp, memory_order_relaxed);
-    return interp != NULL && interp == PyInterpreterState_Get();
+    return interp != NULL && (compat_is_alone(interp) || interp == PyInterpreterState_Get());
 }
 
-void switch_noticed(void)
+/* After every switch. */
+static inline void look_around(void)
 {
-    if (!switch_is_wanted()) {
-        return;
-    }
-    installed.changed();
     /* Any import shows here, so a module that switches contexts is known by the next switch, not by the next refresh. */
     if (PyDict_GET_SIZE(installed.modules) != installed.modules_seen) {
         (void)switches_refresh();
     }
     switches_thread_seen();
+}
+
+HOT void switch_noticed(PyObject *context)
+{
+    if (switch_is_wanted()) {
+        installed.callbacks.switched(context);
+        look_around();
+    }
+}
+
+static void change_noticed(void)
+{
+    if (switch_is_wanted()) {
+        installed.callbacks.changed();
+        look_around();
+    }
 }
 
 int switches_refresh(void)
@@ -83,13 +98,17 @@ static PyObject *list_problems(const char *const *problems)
     return list;
 }
 
-PyObject *switches_install(PyObject *variable, switch_callback changed)
+PyObject *switches_install(PyObject *variable, switch_callbacks callbacks)
 {
     const char *problems[HOOKS];
     PyInterpreterState *interp = PyInterpreterState_Get();
     PyInterpreterState *other = atomic_load(&installed.interp);
     if (!PyContextVar_CheckExact(variable)) {
         return PyErr_Format(PyExc_TypeError, "a ContextVar is needed, not %.100s", Py_TYPE(variable)->tp_name);
+    }
+    if (interp != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_RuntimeError, "the hooks are for the main interpreter only");
+        return NULL;
     }
     if (other != NULL && other != interp) {
         PyErr_SetString(PyExc_RuntimeError, "another interpreter of this process has installed the hooks");
@@ -99,7 +118,7 @@ PyObject *switches_install(PyObject *variable, switch_callback changed)
     installed.variable = Py_NewRef(variable);
     installed.modules = Py_NewRef(PyImport_GetModuleDict());
     installed.modules_seen = -1;
-    installed.changed = changed;
+    installed.callbacks = callbacks;
     atomic_store(&installed.interp, interp);
     for (size_t i = 0; i < HOOKS; i++) {
         problems[i] = hooks[i].needed ? hooks[i].install() : NULL;
@@ -162,7 +181,7 @@ PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     }
     PyObject *token = PyContextVar_Set(installed.variable, context);
     if (token != NULL) {
-        switch_noticed();
+        change_noticed();
     }
     return token;
 }
@@ -183,6 +202,6 @@ PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     if (PyContextVar_Reset(installed.variable, token) != 0) {
         return NULL;
     }
-    switch_noticed();
+    change_noticed();
     Py_RETURN_NONE;
 }

@@ -12,13 +12,16 @@
 
 #pragma GCC visibility push(hidden)
 
-/* Called with the GIL held on the thread whose context just changed. Keeps a pending exception; never raises. */
-typedef void (*switch_callback)(void);
+/* Called with the GIL held on the thread that it is about. They keep a pending exception and never raise. */
+typedef struct {
+    void (*switched)(PyObject *context); /* this one is current now, which others may have been; NULL: none */
+    void (*changed)(void);               /* the variable has another value in the one that is current */
+} switch_callbacks;
 
 /* Install every hook this interpreter can have. Idempotent. `variable` is the ContextVar that switches_attach sets; it is
  * kept until the next install, also after switches_remove. Returns a new list of (hook name, problem) str pairs for hooks
  * that could not be installed, NULL with an exception on failure (nothing left installed). */
-PyObject *switches_install(PyObject *variable, switch_callback changed);
+PyObject *switches_install(PyObject *variable, switch_callbacks callbacks);
 
 /* Look for newly loaded modules: call sites of PyContext_Enter to redirect, greenlet. Cheap if nothing was loaded. The
  * hooks do so themselves whenever they see that modules were imported. Keeps a pending exception; never raises. Returns
@@ -40,7 +43,7 @@ void switches_thread_seen(void);
 int switches_trace_greenlets(void);
 
 /* METH_FASTCALL | METH_KEYWORDS replacements for attach(context) and detach(token) of OpenTelemetry's runtime context:
- * ContextVar.set and ContextVar.reset, each followed by the callback. Without hooks installed they set and reset alone. */
+ * ContextVar.set and ContextVar.reset, each followed by `changed`. Without hooks installed they set and reset alone. */
 PyObject *switches_attach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* the Token, new */
 PyObject *switches_detach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* None */
 

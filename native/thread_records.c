@@ -1,69 +1,36 @@
 /* Each thread's two halves and the pointers to them: write, show, repair, hide, and give up at the end. Plain C. */
 #include "thread_records.h"
 
+#include "halves.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define LAYOUT_MINOR_VERSION 1
-
-/* Elastic's thread-local layout: 37 bytes, no gaps. */
-typedef struct __attribute__((packed)) {
-    uint16_t layout_minor_version;
-    uint8_t valid;
-    uint8_t trace_present;
-    uint8_t trace_flags;
-    uint8_t trace_id[TRACE_ID_BYTES];
-    uint8_t span_id[SPAN_ID_BYTES];
-    uint8_t transaction_id[SPAN_ID_BYTES];
-} elastic_record;
-
-_Static_assert(sizeof(elastic_record) == 37, "readers take 37 bytes");
-
-/* The layouts of the Custom Labels ABI. */
+/* What a half holds, by serials; 0: none, and both 0: nothing that may be shown. */
 typedef struct {
-    size_t length;
-    const char *bytes;
-} custom_string;
-
-typedef struct {
-    custom_string key, value;
-} custom_label;
-
-typedef struct {
-    custom_label *storage;
-    size_t count;
-    size_t capacity;
-} custom_label_set;
-
-/* One complete context, in both layouts, with the bytes that they point to. */
-typedef struct {
-    elastic_record elastic;
-    custom_label_set set;
-    custom_label storage[TRACE_LABELS + MOST_USER_LABELS];
-    uint64_t span, labels; /* serials of what it holds; 0: none */
-    char trace_hex[2 * TRACE_ID_BYTES];
-    char span_hex[2 * SPAN_ID_BYTES];
-    char local_root_hex[2 * SPAN_ID_BYTES];
-    label_bytes user[MOST_USER_LABELS];
-} half;
+    uint64_t span, labels;
+} contents;
 
 typedef struct thread_record {
+    void **slots[LIBRARIES]; /* this thread's pointers; NULL: no library of the kind */
+    half *current;
+    contents holds[2];                  /* each half */
+    unsigned generation;                /* of the libraries that the slots are of */
+    bool shown;                         /* the pointers lead to `current` */
+    uint8_t latest;                     /* which half was shown last: the other one is written next */
     struct thread_record *next, **link; /* mutex */
     unsigned long ident;                /* constant */
     intptr_t thread_pointer;            /* constant */
-    void **slots[LIBRARIES];            /* this thread's pointers; NULL: no library of the kind */
-    unsigned generation;                /* of the libraries that the slots are of */
     unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
     elastic_record before;              /* what was shown before the update that was begun last */
-    bool shown;                         /* the pointers lead to `current` */
-    half *current;
-    half *newest; /* of the two, the one that was written last */
     half halves[2];
     half rest; /* no span, no labels: always there, never written again */
 } thread_record;
+
+_Static_assert(offsetof(thread_record, next) == CACHE_LINE, "used at every switch");
 
 /* What the process has: the list for those who do not own the records, and the libraries. */
 static struct {
@@ -82,6 +49,13 @@ static _Thread_local struct {
     bool ended;            /* the thread's destructors run: no record any more */
 } self;
 
+/* The thread that was the last to look for its record: mostly it looks again, and so finds it without a call of the C
+ * library. Written with the GIL held; but a thread that ends takes itself out without. */
+static struct {
+    _Atomic intptr_t thread_pointer; /* 0: nobody. Of that thread is: */
+    thread_record *record;           /* GIL */
+} latest;
+
 /* ---- one record ---- */
 
 static void point(const thread_record *record, const elastic_record *elastic, const custom_label_set *set)
@@ -95,84 +69,34 @@ static void point(const thread_record *record, const elastic_record *elastic, co
     }
 }
 
-static void add_label(half *into, const char *key, size_t key_length, const char *value, size_t value_length)
+static contents serials_of(const span_bytes *span, const labels_bytes *labels)
 {
-    into->storage[into->set.count++] = (custom_label){{key_length, key}, {value_length, value}};
+    return (contents){span == NULL ? 0 : span->serial, labels == NULL ? 0 : labels->serial};
 }
 
-static void write_labels(half *into, const span_bytes *span, const labels_bytes *labels)
+static bool is_same(contents one, contents other)
 {
-    into->set = (custom_label_set){into->storage, 0, TRACE_LABELS + MOST_USER_LABELS};
-    if (span != NULL) {
-        memcpy(into->trace_hex, span->trace_hex, sizeof(into->trace_hex));
-        memcpy(into->span_hex, span->span_hex, sizeof(into->span_hex));
-        memcpy(into->local_root_hex, span->local_root_hex, sizeof(into->local_root_hex));
-        add_label(into, "trace_id", strlen("trace_id"), into->trace_hex, sizeof(into->trace_hex));
-        add_label(into, "span_id", strlen("span_id"), into->span_hex, sizeof(into->span_hex));
-        add_label(into, "local_root_span_id", strlen("local_root_span_id"), into->local_root_hex,
-                  sizeof(into->local_root_hex));
-    }
-    for (size_t i = 0; labels != NULL && i < labels->count; i++) {
-        label_bytes *label = &into->user[i];
-        *label = labels->labels[i];
-        add_label(into, label->key, label->key_length, label->value, label->value_length);
-    }
-}
-
-static void write_elastic(elastic_record *into, const span_bytes *span)
-{
-    into->layout_minor_version = LAYOUT_MINOR_VERSION;
-    into->trace_present = span != NULL;
-    if (span != NULL) {
-        into->trace_flags = span->trace_flags;
-        memcpy(into->trace_id, span->trace_id, TRACE_ID_BYTES);
-        memcpy(into->span_id, span->span_id, SPAN_ID_BYTES);
-        memcpy(into->transaction_id, span->local_root_id, SPAN_ID_BYTES);
-    }
-    else {
-        memset(&into->trace_flags, 0, sizeof(*into) - offsetof(elastic_record, trace_flags));
-    }
-}
-
-/* Nothing points to it. Readers stop the thread and look from the same core, so only the compiler could confuse them;
- * `valid` is for one who still holds the address from before. */
-static void write_half(half *into, const span_bytes *span, const labels_bytes *labels)
-{
-    into->span = into->labels = 0; /* a fork in the middle must not leave a child with a half that claims to be whole */
-    *(volatile uint8_t *)&into->elastic.valid = 0;
-    atomic_signal_fence(memory_order_seq_cst); /* no byte changes while `valid` is set */
-    write_elastic(&into->elastic, span);
-    write_labels(into, span, labels);
-    into->span = span == NULL ? 0 : span->serial;
-    into->labels = labels == NULL ? 0 : labels->serial;
-    atomic_signal_fence(memory_order_seq_cst); /* all bytes are there before `valid` is set */
-    *(volatile uint8_t *)&into->elastic.valid = 1;
-    atomic_signal_fence(memory_order_seq_cst); /* and that before it is pointed to */
-}
-
-static bool holds(const half *candidate, uint64_t span, uint64_t labels)
-{
-    return candidate->span == span && candidate->labels == labels;
+    return one.span == other.span && one.labels == other.labels;
 }
 
 /* The half that holds this context; written now if none does, and then not the one that is shown. */
 static half *half_with(thread_record *record, const span_bytes *span, const labels_bytes *labels)
 {
-    uint64_t span_serial = span == NULL ? 0 : span->serial;
-    uint64_t labels_serial = labels == NULL ? 0 : labels->serial;
-    if (span_serial == 0 && labels_serial == 0) {
+    contents wanted = serials_of(span, labels);
+    if (wanted.span == 0 && wanted.labels == 0) {
         return &record->rest;
     }
-    for (int i = 0; i < 2; i++) {
-        if (holds(&record->halves[i], span_serial, labels_serial)) {
-            return &record->halves[i];
-        }
+    uint8_t which = !record->latest;
+    if (is_same(record->holds[!which], wanted)) {
+        which = !which;
     }
-    const half *kept = record->current == &record->rest ? record->newest : record->current;
-    half *other = &record->halves[kept == &record->halves[0]];
-    write_half(other, span, labels);
-    record->newest = other;
-    return other;
+    else if (!is_same(record->holds[which], wanted)) {
+        record->holds[which] = (contents){0, 0}; /* a child forked in the middle must not take it for a whole one */
+        half_write(&record->halves[which], span, labels);
+        record->holds[which] = wanted;
+    }
+    record->latest = which;
+    return &record->halves[which];
 }
 
 static void show(thread_record *record, half *wanted)
@@ -201,7 +125,7 @@ intptr_t thread_records_thread_pointer(void)
     return pointer;
 }
 
-static void find_slots(thread_record *record)
+static COLD void find_slots(thread_record *record)
 {
     for (int kind = 0; kind < LIBRARIES; kind++) {
         record->slots[kind] = registry.accessors[kind] == NULL ? NULL : registry.accessors[kind]();
@@ -210,12 +134,29 @@ static void find_slots(thread_record *record)
     record->shown = false;
 }
 
+/* The calling thread is the latest from now on. Another one that ends sees its own pointer there or does not, and if it does,
+ * `record` is not of any use to anybody. */
+static void be_latest(thread_record *record)
+{
+    atomic_store_explicit(&latest.thread_pointer, 0, memory_order_relaxed);
+    latest.record = record;
+    atomic_store_explicit(&latest.thread_pointer, record->thread_pointer, memory_order_relaxed);
+}
+
+static void be_latest_no_more(const thread_record *record)
+{
+    intptr_t ours = record->thread_pointer;
+    (void)atomic_compare_exchange_strong_explicit(&latest.thread_pointer, &ours, 0, memory_order_relaxed,
+                                                  memory_order_relaxed);
+}
+
 static thread_record *record_new(void)
 {
-    thread_record *record = calloc(1, sizeof(thread_record));
+    thread_record *record = aligned_alloc(CACHE_LINE, sizeof(thread_record));
     if (record == NULL) {
         return NULL;
     }
+    memset(record, 0, sizeof(thread_record));
     if (pthread_setspecific(registry.key, record) != 0) {
         free(record);
         return NULL;
@@ -223,7 +164,10 @@ static thread_record *record_new(void)
     record->ident = (unsigned long)pthread_self();
     record->thread_pointer = thread_records_thread_pointer();
     record->current = &record->rest;
-    write_half(&record->rest, NULL, NULL);
+    half_prepare(&record->halves[0]);
+    half_prepare(&record->halves[1]);
+    half_prepare(&record->rest);
+    half_write(&record->rest, NULL, NULL);
     find_slots(record);
     pthread_mutex_lock(&registry.mutex);
     record->next = registry.first;
@@ -238,26 +182,37 @@ static thread_record *record_new(void)
     return record;
 }
 
-show_result thread_records_show(const span_bytes *span, const labels_bytes *labels)
+/* NULL: the thread needs none, or there is no memory for it. */
+static COLD thread_record *record_found(bool is_needed)
 {
     thread_record *record = self.record;
-    if (record == NULL) {
-        if ((span == NULL && labels == NULL) || self.ended) {
-            return UNCHANGED;
-        }
+    if (record == NULL && is_needed && !self.ended) {
         record = record_new();
+    }
+    if (record != NULL) {
+        be_latest(record);
+    }
+    return record;
+}
+
+HOT show_result thread_records_show(const span_bytes *span, const labels_bytes *labels)
+{
+    thread_record *record = latest.record;
+    if (atomic_load_explicit(&latest.thread_pointer, memory_order_relaxed) != thread_records_thread_pointer()) {
+        bool is_needed = span != NULL || labels != NULL;
+        record = record_found(is_needed);
         if (record == NULL) {
-            return NO_MEMORY;
+            return is_needed && !self.ended ? NO_MEMORY : UNCHANGED;
         }
     }
-    else if (record->generation != registry.generation) {
+    if (record->generation != registry.generation) {
         find_slots(record);
     }
-    else if (record->shown
-             && holds(record->current, span == NULL ? 0 : span->serial, labels == NULL ? 0 : labels->serial)) {
+    half *wanted = half_with(record, span, labels);
+    if (wanted == record->current && record->shown) {
         return UNCHANGED;
     }
-    show(record, half_with(record, span, labels));
+    show(record, wanted);
     return SHOWN;
 }
 
@@ -295,6 +250,7 @@ static void give_up(void *record_of_thread)
     thread_record *record = record_of_thread;
     self.ended = true;
     self.record = NULL;
+    be_latest_no_more(record);
     pthread_mutex_lock(&registry.mutex);
     hide(record);
     *record->link = record->next;
@@ -362,11 +318,10 @@ size_t thread_records_repair(const true_context *threads, size_t count, size_t *
             continue;
         }
         compared += record->shown;
-        uint64_t span = found->span == NULL ? 0 : found->span->serial;
-        uint64_t labels = found->labels == NULL ? 0 : found->labels->serial;
-        if (!record->shown || !holds(record->current, span, labels)) {
+        half *right = half_with(record, found->span, found->labels);
+        if (!record->shown || right != record->current) {
             *repaired += record->shown;
-            show(record, half_with(record, found->span, found->labels));
+            show(record, right);
         }
     }
     pthread_mutex_unlock(&registry.mutex);
@@ -387,6 +342,7 @@ static void forget_other_threads(void)
 {
     atomic_store(&registry.process, (long)getpid());
     pthread_mutex_init(&registry.mutex, NULL);
+    atomic_store(&latest.thread_pointer, 0);
     registry.first = self.record;
     atomic_store(&registry.count, self.record != NULL);
     if (self.record != NULL) {

@@ -57,7 +57,11 @@ def start(config: Config | None = None) -> bool:
 
 
 def stop(timeout_s: float = 2.0) -> None:
-    """Stop the profiler, sending what it has gathered for at most `timeout_s` seconds. It can start again."""
+    """Stop the profiler, sending what it has gathered for at most `timeout_s` seconds. It can start again.
+
+    Transactions that wait for a host profiler are handed to the application's exporters first, which may take up to 5
+    seconds more if these are slow (docs/correlation.md).
+    """
     if "splunk_profiler.profiler" not in sys.modules:
         return
     from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # see start

@@ -22,6 +22,7 @@ VERBS = {
     "collect": "Receive profiles and spans over OTLP/gRPC and save them.",
     "report": "Show what saved profiles say.",
     "inspect": "Show what a host profiler would see of a process.",
+    "host-agent": "Act as a host profiler would, to try the whole loop.",
     "doctor": "Say whether samples would flow, and if not, why.",
     "demo": "Profile an example web service under load and report on it.",
 }
@@ -36,7 +37,8 @@ class Verbs(click.Group):
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command = getattr(import_module(f"splunk_profiler.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(import_module(f"splunk_profiler.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 

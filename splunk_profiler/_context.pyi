@@ -49,6 +49,7 @@ class Counters(NamedTuple):
 
     published: int  # switches after which a thread showed something else
     unchanged: int  # switches after which it showed the same
+    known: int  # of these two: switches to a context that was known from before
     repaired: int  # threads that `audit` found wrong: switches that no hook saw
     threads: int  # that have memory of their own now
     failed: int  # exceptions that were swallowed, memory that was not to be had
@@ -57,7 +58,8 @@ class Counters(NamedTuple):
 class Mailbox:
     """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
 
-    Memory is bounded: while 64 KiB of messages wait for `take`, nothing is read. In a child of `fork` it does nothing.
+    Memory is bounded: while 64 KiB of messages or 1024 of them wait for `take`, nothing is read. In a child of `fork`
+    it does nothing.
 
     Args:
         descriptor: of the socket; stays the caller's.
@@ -68,11 +70,15 @@ class Mailbox:
 
     def __init__(self, descriptor: int) -> None: ...
     def run(self) -> bool:
-        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that."""
+        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that.
+
+        Raises:
+            RuntimeError: another thread does so.
+        """
     def take(self, timeout_s: float, /) -> list[bytes]:
         """The messages of up to 1024 bytes that have arrived since the last time, in their order.
 
-        Waits up to `timeout_s` seconds (an hour at most) for one, for `wake` or for `stop`.
+        Waits up to `timeout_s` seconds (an hour at most) for one, be it too long, for `wake` or for `stop`.
         """
     def wake(self) -> None:
         """Have `take` return, this time or next time."""
@@ -87,6 +93,7 @@ def install(
     labels: ContextVar[Any],
     attribute: str,
     identify: Callable[[Any], Identity | None],
+    context_type: type,
 ) -> list[tuple[str, str]]:
     """Publish contexts from now on, at every switch that can be seen. What was installed before is replaced.
 
@@ -96,6 +103,7 @@ def install(
         labels: holds the current `UserLabels`; anything else in it counts as none.
         attribute: under which a span keeps what `identify` said of it.
         identify: called once for a span that has no such attribute; None for one that is not published.
+        context_type: a context of exactly this type never changes, so that what it shows may be remembered.
 
     Returns:
         (hook, what cannot be seen without it) for hooks that could not be installed.

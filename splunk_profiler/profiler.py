@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from splunk_profiler.publishing import Publishing
     from splunk_profiler.sampling import Sampling
 
-_EXIT_S = 1.5  # what stopping takes at most on top of it (joins, a cancelled export) stays below half a second
+_EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
 _FORK_WAIT_S = 0.5
 _SHARE_OF_PUBLISHING = 0.25  # of the time that stopping may take; what it does not need is the sampling's
 
@@ -214,7 +214,10 @@ class Profiler:
         return runs
 
     def stop(self, timeout_s: float) -> None:
-        """Stop all of it, sending what is there; returns within about `timeout_s` seconds."""
+        """Stop all of it, sending what is there; returns within about `timeout_s` seconds.
+
+        Up to 5 seconds longer while exporters of the application take what waits for them (`Forwarding.hand_over`).
+        """
         until = time.monotonic() + timeout_s
         self._watch_forks(None)
         if self._publishing is not None:

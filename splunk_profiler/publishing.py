@@ -6,6 +6,7 @@ Must not load the SDK or gRPC: publishing works without sampling, in processes t
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ class Publishing:
         self._guard = Guard("comparing what is published to host profilers")
         self._audited = audited
         self._auditor: Auditor | None = None
-        self._held = False
+        self._forking = 0  # ident of the thread for which the publisher is held while it forks
 
     def start(self) -> None:
         """Publish from now on.
@@ -100,18 +101,21 @@ class Publishing:
             self._publisher.audit()
 
     def hold(self, timeout_s: float) -> None:
-        """See `Publisher.hold`."""
-        self._held = self._publisher.hold(timeout_s)
+        """Before a fork; see `Publisher.hold` and `Correlator.hold`. Two threads may fork at once."""
+        if self._publisher.hold(timeout_s):
+            self._forking = get_ident()
+        self._correlator.hold(timeout_s)
 
     def release(self) -> None:
-        """See `Publisher.release`."""
-        if self._held:
-            self._held = False
+        """See `Publisher.release` and `Correlator.release`."""
+        self._correlator.release()
+        if self._forking == get_ident():
+            self._forking = 0
             self._publisher.release()
 
     def after_fork(self) -> None:
         """See `Publisher.after_fork`."""
-        self._held = False
+        self._forking = 0
         self._publisher.after_fork()
         self._begin_audits()
 
@@ -178,5 +182,5 @@ def make_publishing(resolved: settings.Resolved, *, audited: bool) -> Publishing
             " (OTEL_PYTHON_CONTEXT)"
         )
         return None
-    source = Source(variable, spans.span_key(), PUBLISHED)
+    source = Source(variable, spans.span_key(), PUBLISHED, spans.context_type())
     return Publishing(resolved, _context, source, audited=audited)

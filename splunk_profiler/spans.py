@@ -11,6 +11,7 @@ from typing import Any
 
 import opentelemetry.context as otel_context
 from opentelemetry import trace
+from opentelemetry.context.context import Context
 from opentelemetry.trace import propagation
 
 from splunk_profiler.model import SpanRef
@@ -36,6 +37,11 @@ def context_variable() -> ContextVar[Any] | None:
     """The variable that holds the current context; None where ``OTEL_PYTHON_CONTEXT`` has chosen another way."""
     variable = getattr(runtime_context(), "_current_context", None)
     return variable if isinstance(variable, ContextVar) else None
+
+
+def context_type() -> type:
+    """The type of contexts; OpenTelemetry promises that they never change."""
+    return Context
 
 
 def span_key() -> str:

@@ -10,37 +10,34 @@ import _thread
 import signal
 import sys
 import threading
-import time  # noqa: F401  # asked for by name below
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
-
-try:  # the C class waits on a real lock, whoever has patched `queue` and `threading`
-    from _queue import Empty, SimpleQueue
-except ImportError:  # an interpreter that has it in Python
-    from queue import Empty, SimpleQueue
 
 NAME_PREFIX = "splunk-profiler-"
 
 
 class Signal:
-    """Wakes one waiting thread. Real in every process; a wake-up while nobody waits is not lost."""
+    """Wakes one waiting thread. Real in every process; a wake-up while nobody waits is not lost.
+
+    A lock, which is free while somebody is to be woken. Not a `SimpleQueue`: before CPython 3.14 its `get` waits for
+    ever if its time is over before it begins to wait, as it is when the processor is taken from it there.
+    """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[None] = SimpleQueue()
+        self._nothing = real_lock()
+        self._nothing.acquire()
 
     def set(self) -> None:
         """Wake the waiter, or the next one; safe from any thread and from signal handlers."""
-        if self._queue.empty():
-            self._queue.put(None)
+        with suppress(RuntimeError):  # it is free already
+            self._nothing.release()
 
     def wait(self, timeout_s: float) -> bool:
         """True if woken within `timeout_s` seconds."""
-        try:
-            self._queue.get(timeout=max(timeout_s, 0.0))
-        except Empty:
-            return False
-        return True
+        return self._nothing.acquire(timeout=max(timeout_s, 0.0))
 
 
 class _Thread(threading.Thread):
@@ -62,8 +59,8 @@ class Worker:
         self.name = NAME_PREFIX + role
         self.ident = 0
         self._body = body
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._started: SimpleQueue[None] = SimpleQueue()
+        self._ended = Signal()
+        self._started = real_lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -72,21 +69,19 @@ class Worker:
         Raises:
             RuntimeError: the process can make no more threads.
         """
-        new_thread = _original("_thread", "start_new_thread")
-        if new_thread is _thread.start_new_thread:
+        self._started.acquire()
+        if threads_are_greenlets():
+            _original("_thread", "start_new_thread")(self._run, ())
+        else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
-        else:
-            new_thread(self._run, ())
-        self._started.get()
+        self._started.acquire()
 
     def join(self, timeout_s: float) -> bool:
         """True if the thread has ended within `timeout_s` seconds."""
-        try:
-            self._ended.get(timeout=max(timeout_s, 0.0))
-        except Empty:
+        if not self._ended.wait(timeout_s):
             return False
-        self._ended.put(None)
+        self._ended.set()  # for the next who asks
         if self._thread is not None:
             self._thread.join(timeout_s)  # its last steps, so that nobody counts a thread that is about to be gone
         return True
@@ -94,11 +89,11 @@ class Worker:
     def _run(self) -> None:
         _leave_signals_to_the_application()
         self.ident = _original("_thread", "get_ident")()
-        self._started.put(None)
+        self._started.release()
         try:
             self._body()
         finally:
-            self._ended.put(None)
+            self._ended.set()
 
 
 def _leave_signals_to_the_application() -> None:
@@ -116,10 +111,20 @@ def let_others_run() -> None:
     _original("time", "sleep")(0)
 
 
+def let_the_application_run(seconds: float) -> None:
+    """Sleep as the application would: where its threads are greenlets the others run meanwhile. On its threads only."""
+    time.sleep(seconds)
+
+
 def real_lock() -> _thread.LockType:
     """A lock that makes the calling thread wait, never the greenlets of an event loop in its stead."""
     lock: _thread.LockType = _original("_thread", "allocate_lock")()
     return lock
+
+
+def threads_are_greenlets() -> bool:
+    """Whether gevent or eventlet has replaced threads: a lock of `threading` is then none between real threads."""
+    return _original("_thread", "start_new_thread") is not _thread.start_new_thread
 
 
 def patch_pending() -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Before any tracer provider: a child of fork runs the SDK's hook first otherwise, which submits to an executor while
+# the lock of all executors is still held for the fork, and waits for ever.
+import concurrent.futures.thread  # noqa: F401
 import os
 import tempfile
 import threading

@@ -34,7 +34,7 @@ def identify(span: Span) -> native.Identity:
 
 
 def install() -> list[tuple[str, str]]:
-    return native.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify)
+    return native.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
 
 
 @contextmanager

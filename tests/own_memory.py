@@ -84,6 +84,10 @@ class OwnMemory:
         return ctypes.string_at(pointer.value, size) if pointer.value else None
 
 
+class Context(dict[str, Any]):
+    """What never changes, as the publisher is told."""
+
+
 class SpanContext(NamedTuple):
     """As OpenTelemetry has it."""
 
@@ -123,7 +127,7 @@ class Publishing:
 
     def install(self) -> None:
         """Also again."""
-        _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify)
+        _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify, Context)
         _context.load_labels(LABELS_PATH)
         _context.load_elastic(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
         self.publish()
@@ -139,4 +143,4 @@ class Publishing:
 
     def attach(self, span: Any) -> Any:
         """`span` is current from now on: a token for `_context.detach`."""
-        return _context.attach({self.span_key: span})
+        return _context.attach(Context({self.span_key: span}))

@@ -100,6 +100,11 @@ class Target:
         with self._said:
             return "\n".join(self._lines)
 
+    def last_words(self, timeout_s: float = 60) -> str:
+        """All it has said, once nobody is left who could say more."""
+        self._wait(lambda: self._ended, timeout_s, "did not end its output")
+        return self.output
+
     def lines(self, count: int, start: str = "", timeout_s: float = 60) -> list[str]:
         """All lines that start so (without that start), once there are at least `count` of them."""
 

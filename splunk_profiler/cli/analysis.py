@@ -18,10 +18,13 @@ from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
 from splunk_profiler.cli.errors import CommandError
 
 PROFILE_SCOPE = "otel.profiling"
+STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 OUTSIDE = "(outside of spans)"
 UNKNOWN_SPAN = "(span not received)"
 
 _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
+
+_REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
 
 SpanKey = tuple[str, str]
 
@@ -73,6 +76,34 @@ class ThreadTally:
 
 
 @dataclass(slots=True)
+class Transactions:
+    """The local roots among the spans, and what a host profiler has said of them.
+
+    Attributes:
+        received: all of them; `told` carry stack-trace ids.
+        ids: how many they carry in all; an id that was seen twice counts twice.
+        example: the one with the most ids: its span as received, and how often it has each id.
+    """
+
+    received: int = 0
+    told: int = 0
+    ids: int = 0
+    example: tuple[dict[str, Any], Counter[str]] | None = None
+
+    def add(self, span: dict[str, Any]) -> None:
+        """Count one span, if it is a transaction."""
+        if span.get("parentSpanId") and _whole(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
+            return
+        self.received += 1
+        ids = Counter(_texts(span, STACK_TRACE_IDS))
+        if ids:
+            self.told += 1
+            self.ids += ids.total()
+            if self.example is None or ids.total() > self.example[1].total():
+                self.example = (span, ids)
+
+
+@dataclass(slots=True)
 class Analysis:
     """The numbers of a report.
 
@@ -82,7 +113,7 @@ class Analysis:
         unread: records of the profiling scope whose body is in another format or no call stack.
         broken_lines: lines that are no JSON.
         other_logs: log records of other scopes.
-        spans: spans received.
+        spans: spans received; `transactions` are those of them that are local roots.
         services: samples by service.
         first_ns, last_ns: time of the first and the last sample, nanoseconds since the epoch.
         periods_ms: samples by their period.
@@ -99,6 +130,7 @@ class Analysis:
     broken_lines: int = 0
     other_logs: int = 0
     spans: int = 0
+    transactions: Transactions = field(default_factory=Transactions)
     services: Counter[str] = field(default_factory=Counter)
     first_ns: int = 0
     last_ns: int = 0
@@ -127,6 +159,7 @@ def analyse(path: Path) -> Analysis:
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 result.spans += 1
+                result.transactions.add(span)
                 names[_span_key(span)] = span.get("name", "")
     examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = {}
     for resource in _resources(result, "resourceLogs"):
@@ -255,3 +288,11 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
         for item in holder.get("attributes", ())
         if "key" in item and item.get("value")
     }
+
+
+def _texts(holder: dict[str, Any], key: str) -> Iterator[str]:
+    """The texts in an attribute that is an array of them."""
+    for item in holder.get("attributes", ()):
+        if item.get("key") == key:
+            array = (item.get("value") or {}).get("arrayValue") or {}
+            yield from (str(value.get("stringValue", "")) for value in array.get("values", ()))

@@ -1,19 +1,21 @@
-"""``splunk-profiler demo``: a collector, a web service run unchanged under the profiler, load, and the report.
+"""``splunk-profiler demo``: a collector, a web service run unchanged under the profiler, a stand-in for a host profiler
+beside it, load, and the report.
 
-The main thread starts the two processes and leads them to their end, whatever happens; a few threads send
+The main thread starts the three processes and leads them to their end, whatever happens; a few threads send
 the load. What it does with processes a user can type: each command line is shown.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +30,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+from splunk_profiler.cli.demo_agent import readable_by_descendants, told
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw, report_console
@@ -40,6 +43,7 @@ _START_SECONDS = 60
 _STOP_SECONDS = 20
 _TICK_SECONDS = 0.5
 _LOG_LINES = 30
+_AGENT_RATE = 50
 
 
 @click.command()
@@ -60,7 +64,8 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     """Profile an example web shop under load, and report on it.
 
     Starts the collector of this package, runs the shop (FastAPI on SQLite, with OpenTelemetry tracing, in
-    examples/shop) unchanged through `splunk-profiler run`, sends it a bounded load, and shows the report.
+    examples/shop) unchanged through `splunk-profiler run`, has a stand-in for a host profiler look at it from outside
+    and send back what it saw, sends it a bounded load, and shows the report.
     """
     console = report_console()
     source = _find_examples(examples)
@@ -111,13 +116,20 @@ def _record(console: Console, plan: _Plan) -> dict[str, int]:
         uvicorn = [sys.executable, "-m", "uvicorn", "shop.app:app", "--app-dir", str(plan.source), "--no-access-log"]
         uvicorn += ["--fd", str(listener.fileno())]
         console.print(_shown(2, "the service", launcher + uvicorn), soft_wrap=True)
-        service = stack.enter_context(_process("service", launcher + uvicorn, env, directory, listener.fileno()))
+        readable = readable_by_descendants(os.getpid())
+        service = stack.enter_context(
+            _process("service", launcher + uvicorn, env, directory, listener.fileno(), before=readable)
+        )
         # From here on only the service holds the port: if it ends, connections are refused and do not wait.
         listener.close()
         _wait_until_open(service, port, directory)
 
+        watching = [*_own("host-agent"), str(service.pid), "--rate", str(_AGENT_RATE), "--json"]
+        console.print(_shown(3, "a stand-in for a host profiler", watching), soft_wrap=True)
+        agent = stack.enter_context(_process("host-agent", watching, environment(), directory))
+
         console.print(
-            f"3  {plan.workers} clients for {plan.seconds} s; a sample every {plan.interval_ms} ms (usual: 1000)"
+            f"4  {plan.workers} clients for {plan.seconds} s; a sample every {plan.interval_ms} ms (usual: 1000)"
         )
         load = Load(_HOST, port, plan.workers)
         load.start()
@@ -126,6 +138,8 @@ def _record(console: Console, plan: _Plan) -> dict[str, int]:
         load.stop()
         answers = load.answers()
         console.print(f"   {sum(answers.values())} requests answered: {answers}")
+        _end(agent, "host-agent", directory, well=(0, 1))  # first, so that what it has sent still finds the service
+        console.print(f"   the stand-in {told(directory / 'host-agent.log')}", soft_wrap=True)
         _end(service, "service", directory)
         _end(collector, "collector", directory)
         return answers
@@ -166,12 +180,23 @@ def _shown(number: int, what: str, command: list[str]) -> str:
 
 @contextmanager
 def _process(
-    name: str, command: list[str], env: Mapping[str, str], directory: Path, *descriptors: int
+    name: str,
+    command: list[str],
+    env: Mapping[str, str],
+    directory: Path,
+    *descriptors: int,
+    before: Callable[[], None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child whose output goes to ``NAME.log``; it never outlives the block."""
+    """A child whose output goes to ``NAME.log``, and that calls `before` first; it never outlives the block."""
     with (directory / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=descriptors
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            preexec_fn=before,  # noqa: PLW1509  # this process has no other thread yet
         )
     try:
         yield child
@@ -185,15 +210,15 @@ def _process(
                 child.wait()
 
 
-def _end(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
-    """Ask a child to end, and insist on its doing so well."""
+def _end(child: subprocess.Popen[bytes], name: str, directory: Path, well: tuple[int, ...] = (0,)) -> None:
+    """Ask a child to end, and insist on its doing so well, which its exit code says."""
     if child.poll() is None:
         child.terminate()
     try:
         code = child.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         raise CommandError(f"the {name} did not end within {_STOP_SECONDS} s{_tail(directory, name)}") from None
-    if code not in (0, -signal.SIGTERM):
+    if code not in (*well, -signal.SIGTERM):
         raise CommandError(f"the {name} ended with {code}{_tail(directory, name)}")
 
 

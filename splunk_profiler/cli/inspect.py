@@ -20,12 +20,10 @@ from rich.live import Live
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.inspection import as_data, draw
 from splunk_profiler.cli.report import report_console
+from splunk_profiler.cli.stopping import STOPPING, stopped_before
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector import Reader, Report
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-_SETTLING_S = 0.02
 
 
 @click.command()
@@ -54,7 +52,7 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
         raise CommandError("processes can be inspected on Linux only, as host profilers do")
     from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         with Reader(pid, strict_host=strict_host) as reader:
             show = _lines if as_json else _pages
@@ -90,15 +88,5 @@ def _each(reader: Reader, interval_s: float | None, show: Callable[[Report], Non
             return code
         # Absolute deadlines, and no burst after a read that took longer than the interval.
         deadline = max(deadline + interval_s, time.monotonic())
-        if _stopped_before(deadline, reader):
+        if stopped_before(deadline, reader.settle):
             return code
-
-
-def _stopped_before(deadline: float, reader: Reader) -> bool:
-    """Wait until `deadline`; True if a signal ends the watch. A thread that stops late is let go at once."""
-    while (left_s := deadline - time.monotonic()) > 0:
-        if not reader.settle():
-            left_s = min(left_s, _SETTLING_S)
-        if signal.sigtimedwait(_STOPPING, left_s) is not None:
-            return True
-    return signal.sigtimedwait(_STOPPING, 0) is not None

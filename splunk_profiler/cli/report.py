@@ -6,6 +6,7 @@ Runs on the main thread. Draws what `analysis` has counted; reads no data itself
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 _WIDTH = 100
 _THREADS_SHOWN = 12
 _BAR_CELLS = 12
+_IDS_SHOWN = 5
 
 
 @click.command()
@@ -75,6 +77,8 @@ def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, span
     console.print(_thread_table(analysis.threads))
     if analysis.record:
         _draw_record(console, *analysis.record)
+    if analysis.transactions.example:
+        _draw_transaction(console, *analysis.transactions.example)
     _heading(console, "Saved")
     for file in analysis.files:
         console.print(Text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
@@ -93,6 +97,9 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
         "broken_lines": analysis.broken_lines,
         "other_logs": analysis.other_logs,
         "spans": analysis.spans,
+        "transactions": analysis.transactions.received,
+        "transactions_with_stack_traces": analysis.transactions.told,
+        "stack_trace_ids": analysis.transactions.ids,
         "services": dict(analysis.services),
         "first_time_ns": analysis.first_ns,
         "last_time_ns": analysis.last_ns,
@@ -147,6 +154,10 @@ def _summary(analysis: Analysis, path: Path) -> Table:
     table.add_row("sampling period", periods)
     table.add_row("services", ", ".join(f"{name} ({count:,})" for name, count in analysis.services.most_common()))
     table.add_row("spans received", f"{analysis.spans:,}")
+    roots = analysis.transactions
+    if roots.told:
+        share = f"{_percent(roots.told, roots.received)} of the transactions ({roots.told:,} of {roots.received:,})"
+        table.add_row("host profiler", f"{share} carry stack-trace ids from it, {roots.ids:,} in all")
     if analysis.unknown_span.samples:
         table.add_row(
             "span unknown",
@@ -236,6 +247,19 @@ def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
     body = record["body"]["stringValue"]
     console.print(Text(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
     console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
+
+
+def _draw_transaction(console: Console, span: dict[str, Any], ids: Counter[str]) -> None:
+    _heading(console, "The transaction of which the host profiler has said most")
+    table = _grid()
+    table.add_row("name", Text(str(span.get("name", ""))))
+    table.add_row("trace", Text(str(span.get("traceId", ""))))
+    table.add_row("span", Text(str(span.get("spanId", ""))))
+    for text, count in ids.most_common(_IDS_SHOWN):
+        table.add_row("stack-trace id", Text(f"{text}  {count:,} times" if count > 1 else text))
+    if len(ids) > _IDS_SHOWN:
+        table.add_row("", Text(f"and {len(ids) - _IDS_SHOWN} more", style="dim"))
+    console.print(table)
 
 
 def _one_line_each(record: dict[str, Any]) -> str:

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from splunk_profiler.correlation.annotation import HOST_ID, HostId
+from splunk_profiler.correlation.forwarding import Forwarding
 from splunk_profiler.correlation.messages import Malformed, Registration, StackTraces, decode
 from splunk_profiler.correlation.processor import Decoration, Deferral
+from splunk_profiler.correlation.providers import Met
 from splunk_profiler.correlation.transactions import Transactions
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.threads import Signal, Worker
@@ -32,8 +33,8 @@ _MOST_DELAY_MS = 60_000
 _IDLE_S = 3600.0
 _STEP_S = 0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
 _ROOM_S = 0.005
-_SETTLE_S = 0.2
-_FLOOD = 512  # messages at once
+_MOST_PAUSE_S = 0.1
+_READING_S = 2e-6  # what a message has cost before it is taken
 _JOIN_S = 0.5
 _MOST_KINDS = 64
 _OTHER_KINDS = -1
@@ -100,16 +101,21 @@ class Correlator:
         self._host_id = HostId(self._say_mismatch)
         self._own_host_id = ""
         self._transactions = Transactions(feedback.buffer_size)
+        self._forwarding = Forwarding(self._transactions, self._host_id, self._ask, monotonic_ns)
         self._deferral = Deferral(
-            self._transactions, self._host_id, decorate, self._notice, self._settle, monotonic_ns=monotonic_ns
+            self._transactions, self._forwarding, self._host_id, decorate, self._notice, monotonic_ns=monotonic_ns
         )
-        self._sets: WeakSet[Any] = WeakSet()  # of processors
+        self._sets = Met()  # of processors
         self._mailbox: Any = None
+        self._earlier = (0, 0)  # what mailboxes have counted that are no more
+        self._seen = 0  # messages, by the last turn
         self._threads: list[Worker] = []
         self._on_lost: Callable[[], None] = lambda: None
         self._delay_ns = _DEFAULT_DELAY_NS
         self._idle = False
-        self._askers: list[Signal] = []
+        self._stopping = False
+        self._asked: list[Callable[[], None]] = []
+        self._hurry = Signal()  # ends a pause
         self._malformed: Counter[str] = Counter()
         self._unknown: Counter[int] = Counter()
         self._told: set[str] = set()
@@ -138,6 +144,7 @@ class Correlator:
             OSError, RuntimeError: it cannot be read, or the process can make no more threads.
         """
         self.close()
+        self._stopping = False
         mailbox = self._mailbox = self._make_mailbox(descriptor)
         self._on_lost = on_lost
         reader = Worker("inbox", lambda: self._read(mailbox))
@@ -159,27 +166,44 @@ class Correlator:
         threads, self._threads = self._threads, []
         if mailbox is not None:
             mailbox.stop()
+            self._hurry.set()
         own = _thread.get_ident()
         for thread in threads:
             if thread.ident != own:
                 thread.join(_JOIN_S)
+        self._earlier = self._arrived(mailbox)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters up to `timeout_s` seconds; then listen no more."""
+        """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
+        self._stopping = True  # profilers go on sending: none of that is to begin anew what ends here
         with self._guard.watching():
-            self._deferral.leave(self._now_ns() + int(timeout_s * _NS))
+            self._deferral.leave(timeout_s)
         self.close()
         counts = self.counts()
         if counts.received:
             logger.debug("from host profilers: %s", counts)
 
+    def hold(self, timeout_s: float) -> None:
+        """See `Forwarding.hold`."""
+        self._forwarding.hold(timeout_s)
+
+    def release(self) -> None:
+        """See `Forwarding.release`."""
+        self._forwarding.release()
+
     def after_fork(self) -> None:
         """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
         self._mailbox = None
+        self._earlier = (0, 0)
+        self._seen = 0
         self._threads = []
-        self._askers = []
+        self._stopping = False
+        self._asked = []
+        self._hurry = Signal()
         self._idle = False
         self._delay_ns = _DEFAULT_DELAY_NS
+        self._malformed.clear()
+        self._unknown.clear()
         self._transactions = Transactions(self._feedback.buffer_size)
         self._deferral.start_anew(self._transactions)
 
@@ -189,8 +213,7 @@ class Correlator:
 
     def counts(self) -> Counts:
         """What has come until now."""
-        mailbox = self._mailbox
-        received, too_long = mailbox.counts() if mailbox is not None else (0, 0)
+        received, too_long = self._arrived(self._mailbox)
         known = self._transactions
         return Counts(
             received,
@@ -203,6 +226,11 @@ class Correlator:
             known.refused,
         )
 
+    def _arrived(self, mailbox: Any) -> tuple[int, int]:
+        """Messages, and those of them that were too long."""
+        received, too_long = (0, 0) if mailbox is None else mailbox.counts()
+        return self._earlier[0] + received, self._earlier[1] + too_long
+
     # ---- called on the application's threads ----
 
     def _notice(self) -> None:
@@ -213,15 +241,15 @@ class Correlator:
             if mailbox is not None:
                 mailbox.wake()
 
-    def _settle(self) -> None:
-        """Wait until what has come is counted; not for long."""
+    def _ask(self, work: Callable[[], None]) -> bool:
+        """Have `work` done on the thread that counts, once it has counted all that has come. False if there is none."""
         mailbox = self._mailbox
-        if mailbox is None or any(thread.ident == _thread.get_ident() for thread in self._threads):
-            return
-        done = Signal()
-        self._askers.append(done)
+        if mailbox is None:
+            return False
+        self._asked.append(work)
         mailbox.wake()
-        done.wait(_SETTLE_S)
+        self._hurry.set()
+        return True
 
     # ---- our threads ----
 
@@ -232,26 +260,37 @@ class Correlator:
 
     def _correlate(self, mailbox: Any) -> None:
         while self._mailbox is mailbox:
+            done = False
             with self._guard.watching():
                 self._turn(mailbox)
+                done = True
+            if not done:
+                self._hurry.wait(_MOST_PAUSE_S)  # what fails once may fail each time
 
     def _turn(self, mailbox: Any) -> None:
-        askers, self._askers = self._askers, []
+        asked, self._asked = self._asked, []
         try:
-            messages = mailbox.take(0 if askers else self._wait_s())
+            messages = mailbox.take(0 if asked else self._wait_s())
             self._idle = False
             began_ns = self._now_ns()
+            # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
+            messages += mailbox.take(0)
             for message in messages:
                 self._handle(message)
+            took_s = (self._now_ns() - began_ns) / _NS
         finally:
-            for asker in askers:
-                asker.set()
+            for work in asked:
+                with self._guard.watching():
+                    work()
         if self._mailbox is not mailbox:
             return
-        self._deferral.forward(self._now_ns() - self._delay_ns)
-        if len(messages) >= _FLOOD:
-            # Whoever sends that much gets a tenth of a core: the socket fills, and senders are told to wait.
-            Signal().wait(min((self._now_ns() - began_ns) * 9 / _NS, _SETTLE_S / 2))
+        self._forwarding.forward(began_ns - self._delay_ns)
+        received, _ = self._arrived(mailbox)
+        arrived, self._seen = received - self._seen, received
+        if arrived:
+            # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
+            # wait. That many short turns cost more than few long ones is the reason for the least pause.
+            self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _MOST_PAUSE_S))
 
     def _wait_s(self) -> float:
         self._idle = True
@@ -265,20 +304,25 @@ class Correlator:
     def _handle(self, datagram: bytes) -> None:
         message = decode(datagram)
         if isinstance(message, StackTraces):
-            if not self._deferral.active:
-                self._activate()
+            if self._activate():
                 logger.info("a host profiler sends stack traces: transactions wait %s ms for them", self._delay_ms)
             self._transactions.count(*message)
         elif isinstance(message, Registration):
             self._register(message)
         elif isinstance(message, Malformed):
             self._malformed[message.reason] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was discarded: {message.reason}")
-        elif message.message_type in self._unknown or len(self._unknown) < _MOST_KINDS:
-            self._unknown[message.message_type] += 1
-            self._say_once(logging.DEBUG, f"a message of a host profiler was ignored: type {message.message_type}")
+            if self._malformed[message.reason] == 1:
+                logger.debug("a message of a host profiler was discarded: %s", message.reason)
         else:
-            self._unknown[_OTHER_KINDS] += 1
+            self._ignore(message.message_type)
+
+    def _ignore(self, message_type: int) -> None:
+        kind = message_type
+        if kind not in self._unknown and len(self._unknown) >= _MOST_KINDS:
+            kind = _OTHER_KINDS
+        self._unknown[kind] += 1
+        if self._unknown[kind] == 1:
+            logger.debug("a message of a host profiler was ignored: type %s", message_type)
 
     def _register(self, message: Registration) -> None:
         delay_ms = message.samples_delay_ms
@@ -307,11 +351,14 @@ class Correlator:
     def _delay_ms(self) -> int:
         return self._delay_ns // 1_000_000
 
-    def _activate(self) -> None:
-        if not self._deferral.active:
-            self._deferral.active = True
-            for processors in list(self._sets):
-                self._deferral.meet(processors)
+    def _activate(self) -> bool:
+        """Have transactions wait from now on. False if they do already, or are not to any more."""
+        if self._deferral.active or self._stopping:
+            return False
+        self._deferral.active = True
+        for processors in self._sets:
+            self._deferral.meet(processors)
+        return True
 
     def _say_mismatch(self, own: str, said: str) -> None:
         self._say_once(

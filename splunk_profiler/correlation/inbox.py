@@ -9,6 +9,7 @@ Specification: Elastic universal profiling integration, "Messaging Socket".
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import re
 import stat
@@ -18,6 +19,7 @@ from pathlib import Path
 from splunk_profiler.correlation.storage import MOST_PATH_BYTES
 
 _PREFIX = "splunk-profiler-"
+_STANDARD_STREAMS = 3
 _NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
@@ -37,21 +39,37 @@ class Inbox:
 
     def __init__(self, directory: str) -> None:
         self._pid = os.getpid()
-        self.path = ""
-        path = _new_path(directory)
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            self._socket = _bound(path)
-            self._inode = _inode(self._socket)
-            self.path = str(self._socket.getsockname())
-        except OSError as error:
-            raise InboxError(f"{directory}: {error.strerror or error}") from None
+        self._directory = directory
+        self.path = _new_path(directory)
+        self._open()
         _remove_stale(directory)
+
+    def _open(self) -> None:
+        try:
+            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            self._socket = _bound(self.path)
+        except OSError as error:
+            raise InboxError(f"{self._directory}: {error.strerror or error}") from None
+        self._inode = _inode(self._socket)
+
+    def renew(self) -> None:
+        """Make the socket anew after somebody else has closed it. Profilers have read its path, and do not look again.
+
+        Raises:
+            InboxError: it cannot be made any more.
+        """
+        self.close()
+        self._open()
 
     @property
     def address(self) -> bytes:
         """The path, as it is told to host profilers."""
         return os.fsencode(self.path)
+
+    @property
+    def is_open(self) -> bool:
+        """False if the application has closed the socket, as daemons close all descriptors."""
+        return _inode(self._socket) == self._inode
 
     def fileno(self) -> int:
         """The socket's descriptor; it does not block."""
@@ -59,12 +77,22 @@ class Inbox:
 
     def close(self) -> None:
         """Close the socket. Its file goes with it, in the process that made it: a child's copy leaves it alone."""
-        if _inode(self._socket) == self._inode:
+        if self.is_open:
             self._socket.close()
-        else:  # the application has closed all descriptors, as daemons do; the number is somebody else's now
-            self._socket.detach()
+        else:
+            self._socket.detach()  # the number may be somebody else's by now
+            self._wake_reader()
         if self._pid == os.getpid():
-            Path(self.path).unlink(missing_ok=True)
+            with suppress(OSError):  # it is gone, or in a directory that nobody can write to any more
+                Path(self.path).unlink()
+
+    def _wake_reader(self) -> None:
+        """Whoever waits for messages keeps the socket alive, and hears of its end by the next message only."""
+        if self._pid == os.getpid():
+            sending = _datagram_socket()
+            with suppress(OSError):  # nobody waits
+                sending.sendto(b"", self.path)
+            sending.close()
 
 
 def _inode(made: _socket.socket) -> tuple[int, int] | None:
@@ -96,18 +124,29 @@ def _bound(path: str) -> _socket.socket:
 
 
 def _datagram_socket() -> _socket.socket:
-    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    if made.fileno() >= _STANDARD_STREAMS:
+        return made
+    # One of the standard streams is closed. A daemon opens it anew, and counts on the number being free.
+    try:
+        number = fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, _STANDARD_STREAMS)
+        return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM, 0, number)
+    finally:
+        made.close()
 
 
 def _remove_stale(directory: str) -> None:
     """Remove the sockets of processes that were killed before they could do it themselves.
 
-    A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound.
+    A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound. One
+    that is just being bound has its name before it can be reached, but is not listed then: both lock the directory.
     """
     with suppress(OSError):
         for entry in os.scandir(directory):
-            if _NAME.fullmatch(entry.name) and _is_abandoned(entry):
-                Path(entry.path).unlink(missing_ok=True)
+            if _NAME.fullmatch(entry.name):
+                with suppress(OSError):  # this one is somebody else's to remove, or was removed just now
+                    if _is_abandoned(entry):
+                        Path(entry.path).unlink()
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
@@ -119,8 +158,6 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
         probe.connect(entry.path)
     except ConnectionRefusedError:
         return True
-    except OSError:
-        return False
     finally:
         probe.close()
     return False

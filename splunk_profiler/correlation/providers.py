@@ -6,9 +6,9 @@ publishing, and when the first span of a provider becomes current. Must not load
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 
 class SpanStart:
@@ -35,6 +35,29 @@ class SpanStart:
         return True
 
 
+class Met:
+    """Objects of applications, by identity and each once; where they allow it, without keeping them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Callable[[], Any]] = {}
+
+    def add(self, one: Any) -> bool:
+        """True if it is new."""
+        key = id(one)
+        before = self._known.get(key)
+        if before is not None and before() is one:
+            return False
+        try:
+            self._known[key] = ref(one, lambda _: self._known.pop(key, None))
+        except TypeError:  # of a class with slots
+            self._known[key] = lambda: one
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        """Those that are there still."""
+        return iter([one for one in [known() for known in list(self._known.values())] if one is not None])
+
+
 class Providers:
     """The sets of span processors that were met, and our place in them.
 
@@ -44,7 +67,7 @@ class Providers:
 
     def __init__(self, on_start: Callable[..., None]) -> None:
         self._ours = SpanStart(on_start)
-        self._met: WeakSet[Any] = WeakSet()
+        self._met = Met()
 
     def meet(self, processors: Any) -> bool:
         """Take part in `processors`, a provider's set of span processors. True at the first time.
@@ -52,9 +75,8 @@ class Providers:
         Only in one that calls its processors one after another on the thread of the span, which is the SDK's
         default: on another thread the span's parent could not be told. Spans of others are identified one by one.
         """
-        if processors in self._met:
+        if not self._met.add(processors):
             return False
-        self._met.add(processors)
         if type(processors).__name__ == "SynchronousMultiSpanProcessor":
             with processors._lock:
                 # First: what a processor of the application does with the span is seen by host profilers, too.
@@ -63,7 +85,7 @@ class Providers:
 
     def leave(self) -> None:
         """Take no part any more, anywhere."""
-        met, self._met = list(self._met), WeakSet()
+        met, self._met = list(self._met), Met()
         for processors in met:
             if self._ours in getattr(processors, "_span_processors", ()):
                 with processors._lock:

@@ -52,11 +52,13 @@ class Source:
         variable: OpenTelemetry's; holds a context.
         span_key: under which a context holds its span.
         labels: holds the user's labels.
+        context_type: what is found in an instance of exactly this type is there for good.
     """
 
     variable: ContextVar[Any]
     span_key: str
     labels: ContextVar[Any]
+    context_type: type
 
 
 class Listener(Protocol):
@@ -117,7 +119,9 @@ class Publisher:
             OSError: the hooks cannot be installed; nothing is left of them.
         """
         source = self._source
-        problems = self._extension.install(source.variable, source.span_key, source.labels, ATTRIBUTE, self._identify)
+        problems = self._extension.install(
+            source.variable, source.span_key, source.labels, ATTRIBUTE, self._identify, source.context_type
+        )
         for hook, problem in problems:
             self._say_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
         if self._wishes.labels:
@@ -161,6 +165,9 @@ class Publisher:
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
         self._catch_up()
+        inbox = self._inbox
+        if inbox is not None and not inbox.is_open:
+            self._reopen(self._reopened)
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
@@ -185,6 +192,7 @@ class Publisher:
         self._lock = real_lock()
         self._extension.reset_after_fork()
         self._listener.after_fork()
+        self._reopened = 0
         parents, self._inbox = self._inbox, None
         if parents is not None:
             parents.close()
@@ -257,25 +265,38 @@ class Publisher:
     def _open_inbox(self) -> None:
         inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
         try:
-            self._listener.listen(inbox.fileno(), self._reopen)
+            self._listen(inbox)
         except BaseException:
             inbox.close()
             raise
         self._inbox = inbox
 
-    def _reopen(self) -> None:
+    def _listen(self, inbox: Inbox) -> None:
+        reopened = self._reopened
+        self._listener.listen(inbox.fileno(), lambda: self._reopen(reopened))
+
+    def _reopen(self, reopened: int) -> None:
         """Called by the listener when the application has closed the socket, as daemons close all that is open."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
-            inbox, service = self._inbox, self._service
-            if inbox is None or service is None or self._reopened >= _MOST_SOCKETS:
+            inbox = self._inbox
+            if inbox is None or not self._correlates or reopened != self._reopened:  # it has been done already
                 return
+            if self._reopened >= _MOST_SOCKETS:
+                raise InboxError("the application closes it again and again")
             self._reopened += 1
-            self._inbox = self._service = None
-            inbox.close()
-            if self._show(service):
-                logger.debug("the socket for host profilers had been closed and has been made anew")
+            inbox.renew()
+            self._listen(inbox)
+            logger.debug("the socket for host profilers had been closed and has been made anew")
+        except (InboxError, OSError, RuntimeError) as error:
+            if self._reopened < _MOST_SOCKETS and self._inbox is not None and not self._inbox.is_open:
+                return  # closed again meanwhile: the next audit sees it
+            self._correlates = False
+            self._extension.withdraw_storage()  # it leads nowhere
+            if self._inbox is not None:
+                self._inbox.close()
+            self._say_once(f"host profilers cannot send to this process any more: its socket was closed, and {error}")
         finally:
             self._lock.release()
 

@@ -51,12 +51,12 @@ class Transaction:
     def add(self, stack_trace_id: bytes, count: int) -> int:
         """Count a stack; how many of `count` were too many."""
         kept = min(count, MOST_IDS - self.ids)
-        if kept > 0:
+        if kept:
             self.ids += kept
             if self.stacks is None:
                 self.stacks = {}
             self.stacks[stack_trace_id] = self.stacks.get(stack_trace_id, 0) + kept
-        return count - max(kept, 0)
+        return count - kept
 
     def take(self) -> Iterator[tuple[Exporter, Any]]:
         """The deliveries that are left, each for one taker."""

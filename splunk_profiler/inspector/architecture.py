@@ -14,6 +14,9 @@ _POINTER_BYTES = 8
 _STATIC_REACH = 1 << 20
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
+GENERAL_SET = 1
+"""NT_PRSTATUS, for PTRACE_GETREGSET: the general registers."""
+
 HEADER_BYTES = 20
 """How much of a program's file says what it is for."""
 
@@ -28,6 +31,8 @@ class Architecture:
         register_set: which set PTRACE_GETREGSET is asked for.
         register_set_bytes: how much of it is read.
         thread_pointer_at: byte offset of the thread pointer in it.
+        general_set_bytes: how much is read of the general registers, which every architecture has as NT_PRSTATUS.
+        instruction_pointer_at: byte offset of the instruction pointer in them.
         tlsdesc: the relocation of a TLS descriptor.
         other_dialects: relocations of thread-local variables that host profilers do not follow, with what they are.
         below: True if static thread-local variables lie below the thread pointer (variant II), else above (variant I).
@@ -41,6 +46,8 @@ class Architecture:
     register_set: int
     register_set_bytes: int
     thread_pointer_at: int
+    general_set_bytes: int
+    instruction_pointer_at: int
     tlsdesc: int
     other_dialects: dict[int, str]
     below: bool
@@ -64,8 +71,15 @@ class Architecture:
 
     def thread_pointer(self, registers: bytes) -> int:
         """The thread pointer in a register set that was read."""
-        at = self.thread_pointer_at
-        return int.from_bytes(registers[at : at + _POINTER_BYTES], "little")
+        return _register(registers, self.thread_pointer_at)
+
+    def instruction_pointer(self, registers: bytes) -> int:
+        """The instruction pointer in general registers that were read."""
+        return _register(registers, self.instruction_pointer_at)
+
+
+def _register(registers: bytes, at: int) -> int:
+    return int.from_bytes(registers[at : at + _POINTER_BYTES], "little")
 
 
 def _round_up(value: int, alignment: int) -> int:
@@ -76,9 +90,11 @@ ARCHITECTURES = (
     Architecture(
         name="x86_64",
         elf_machine=62,
-        register_set=1,  # NT_PRSTATUS: 27 words, fs_base is the 22nd
+        register_set=GENERAL_SET,  # 27 words: rip is the 17th, fs_base the 22nd
         register_set_bytes=27 * 8,
         thread_pointer_at=21 * 8,
+        general_set_bytes=27 * 8,
+        instruction_pointer_at=16 * 8,
         tlsdesc=36,
         other_dialects={
             16: "general dynamic without descriptors (R_X86_64_DTPMOD64)",
@@ -96,6 +112,8 @@ ARCHITECTURES = (
         register_set=0x401,  # NT_ARM_TLS: the thread pointer alone (a second word where there is SME)
         register_set_bytes=8,
         thread_pointer_at=0,
+        general_set_bytes=34 * 8,  # x0 to x30, sp, pc, pstate
+        instruction_pointer_at=32 * 8,
         tlsdesc=1031,
         other_dialects={
             1028: "general dynamic without descriptors (R_AARCH64_TLS_DTPMOD)",

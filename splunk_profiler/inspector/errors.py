@@ -15,7 +15,11 @@ class NoSuchProcessError(InspectorError):
 
 
 class NotPermittedError(InspectorError):
-    """The kernel does not let this user look into the process, or somebody else already traces it."""
+    """The kernel does not let this user look into the process."""
+
+
+class AlreadyTracedError(NotPermittedError):
+    """Somebody else (a debugger, another inspector) holds a thread of the process at this moment."""
 
 
 class NotPythonError(InspectorError):

@@ -26,14 +26,14 @@ _PYTHON = re.compile(r"/(lib)?python\d|/libpypy|/pypy")
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A part of a file that is mapped.
+    """A part of the address space in which something, as a rule a file, is mapped.
 
     Attributes:
         start: first address.
         end: address behind the last.
         executable: whether code in it may run.
         offset: where in the file it begins.
-        path: of the file, as the process sees it.
+        path: of the file, as the process sees it; of other memory the kernel's name for it, which may be empty.
         deleted: whether the file has gone from there.
     """
 
@@ -47,10 +47,19 @@ class Mapping:
 
 def parse_maps(text: str) -> list[Mapping]:
     """The file mappings in `text`; lines that are something else are left out."""
+    return [mapping for mapping in _parse(text) if mapping.path.startswith("/")]
+
+
+def parse_code(text: str) -> list[Mapping]:
+    """The mappings in `text` that hold code, in files or not, by ascending address."""
+    return [mapping for mapping in _parse(text) if mapping.executable]
+
+
+def _parse(text: str) -> list[Mapping]:
     found = []
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
-        if match is None or not match["path"].startswith("/"):
+        if match is None:
             continue
         path = match["path"]
         deleted = path.endswith(_DELETED)

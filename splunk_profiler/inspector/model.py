@@ -112,6 +112,7 @@ class ThreadReading:
         problems: why a host profiler would see less than was published.
         stopped: False if the thread was not stopped and read (nothing to read, or it sleeps inside the kernel).
         memory: what else was asked for, read in the same stop.
+        instruction_pointer: where in its code it stood; None unless it was asked for.
     """
 
     tid: int
@@ -121,6 +122,7 @@ class ThreadReading:
     problems: tuple[Problem, ...] = ()
     stopped: bool = True
     memory: bytes = b""
+    instruction_pointer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

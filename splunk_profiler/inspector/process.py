@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splunk_profiler.inspector.errors import NoSuchProcessError, NotPermittedError, NotPythonError, ProcessEndedError
-from splunk_profiler.inspector.maps import Mapping, parse_maps
+from splunk_profiler.inspector.maps import Mapping, parse_code, parse_maps
 from splunk_profiler.inspector.permissions import not_permitted
 
 _DEAD = "ZX"
 _ASLEEP_IN_THE_KERNEL = "D"
+_RUNNING = "R"
 _STATE, _STARTED = 0, 19  # fields of `stat`, counted from the one behind the name
 
 
@@ -30,6 +31,11 @@ class Task:
     def lives(self) -> bool:
         """Whether it has not ended."""
         return self.state not in _DEAD
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is on a processor, or waits for one."""
+        return self.state == _RUNNING
 
     @property
     def can_stop(self) -> bool:
@@ -96,6 +102,13 @@ class Process:
             NotPermittedError: this user may not see them.
             ProcessEndedError: it has ended.
         """
+        return parse_maps(self._maps())
+
+    def code(self) -> list[Mapping]:
+        """Where code lies in it, in files or not, by ascending address. Raises as `mappings`."""
+        return parse_code(self._maps())
+
+    def _maps(self) -> str:
         try:
             text = (self.proc / "maps").read_text("utf-8", "surrogateescape")
         except PermissionError:
@@ -104,7 +117,7 @@ class Process:
             raise ProcessEndedError(f"process {self.pid} ended while it was read") from None
         if not text:
             raise ProcessEndedError(f"process {self.pid} ended while it was read")
-        return parse_maps(text)
+        return text
 
     def program_header(self, size: int) -> bytes:
         """The first bytes of its main executable.

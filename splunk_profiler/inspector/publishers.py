@@ -7,7 +7,7 @@ caller's thread. Must not import anything of the package but the inspector's own
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -74,10 +74,13 @@ class Search:
 
 
 class Finder:
-    """Finds publishers in the process below `proc` (``/proc/TID``) and keeps what it learned of files."""
+    """Finds publishers of `interfaces` in the process below `proc` (``/proc/TID``), keeps what it learned of files."""
 
-    def __init__(self, proc: Path, memory: Memory, architecture: Architecture) -> None:
+    def __init__(
+        self, proc: Path, memory: Memory, architecture: Architecture, interfaces: Collection[Interface]
+    ) -> None:
         self._proc = proc
+        self._interfaces = interfaces
         self._memory = memory
         self._architecture = architecture
         self._page = os.sysconf("SC_PAGE_SIZE")
@@ -89,7 +92,8 @@ class Finder:
         code = code_of_each_file(mappings)
         self._table_known = not runs_musl(mappings)
         search = Search()
-        for interface, pattern in LIBRARY_NAMES.items():
+        for interface in self._interfaces:
+            pattern = LIBRARY_NAMES[interface]
             named = [mapping for path, mapping in code.items() if pattern.search(path)]
             if (
                 interface is Interface.LABELS

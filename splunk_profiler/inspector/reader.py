@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from splunk_profiler.inspector import layouts
@@ -22,9 +23,9 @@ from splunk_profiler.inspector.errors import (
     UnsupportedError,
 )
 from splunk_profiler.inspector.host import storage_problems
-from splunk_profiler.inspector.maps import runs_python
+from splunk_profiler.inspector.maps import Mapping, runs_python
 from splunk_profiler.inspector.memory import Memory
-from splunk_profiler.inspector.model import Interface, Problem, ProcessStorage, Report, ThreadReading
+from splunk_profiler.inspector.model import Interface, Problem, ProcessStorage, Reason, Report, ThreadReading
 from splunk_profiler.inspector.process import Process, Task
 from splunk_profiler.inspector.published import Published, ThreadMemory
 from splunk_profiler.inspector.publishers import Finder, Search, Variable
@@ -50,12 +51,15 @@ class Reader:
     Args:
         pid: the process.
         strict_host: give values as real host profilers see them, limits and all, not as the specifications say.
+        interfaces: what to look for; threads stand shorter for less.
 
     Raises:
         InspectorError: what keeps it from being read (see `errors`).
     """
 
-    def __init__(self, pid: int, *, strict_host: bool = False) -> None:
+    def __init__(
+        self, pid: int, *, strict_host: bool = False, interfaces: Collection[Interface] = tuple(Interface)
+    ) -> None:
         self.pid = pid
         self.strict_host = strict_host
         self._process = Process(pid)
@@ -63,9 +67,10 @@ class Reader:
         self._memory = Memory(self._process.via)
         self._threads = ThreadMemory(self._memory, architecture, strict_host)
         self._tracer = Tracer(pid, architecture)
-        self._finder = Finder(self._process.proc, self._memory, architecture)
+        self._finder = Finder(self._process.proc, self._memory, architecture, interfaces)
         self._search = Search()
         self._storage: ProcessStorage | None = None
+        self._storage_address: int | None = None
         self._storage_problems: list[Problem] = []
         self._socket_problem: Problem | None = None
         self._variables: dict[Interface, Variable] = {}
@@ -86,6 +91,43 @@ class Reader:
     def settle(self) -> bool:
         """Let go of such threads if they stand by now; True if there are none. For whoever waits between reads."""
         return self._tracer.settle()
+
+    @property
+    def command(self) -> str:
+        """The name of the process."""
+        return self._process.command
+
+    @property
+    def root(self) -> Path:
+        """Where from outside the paths begin that the process names."""
+        return self._process.proc / "root"
+
+    @property
+    def storage(self) -> ProcessStorage | None:
+        """The process storage at the last look; None if there is none, in strict mode if a host profiler refuses it."""
+        return None if self._refused(self._problems()) else self._storage
+
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why, as of the last look, a host profiler would see less of the process, worst first; nothing of threads."""
+        return reasons_for(self._problems(), ())
+
+    def code(self) -> list[Mapping]:
+        """Where code lies in the process now, by ascending address."""
+        return self._process.code()
+
+    def storage_moved(self) -> bool:
+        """Whether the process names another storage than at the last look: then `refresh`. A short question.
+
+        Raises:
+            ProcessEndedError: it has ended.
+        """
+        publisher = self._search.publishers.get(Interface.ELASTIC)
+        if publisher is None or publisher.process_wide is None:
+            return False
+        try:
+            return self._word(publisher.process_wide) != self._storage_address
+        except UnreadableError:  # it became another program, unless the variable could not be read before either
+            return self._storage_address is not None
 
     def refresh(self) -> None:
         """Look again at what is mapped, at the process storage and at its socket.
@@ -124,48 +166,51 @@ class Reader:
             problems.append(Problem(Interface.ELASTIC, "no-thread-publishes"))
         if Interface.LABELS not in blocked and all(thread.labels is None for thread in threads):
             problems.append(Problem(Interface.LABELS, "no-thread-publishes"))
-        refused = self.strict_host and Interface.ELASTIC in blocked
         return Report(
             pid=self.pid,
-            command=self._process.command,
+            command=self.command,
             time_ns=time_ns,
             strict_host=self.strict_host,
             libraries=tuple(publisher.library for publisher in self._search.publishers.values()),
-            storage=None if refused else self._storage,
+            storage=self.storage,
             socket_accepted=None if self._storage is None else self._socket_problem is None,
             threads=threads,
             reasons=reasons_for(problems, threads),
         )
 
-    def sample(self, also: Place | None = None) -> tuple[ThreadReading, ...]:
+    def sample(
+        self, also: Place | None = None, *, running: bool = False, code: bool = False
+    ) -> tuple[ThreadReading, ...]:
         """All threads; those that end meanwhile are left out.
 
         Args:
             also: (address, size) of other memory to read of each thread while it stands.
+            running: leave out, and do not stop, threads that neither run nor wait for a processor.
+            code: note where in its code each thread stands.
 
         Raises:
             InspectorError: the process has ended, or may not be read.
         """
-        tasks = self._process.tasks()
-        readings = self._visit(tasks, also)
-        if not readings:
+        tasks = [task for task in self._process.tasks() if task.runs or not running]
+        readings = self._visit(tasks, also, code)
+        if not readings and (tasks or not running):
             self._process.check()
         return tuple(readings)
 
     def sample_one(self, tid: int, also: Place | None = None) -> ThreadReading | None:
         """One thread; None if it has ended. `also` as in `sample`."""
         task = self._process.task(tid)
-        readings = self._visit([task], also) if task is not None else []
+        readings = self._visit([task], also, False) if task is not None else []
         return readings[0] if readings else None
 
-    def _visit(self, tasks: Sequence[Task], also: Place | None) -> list[ThreadReading]:
+    def _visit(self, tasks: Sequence[Task], also: Place | None, code: bool) -> list[ThreadReading]:
         wanted = [task.tid for task in tasks if task.can_stop] if self._variables or also else []
-        seen = self._tracer.visit(wanted, partial(self._look, also))
+        seen = self._tracer.visit(wanted, partial(self._look, also, code))
         readings = []
         for task in tasks:
             looked = seen.get(task.tid)
             if looked is not None:
-                published, memory = looked
+                published, memory, instruction_pointer = looked
                 readings.append(
                     ThreadReading(
                         task.tid,
@@ -174,21 +219,29 @@ class Reader:
                         published.labels,
                         published.problems,
                         memory=memory,
+                        instruction_pointer=instruction_pointer,
                     )
                 )
             elif task.lives and (task.tid not in wanted or task.tid in self._tracer.late):
                 readings.append(ThreadReading(task.tid, task.name, None, None, stopped=False))
         return readings
 
-    def _look(self, also: Place | None, tid: int) -> tuple[Published, bytes] | None:
+    def _look(self, also: Place | None, code: bool, tid: int) -> tuple[Published, bytes, int | None] | None:
         thread_pointer = self._tracer.thread_pointer(tid)
         if thread_pointer is None:
             return None  # killed in the meantime
         try:
             published = self._threads.published(thread_pointer, self._variables)
-            return published, self._memory.read([also])[0] if also else b""
+            memory = self._memory.read([also])[0] if also else b""
+            return published, memory, self._tracer.instruction_pointer(tid) if code else None
         except ProcessEndedError:
             return None
+
+    def _refused(self, problems: Sequence[Problem]) -> bool:
+        return self.strict_host and any(one.interface is Interface.ELASTIC and blocks(one) for one in problems)
+
+    def _word(self, address: int) -> int:
+        return layouts.decode_word(self._memory.read([(address, 8)])[0])
 
     def _problems(self) -> list[Problem]:
         return [
@@ -199,11 +252,12 @@ class Reader:
 
     def _read_storage(self) -> None:
         self._storage, self._storage_problems, self._socket_problem = None, [], None
+        self._storage_address = None
         publisher = self._search.publishers.get(Interface.ELASTIC)
         if publisher is None or publisher.process_wide is None:
             return
         try:
-            address = layouts.decode_word(self._memory.read([(publisher.process_wide, 8)])[0])
+            address = self._storage_address = self._word(publisher.process_wide)
             if not address:
                 self._storage_problems = [Problem(Interface.ELASTIC, "storage-null")]
                 return
@@ -213,7 +267,7 @@ class Reader:
             return
         self._storage = storage
         self._storage_problems = storage_problems(storage)
-        self._socket_problem = socket_problem(self._process.proc / "root", storage.socket_path)
+        self._socket_problem = socket_problem(self.root, storage.socket_path)
 
 
 def read(pid: int, *, strict_host: bool = False) -> Report:

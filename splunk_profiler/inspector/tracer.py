@@ -18,8 +18,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypeVar
 
-from splunk_profiler.inspector.architecture import Architecture
-from splunk_profiler.inspector.errors import NotPermittedError, UnsupportedError
+from splunk_profiler.inspector.architecture import GENERAL_SET, Architecture
+from splunk_profiler.inspector.errors import AlreadyTracedError, UnsupportedError
 from splunk_profiler.inspector.permissions import not_permitted
 
 _T = TypeVar("_T")
@@ -53,6 +53,7 @@ class Tracer:
         self._architecture = architecture
         self._ptrace = _ptrace_function()
         self._registers = ctypes.create_string_buffer(architecture.register_set_bytes)
+        self._general = ctypes.create_string_buffer(architecture.general_set_bytes)
         # Threads that are ours for now: None until they are seen to stand, then the signal that their stop intercepted.
         self._held: dict[int, int | None] = {}
         self._permitted = False
@@ -71,7 +72,8 @@ class Tracer:
         given one, and those that have stopped leave theirs to the others.
 
         Raises:
-            NotPermittedError: the kernel refuses, or somebody else traces a thread.
+            NotPermittedError: the kernel refuses.
+            AlreadyTracedError: somebody else traces a thread.
         """
         seen: dict[int, _T] = {}
         for start in range(0, len(tids), _AT_ONCE):
@@ -92,15 +94,24 @@ class Tracer:
 
     def thread_pointer(self, tid: int) -> int | None:
         """The thread pointer of a thread that stands; None if it was killed meanwhile."""
-        wanted = _Buffer(ctypes.addressof(self._registers), len(self._registers))
-        if self._ptrace(_GETREGSET, tid, self._architecture.register_set, ctypes.addressof(wanted)) < 0:
+        if not self._read_registers(tid, self._architecture.register_set, self._registers):
             return None
         return self._architecture.thread_pointer(self._registers.raw)
+
+    def instruction_pointer(self, tid: int) -> int | None:
+        """Where in its code a thread that stands is; None if it was killed meanwhile."""
+        if not self._read_registers(tid, GENERAL_SET, self._general):
+            return None
+        return self._architecture.instruction_pointer(self._general.raw)
 
     def settle(self, patience_s: float = 0.0) -> bool:
         """Let go of late threads that stand by now; True if there is none left."""
         self._settle(patience_s)
         return not self._held
+
+    def _read_registers(self, tid: int, which: int, target: ctypes.Array[ctypes.c_char]) -> bool:
+        wanted = _Buffer(ctypes.addressof(target), len(target))
+        return bool(self._ptrace(_GETREGSET, tid, which, ctypes.addressof(wanted)) >= 0)
 
     def _ask(self, tid: int) -> None:
         if tid in self._held:
@@ -126,7 +137,9 @@ class Tracer:
             self._follow_exec()
             return
         if tracer:
-            raise NotPermittedError(f"thread {tid} is already traced by process {tracer} (debugger, strace, inspector)")
+            raise AlreadyTracedError(
+                f"thread {tid} is already traced by process {tracer} (debugger, strace, inspector)"
+            )
         if number == errno.EPERM and self._permitted:
             return  # what may be traced once may always: it was ending, or making way for one that executes a program
         if number == errno.EPERM:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
 from inspected_process import Inspected, Workshop, inspected, labels, receiving, record_bytes
+from inspecting_verb import assert_unreadable_processes_are_one_line
 from target_process import Target
 
 
@@ -112,15 +113,7 @@ def test_a_process_that_nobody_would_see_gives_exit_code_1_and_says_why() -> Non
 
 
 def test_errors_are_one_line_and_exit_code_1(workshop: Workshop) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with inspected(workshop) as target:
-        for pid, text in ((gone.pid, "there is no process"), (target.pid, "does not run Python")):
-            done = splunk_profiler("inspect", str(pid))
-            assert done.returncode == 1
-            assert done.stdout == ""
-            assert text in done.stderr
-            assert len(done.stderr.splitlines()) == 1
+    assert_unreadable_processes_are_one_line("inspect", workshop)
 
 
 @pytest.mark.parametrize("arguments", [[], ["x"], ["0"], [str(os.getpid()), "--interval", "0"]])

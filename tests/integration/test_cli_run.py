@@ -163,9 +163,10 @@ def test_signals_reach_the_program_which_has_the_launchers_process_id(tmp_path: 
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(41))\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"  # it may come before anybody waits for it
         "print('ready', os.getpid(), flush=True)\n"
-        "signal.pause()\n",
+        "signal.sigwait([signal.SIGTERM])\n"
+        "sys.exit(41)\n",
         "utf-8",
     )
     process = subprocess.Popen(

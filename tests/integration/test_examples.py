@@ -21,6 +21,7 @@ from splunk_profiler.formats.pprof import body, parts
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}
+PUBLISHES = find_spec("splunk_profiler._context") is not None
 
 
 def report_of(directory: Path) -> dict[str, Any]:
@@ -66,9 +67,26 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
         (app,) = (entry for entry in whole["functions"] if entry["function"] == "shop.app.search")
         assert app["total"] == whole["samples"]
     assert data["record"]["as_received"]["eventName"] == "otel.profiling"
+    if PUBLISHES:
+        (sent,) = re.findall(r"the stand-in sent ([\d,]+) samples of transactions to the service$", ended.stdout, re.M)
+        # Of what was sent for one that had ended before the service heard of a host profiler, nothing comes back.
+        assert 0 < data["stack_trace_ids"] <= int(sent.replace(",", ""))
+        assert 0 < data["transactions_with_stack_traces"] <= data["transactions"]
+        for words in ("carry stack-trace ids from it", "of which the host profiler has said most"):
+            assert words in ended.stdout
 
 
-@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_a_demo_whose_service_host_profilers_cannot_see_says_why_and_goes_on(tmp_path: Path) -> None:
+    off = {"ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": "false"}
+    ended = splunk_profiler("demo", "--seconds", "2", "--interval-ms", "10", "--output", tmp_path, env=off)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    (line,) = [line for line in ended.stdout.splitlines() if "the stand-in" in line]
+    assert "the demo went on without it: no library that publishes it is loaded" in line
+    assert "stack-trace ids" not in ended.stdout
+    assert report_of(tmp_path)["transactions_with_stack_traces"] == 0
+
+
+@pytest.mark.skipif(not PUBLISHES, reason="the extension is not built")
 def test_a_host_profiler_sees_the_span_and_the_labels_of_each_thread_of_the_service_beside_it() -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "seen_from_outside.py"],
@@ -102,11 +120,11 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: si
     try:
         assert process.stdout is not None
         line = ""
-        while not line.startswith("3 "):
+        while not line.startswith("4 "):
             line = process.stdout.readline()
             assert line, process.communicate(timeout=DEADLINE_S)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 2
+        assert len(children) == 3
         process.send_signal(number)
         process.communicate(timeout=DEADLINE_S)
     finally:

@@ -79,9 +79,13 @@ def test_a_process_ends_quietly_while_its_threads_publish(how: str) -> None:
         assert "rror" not in target.output
 
 
+def test_the_first_labels_there_are_show_in_a_context_that_was_known_before() -> None:
+    assert output_of("first_labels") == ["0 [(b'route', b'/checkout')] []"] * 4
+
+
 def test_a_hundred_thousand_threads_and_a_million_spans_leave_nothing_behind() -> None:
     lines = output_of("memory", "100000", "1000000", timeout_s=300)
     kept = {name: int(kib) for name, kib in (line.split() for line in lines)}
     assert kept.pop("threads") == 1
-    assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_lives"}
+    assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_known_contexts", "many_lives"}
     assert max(kept.values()) < 2048, kept

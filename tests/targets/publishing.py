@@ -7,6 +7,7 @@ No SDK: spans and the variable are those of `own_memory`.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import gc
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, OwnMemory, Publishing, Span, storage_of
+from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, OwnMemory, Publishing, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -48,7 +49,7 @@ def tls() -> None:
 def late() -> None:
     """Libraries come one by one while two threads already publish, one of which waits inside its span."""
     publishing, reached, go_on = Publishing(), threading.Event(), threading.Event()
-    _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify)
+    _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify, Context)
 
     def waits() -> None:
         publishing.attach(known(5))
@@ -213,6 +214,22 @@ def ending(how: str) -> None:
         print("another", again is not _context)
 
 
+def first_labels() -> None:
+    """The first labels there are, in a context that was entered again and again before."""
+    publishing = Publishing()
+    publishing.install()
+    token = publishing.attach(known(7))
+    context = contextvars.copy_context()
+    _context.detach(token)
+    for _ in range(4):
+        context.run(int)
+    before = context.copy()
+    context.run(publishing.labels.set, _context.UserLabels(((b"route", b"/checkout"),)))
+    memory = OwnMemory()
+    for _ in range(4):
+        print(shown_span(memory), (context.run(memory.labels) or [])[3:], (before.run(memory.labels) or [])[3:])
+
+
 def resident_kib() -> int:
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
@@ -238,6 +255,16 @@ def many_spans(publishing: Publishing, count: int) -> None:
         publishing.asked.clear()
 
 
+def many_known_contexts(publishing: Publishing, count: int) -> None:
+    for number in range(1, count + 1):
+        token = publishing.attach(known(number))
+        context = contextvars.copy_context()
+        _context.detach(token)
+        context.run(publishing.labels.set, _context.UserLabels(((b"number", str(number).encode()),)))
+        for _ in range(4):
+            context.run(int)
+
+
 def many_labels(publishing: Publishing, count: int) -> None:
     for number in range(count):
         token = publishing.labels.set(_context.UserLabels(((b"number", str(number).encode()),)))
@@ -260,6 +287,7 @@ def memory(threads: str, spans: str) -> None:
         (many_threads, int(threads)),
         (many_spans, int(spans)),
         (many_labels, int(spans) // 10),
+        (many_known_contexts, int(spans) // 10),
         (many_lives, 1000),
     ]
     for scene, count in scenes:
@@ -280,6 +308,7 @@ if __name__ == "__main__":
         "forks": forks,
         "storm": storm,
         "ending": ending,
+        "first_labels": first_labels,
         "memory": memory,
     }
     scenes[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]

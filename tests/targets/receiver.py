@@ -58,7 +58,8 @@ def describe(request: Any) -> dict[str, Any]:
 
     Each record has ``resource``, ``scope`` (name, version), ``time_ns``, ``observed_ns``, ``severity``,
     ``trace_id`` and ``span_id`` (hex, empty if not set), ``flags``, ``event_name``, ``attributes`` and
-    ``body``; a span has ``resource``, ``scope``, ``name``, ``trace_id``, ``span_id`` and ``parent_span_id``.
+    ``body``; a span has ``resource``, ``scope``, ``name``, ``trace_id``, ``span_id``, ``parent_span_id``, ``start_ns``,
+    ``end_ns`` and ``attributes``.
     """
     found: dict[str, Any] = {"size": request.ByteSize()}
     if isinstance(request, ExportLogsServiceRequest):
@@ -91,6 +92,9 @@ def describe(request: Any) -> dict[str, Any]:
                 "trace_id": span.trace_id.hex(),
                 "span_id": span.span_id.hex(),
                 "parent_span_id": span.parent_span_id.hex(),
+                "start_ns": span.start_time_unix_nano,
+                "end_ns": span.end_time_unix_nano,
+                "attributes": _attributes(span.attributes),
             }
             for group in request.resource_spans
             for part in group.scope_spans

@@ -137,6 +137,60 @@ def test_tables_fit_into_100_columns_however_long_names_are(tmp_path: Path) -> N
         assert len(line) <= 100
 
 
+def transactions(*entries: dict[str, Any]) -> str:
+    return json.dumps({"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": entries}]}]})
+
+
+def root(span: str, *stacks: str, **more: Any) -> dict[str, Any]:
+    value = {"arrayValue": {"values": [{"stringValue": stack} for stack in stacks]}}
+    attributes = [{"key": "http.route", "value": {"stringValue": "/"}}]
+    attributes += [{"key": "elastic.profiler_stack_trace_ids", "value": value}] if stacks else []
+    return {"traceId": TRACE, "spanId": span, "name": f"root {span}", "attributes": attributes, **more}
+
+
+REMOTE, LOCAL = 0x300, 0x100
+INNER = root("00000000000000dd", parentSpanId="00000000000000aa", flags=LOCAL | 1)
+
+
+def test_what_a_host_profiler_has_sent_back_is_counted_on_the_transactions(tmp_path: Path) -> None:
+    behind_another = root("00000000000000cc", "CC", parentSpanId="00000000000000ff", flags=REMOTE | 1)
+    spans = transactions(root("00000000000000aa", "AA", "BB", "AA"), root("00000000000000bb"), behind_another, INNER)
+    analysis = saved(tmp_path, logs(record(BUSY)), spans)
+    found = analysis.transactions
+    assert (found.received, found.told, found.ids) == (3, 2, 4)
+    text = drawn(analysis)
+    assert "67 % of the transactions (2 of 3) carry stack-trace ids from it, 4 in all" in text
+    assert "root 00000000000000aa" in text
+    assert "AA  2 times" in text
+    data = as_data(analysis, tmp_path)
+    assert [data[key] for key in ("transactions", "transactions_with_stack_traces", "stack_trace_ids")] == [3, 2, 4]
+
+
+def test_where_no_host_profiler_was_the_report_does_not_speak_of_one(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, logs(record(BUSY)), transactions(root("00000000000000aa"), INNER))
+    assert (analysis.transactions.received, analysis.transactions.told) == (1, 0)
+    assert "host profiler" not in drawn(analysis)
+
+
+def test_a_transaction_whose_attribute_is_none_is_one_without_stack_traces(tmp_path: Path) -> None:
+    key = "elastic.profiler_stack_trace_ids"
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"value": None},
+        {"value": {}},
+        {"value": {"arrayValue": {}}},
+        {"value": {"stringValue": "AA"}},
+    ]
+    spans = [{"spanId": f"{number:016x}", "attributes": [{"key": key, **kind}]} for number, kind in enumerate(kinds)]
+    found = saved(tmp_path, logs(record(BUSY)), transactions(*spans)).transactions
+    assert (found.received, found.told) == (5, 0)
+
+
+def test_of_many_different_stack_traces_a_few_are_shown(tmp_path: Path) -> None:
+    many = root("00000000000000aa", *(f"id-{number}" for number in range(9)))
+    assert "and 4 more" in drawn(saved(tmp_path, logs(record(BUSY)), transactions(many)))
+
+
 def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     text = drawn(saved(tmp_path, logs(record(("m.f([red]x.py:1)",), thread="[bold]t[/bold] :smile:"))))
     assert "[bold]t[/bold] :smile:" in text

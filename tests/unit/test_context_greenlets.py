@@ -65,6 +65,33 @@ def test_each_greenlet_is_published_with_its_own_span() -> None:
 
 
 @pytest.mark.usefixtures("published")
+def test_greenlets_of_one_context_part_when_one_of_them_enters_a_span() -> None:
+    parent, right = greenlet.getcurrent(), []
+
+    def body() -> None:
+        for turn in range(12):
+            if turn == 5:
+                attach()
+            right.append(is_right())
+            parent.switch()
+
+    token = attach()
+    others = [child(body) for _ in range(3)]
+    for other in others:
+        other.gr_context = copy_context()
+    native.detach(token)
+    before = native.counters().known
+    for _ in range(12):
+        for other in others:
+            other.switch()
+            right.append(is_right())
+    assert native.counters().known > before
+    assert right == [True] * 72
+    for other in others:
+        other.throw()
+
+
+@pytest.mark.usefixtures("published")
 def test_an_exception_thrown_into_a_greenlet_is_a_switch() -> None:
     parent, right = greenlet.getcurrent(), []
 

@@ -194,11 +194,12 @@ def test_what_is_not_right_is_refused_at_installation() -> None:
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("v")
     wrong: Any = None
     for arguments in (
-        (wrong, SPAN_KEY, variable, ATTRIBUTE, print),
-        (variable, b"key", variable, ATTRIBUTE, print),
-        (variable, SPAN_KEY, wrong, ATTRIBUTE, print),
-        (variable, SPAN_KEY, variable, 1, print),
-        (variable, SPAN_KEY, variable, ATTRIBUTE, wrong),
+        (wrong, SPAN_KEY, variable, ATTRIBUTE, print, dict),
+        (variable, b"key", variable, ATTRIBUTE, print, dict),
+        (variable, SPAN_KEY, wrong, ATTRIBUTE, print, dict),
+        (variable, SPAN_KEY, variable, 1, print, dict),
+        (variable, SPAN_KEY, variable, ATTRIBUTE, wrong, dict),
+        (variable, SPAN_KEY, variable, ATTRIBUTE, print, wrong),
     ):
         with pytest.raises(TypeError):
             _context.install(*arguments)

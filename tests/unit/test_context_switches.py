@@ -338,7 +338,7 @@ def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
 
 def test_install_wants_a_context_variable() -> None:
     with pytest.raises(TypeError):
-        native.install(object(), "key", object(), "attribute", Span)  # type: ignore[arg-type]
+        native.install(object(), "key", object(), "attribute", Span, dict)  # type: ignore[arg-type]
     assert noticed_in(lambda: copy_context().run(int)) == 0
 
 

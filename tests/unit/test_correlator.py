@@ -13,77 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-from splunk_profiler._context import Mailbox
-from splunk_profiler.correlation.correlator import Correlator, Feedback
-from splunk_profiler.runtime.decoration import Decoration
+from correlator_bench import WAIT_S, Bench
 
 KEY = "elastic.profiler_stack_trace_ids"
-WAIT_S = 30
-
-
-class Exporter(InMemorySpanExporter):
-    """Says when a span has come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.came = threading.Semaphore(0)
-
-    def export(self, spans: Any) -> Any:
-        result = super().export(spans)
-        for _ in spans:
-            self.came.release()
-        return result
-
-    def next(self) -> ReadableSpan:
-        assert self.came.acquire(timeout=WAIT_S)
-        return self.get_finished_spans()[-1]
-
-
-class Bench:
-    """A provider, a correlator that listens, and a sender."""
-
-    def __init__(self, path: Path, *, at_once: bool, resource: dict[str, str]) -> None:
-        self.exporter = Exporter()
-        self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
-        self.processor = SimpleSpanProcessor(self.exporter)
-        self.provider.add_span_processor(self.processor)
-        self.tracer = self.provider.get_tracer("t")
-        self.receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self.receiving.bind(str(path / "s"))
-        self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.sending.connect(str(path / "s"))
-        self.lost = threading.Event()
-        self.correlator = Correlator(Feedback(at_once, buffer_size=100), Mailbox, Decoration)
-        self.correlator.describe(self.provider.resource.attributes)
-        self.correlator.meet(self.provider._active_span_processor)
-        self.correlator.listen(self.receiving.fileno(), self.lost.set)
-
-    def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
-        text = b"" if host_id is None else struct.pack("=I", len(host_id)) + host_id
-        self.sending.send(struct.pack("=HHI", 2, 1 if host_id is None else 2, delay_ms) + text)
-
-    def saw(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
-        context = span.get_span_context()
-        ids = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
-        self.sending.send(struct.pack("=HH24s16sH", 1, 1, ids, stack, count))
-
-    def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
-        span = self.tracer.start_span(name)
-        for stack in stacks:
-            self.saw(span, stack)
-        span.end()
-        return self.exporter.next()
-
-    def end(self) -> None:
-        self.correlator.stop(1)
-        self.provider.shutdown()
-        self.receiving.close()
-        self.sending.close()
 
 
 @pytest.fixture
@@ -164,9 +96,8 @@ def test_the_host_that_a_profiler_says_is_on_spans_and_resources_from_then_on(ma
 def test_children_carry_the_host_too(make: Any) -> None:
     bench = make()
     bench.register(0, b"i-1")
-    with bench.tracer.start_as_current_span("root") as root:
-        bench.saw(root)
-        bench.provider.force_flush()  # by then the registration has been read
+    bench.run_span("first")  # by then the registration has been read
+    with bench.tracer.start_as_current_span("root"):
         bench.tracer.start_span("child").end()
     assert bench.exporter.next().resource.attributes["host.id"] == "i-1"
 

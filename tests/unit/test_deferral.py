@@ -7,60 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanProcessor, TracerProvider, sampling
+from deferral_bench import ID, Bench
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanProcessor, sampling
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS, HostId, key_of
-from splunk_profiler.correlation.processor import Deferral, exporting
-from splunk_profiler.correlation.transactions import Transactions
-from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
+from splunk_profiler.correlation.exporting import within
 
-STACK = b"s" * 16
-ID = "c3Nzc3Nzc3Nzc3Nzc3Nzcw"
 LATER = 1 << 62
 REMOTE = set_span_in_context(NonRecordingSpan(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))))
-
-
-class Bench:
-    """A provider whose exporters are deferred, by a clock that stands still."""
-
-    def __init__(self, size: int = 100, **provider: Any) -> None:
-        self.now_ns = 1_000
-        self.notices = 0
-        self.transactions = Transactions(size)
-        self.host_id = HostId(lambda *_: None)
-        self.deferral = Deferral(
-            self.transactions, self.host_id, Decoration, self._notice, lambda: None, monotonic_ns=lambda: self.now_ns
-        )
-        self.provider = TracerProvider(shutdown_on_exit=False, **provider)
-        self.tracer = self.provider.get_tracer("t")
-        self.exporter = InMemorySpanExporter()
-        self.first: SpanProcessor | None = None
-
-    def _notice(self) -> None:
-        self.notices += 1
-
-    def add(self, processor: SpanProcessor) -> SpanProcessor:
-        self.provider.add_span_processor(processor)
-        self.first = self.first or processor
-        return processor
-
-    def activate(self) -> None:
-        self.deferral.active = True
-        self.deferral.meet(self.provider._active_span_processor)
-
-    def seen(self, span: Any, times: int = 1) -> None:
-        self.transactions.count(key_of(span.get_span_context()), STACK, times)
-
-    @property
-    def names(self) -> list[str]:
-        return [span.name for span in self.exporter.get_finished_spans()]
-
-    def ids(self, name: str) -> object:
-        (span,) = (one for one in self.exporter.get_finished_spans() if one.name == name)
-        return (span.attributes or {}).get(STACK_TRACE_IDS)
 
 
 @pytest.fixture
@@ -79,9 +36,9 @@ def test_a_transaction_waits_and_carries_what_came_meanwhile(bench: Bench) -> No
     span.end()
     assert bench.names == []
     bench.seen(span)
-    assert bench.deferral.forward(bench.now_ns - 1)
+    assert bench.forwarding.forward(bench.now_ns - 1)
     assert bench.names == []
-    assert bench.deferral.forward(bench.now_ns)
+    assert bench.forwarding.forward(bench.now_ns)
     assert bench.ids("root") == (ID,) * 3
     assert bench.notices == 1
 
@@ -90,7 +47,7 @@ def test_a_span_with_a_remote_parent_is_a_transaction(bench: Bench) -> None:
     bench.activate()
     bench.tracer.start_span("served", context=REMOTE).end()
     assert bench.names == []
-    bench.deferral.forward(bench.now_ns)
+    bench.forwarding.forward(bench.now_ns)
     assert bench.ids("served") is None  # without stacks there is no attribute
 
 
@@ -201,11 +158,11 @@ def test_what_is_due_waits_a_little_longer_for_room_in_a_batch_processors_queue(
     with batch._batch_processor._export_lock:  # as while an export is under way
         for number in range(10):
             bench.tracer.start_span(str(number)).end()
-        bench.deferral.forward(bench.now_ns)
+        bench.forwarding.forward(bench.now_ns)
         left = len(bench.transactions)
         assert left >= 2
         bench.now_ns += 2_000_000_000
-        assert bench.deferral.forward(bench.now_ns)  # not for ever: the processor then drops the oldest, as it does
+        assert bench.forwarding.forward(bench.now_ns)  # not for ever: the processor then drops the oldest, as it does
         assert len(bench.transactions) == 0
     bench.deferral.leave(LATER)
     bench.provider.shutdown()
@@ -230,7 +187,7 @@ def test_exporters_that_are_added_later_are_found(bench: Bench) -> None:
     bench.add(SimpleSpanProcessor(later))
     bench.tracer.start_span("root").end()
     assert not later.get_finished_spans()
-    bench.deferral.forward(bench.now_ns)
+    bench.forwarding.forward(bench.now_ns)
     assert [span.name for span in later.get_finished_spans()] == ["root"]
 
 
@@ -252,7 +209,7 @@ def test_an_exporter_behind_a_filter_is_found() -> None:
     for name in ("health", "root"):
         bench.tracer.start_span(name).end()
     assert bench.names == []
-    bench.deferral.forward(bench.now_ns)
+    bench.forwarding.forward(bench.now_ns)
     assert bench.names == ["root"]
     bench.deferral.leave(LATER)
 
@@ -265,7 +222,8 @@ def test_processors_that_do_not_export_are_left_alone() -> None:
     bench = Bench()
     bench.add(naming)
     bench.add(simple)
-    assert list(exporting(bench.provider._active_span_processor)) == [simple]
+    processors = bench.provider._active_span_processor
+    assert list(within(processors)) == [processors, simple]
     bench.activate()
     assert vars(naming) == {}
     bench.deferral.leave(LATER)
@@ -281,7 +239,7 @@ def test_processors_that_run_on_threads_of_their_own_are_deferred_too() -> None:
     span = bench.tracer.start_span("root")
     bench.seen(span)
     span.end()
-    bench.deferral.forward(bench.now_ns)
+    bench.forwarding.forward(bench.now_ns)
     for exporter in exporters:
         (one,) = exporter.get_finished_spans()
         assert (one.attributes or {})[STACK_TRACE_IDS] == (ID,)
@@ -314,7 +272,7 @@ def test_a_span_that_cannot_be_understood_is_exported_as_it_is(bench: Bench, cap
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         bench.provider._active_span_processor.on_end(odd)
     assert bench.names == ["odd"]
-    assert "handing spans to the application's exporters" in caplog.text
+    assert "an error in having spans wait for host profilers" in caplog.text
 
 
 def test_an_exporter_that_fails_costs_its_own_span_only() -> None:
@@ -337,7 +295,7 @@ def test_an_exporter_that_fails_costs_its_own_span_only() -> None:
     bench.activate()
     for name in ("one", "two"):
         bench.tracer.start_span(name).end()
-    bench.deferral.forward(bench.now_ns)
+    bench.forwarding.forward(bench.now_ns)
     assert failing.got == bench.names == ["one", "two"]
     bench.deferral.leave(LATER)
 

@@ -174,6 +174,13 @@ def test_the_thread_pointer_is_taken_from_the_right_register() -> None:
     assert len(registers) == X86_64.register_set_bytes
 
 
+def test_the_instruction_pointer_is_taken_from_the_right_register() -> None:
+    registers = b"".join(number.to_bytes(8, "little") for number in range(34))
+    assert X86_64.instruction_pointer(registers[: X86_64.general_set_bytes]) == 16
+    assert AARCH64.instruction_pointer(registers) == 32
+    assert AARCH64.general_set_bytes == len(registers)
+
+
 @pytest.mark.parametrize(
     ("path", "code"),
     [

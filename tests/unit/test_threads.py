@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from splunk_profiler.threads import Signal, Worker
 
 
@@ -34,6 +36,23 @@ def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
     signal.set()
     assert signal.wait(60)
     assert not signal.wait(0)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e-9, 1e-6, 1e-5])
+def test_a_wait_ends_also_when_its_time_is_over_before_it_begins(timeout_s: float) -> None:
+    for _ in range(5_000):
+        assert not Signal().wait(timeout_s)
+    over = Signal()
+
+    def body() -> None:
+        over.wait(60)
+
+    worker = Worker("subject", body)
+    worker.start()
+    for _ in range(5_000):
+        assert not worker.join(timeout_s)
+    over.set()
+    assert worker.join(60)
 
 
 def test_a_worker_leaves_signals_to_the_threads_of_the_application() -> None:

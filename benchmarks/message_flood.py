@@ -1,0 +1,195 @@
+"""What a flood of messages costs the application: 8 processes send as fast as they can, to the profiler and to nobody.
+
+A service works in spans on one thread. So that the senders' own share of the machine does not count, it is measured
+while they flood its profiler and while they flood a socket that nobody reads, in turns. The profiler's threads are
+measured by their CPU time, and once more while one sender floods it that waits for room instead of trying on and on:
+that leaves them the processors, and gets most messages through.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from result import Result, main, median, middle_half, significant
+
+import splunk_profiler
+
+SENDERS = 8
+THREADS = ("inbox", "correlator")
+KINDS = {  # datagrams
+    "samples of unknown transactions": "struct.pack('=HH', 1, 1) + os.urandom(42)",
+    "empty": "b''",
+    "too long": "bytes(2000)",
+}
+SENDER = """
+import json, os, select, socket, struct, sys
+sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+commands = os.fdopen(0, buffering=1)
+for line in commands:
+    path = json.loads(line)
+    sending.connect(path)
+    message = DATAGRAM
+    print("ready", flush=True)
+    sent, going = 0, True
+    while going:
+        for _ in range(200):
+            try:
+                sending.send(message)
+                sent += 1
+            except OSError:
+                WAIT
+        going = not os.path.exists(path + ".over")
+    print(sent, flush=True)
+"""
+
+
+class Senders:
+    """Processes that flood a socket when told so."""
+
+    def __init__(self, datagram: str, count: int, *, waiting: bool) -> None:
+        wait = "select.select([], [sending], [], 0.05)" if waiting else "pass"
+        command = [sys.executable, "-c", SENDER.replace("DATAGRAM", datagram).replace("WAIT", wait)]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
+
+    def flood(self, path: str) -> None:
+        """Returns once all of them do."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(path) + "\n")
+            process.stdin.flush()
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+
+    def rest(self, path: str) -> int:
+        """How many messages were taken of them."""
+        over = Path(path + ".over")
+        over.touch()
+        sent = 0
+        for process in self._processes:
+            assert process.stdout is not None
+            sent += int(process.stdout.readline())
+        over.unlink()
+        return sent
+
+    def end(self) -> None:
+        """They end with their input."""
+        for process in self._processes:
+            process.communicate()
+
+
+def work() -> None:
+    """One request."""
+    with trace.get_tracer("benchmark").start_as_current_span("request"):
+        sum(number * number for number in range(2000))
+
+
+def of_profiler() -> float:
+    """CPU seconds of the two threads until now."""
+    names = {f"splunk-profiler-{role}" for role in THREADS}
+    idents = [thread.ident for thread in threading.enumerate() if thread.name in names and thread.ident]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
+
+
+def stretch(seconds: float) -> dict[str, float]:
+    """Requests per second of wall time and of CPU time, and the profiler's share of a core."""
+    until = time.perf_counter() + seconds
+    began, own, profiler, served = time.perf_counter(), time.thread_time(), of_profiler(), 0
+    while time.perf_counter() < until:
+        work()
+        served += 1
+    took = time.perf_counter() - began
+    return {
+        "per_second": served / took,
+        "per_cpu_second": served / (time.thread_time() - own),
+        "cores": (of_profiler() - profiler) / took,
+    }
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Each kind of datagram, to the profiler and to nobody."""
+    seconds, rounds = (0.2, 1) if quick else (2.0, 6)
+    trace.set_tracer_provider(TracerProvider())
+    with tempfile.TemporaryDirectory(prefix="s") as folder:
+        config = splunk_profiler.Config(correlation="true", socket_directory=folder)
+        if not splunk_profiler.start(config):
+            raise RuntimeError("the profiler did not start")
+        work()
+        (path,) = map(str, Path(folder).glob("*.sock"))
+        nobody = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        nobody.bind(f"{folder}/nobody")
+        for kind, datagram in KINDS.items():
+            yield waiting(kind, Senders(datagram, 1, waiting=True), path, seconds)
+            senders = Senders(datagram, SENDERS, waiting=False)
+            yield from flooded(kind, senders, {path: seconds, f"{folder}/nobody": seconds}, rounds)
+        nobody.close()
+        Path(folder, "nobody").unlink()
+        splunk_profiler.stop()
+
+
+def waiting(kind: str, senders: Senders, path: str, seconds: float) -> Result:
+    """The profiler's CPU beside a sender that gets most through."""
+    senders.flood(path)
+    began, used = time.perf_counter(), of_profiler()
+    time.sleep(seconds)
+    took, used = time.perf_counter() - began, of_profiler() - used
+    sent = senders.rest(path)
+    senders.end()
+    return Result(
+        f"the profiler's CPU while one process sends all that it takes, {kind}",
+        used / took,
+        "of a core",
+        0.15,
+        details={"messages_per_second": significant(sent / took)},
+    )
+
+
+def flooded(kind: str, senders: Senders, stretches: dict[str, float], rounds: int) -> Iterator[Result]:
+    """One kind of datagram; the first path is the profiler's."""
+    profiler, nobody = stretches
+    seen: dict[str, list[dict[str, float]]] = {path: [] for path in stretches}
+    taken: list[float] = []
+    for number in range(rounds):
+        for path in (profiler, nobody) if number % 2 else (nobody, profiler):
+            senders.flood(path)
+            seen[path].append(stretch(stretches[path]))
+            sent = senders.rest(path)
+            if path == profiler:
+                taken.append(sent / stretches[path])
+    senders.end()
+    cores = [one["cores"] for one in seen[profiler]]
+    yield Result(
+        f"the profiler's CPU while {SENDERS} processes flood it, {kind}",
+        significant(max(cores)),
+        "of a core",
+        0.15,
+        details={"median": median(cores), "messages_per_second": median(taken)},
+    )
+    for measured in ("per_second", "per_cpu_second"):
+        ratios = [
+            with_[measured] / without[measured] for with_, without in zip(seen[profiler], seen[nobody], strict=True)
+        ]
+        yield Result(
+            f"requests {measured.replace('_', ' ')}, profiler flooded / somebody else, {kind}",
+            median(ratios),
+            "times",
+            0.9,
+            at_least=True,
+            details={"middle_half": middle_half(ratios), "rounds": rounds},
+        )
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

@@ -1,0 +1,61 @@
+/* One complete context as readers find it, in both layouts: half of what a thread shows in turns. Plain C.
+ *
+ * docs/abi.md has the layouts and the order of writes.
+ */
+#ifndef SPLUNK_PROFILER_HALVES_H
+#define SPLUNK_PROFILER_HALVES_H
+
+#include "thread_records.h"
+
+/* Elastic's thread-local layout: 37 bytes, no gaps. */
+typedef struct __attribute__((packed)) {
+    uint16_t layout_minor_version;
+    uint8_t valid;
+    uint8_t trace_present;
+    uint8_t trace_flags;
+    uint8_t trace_id[TRACE_ID_BYTES];
+    uint8_t span_id[SPAN_ID_BYTES];
+    uint8_t transaction_id[SPAN_ID_BYTES];
+} elastic_record;
+
+_Static_assert(sizeof(elastic_record) == 37, "readers take 37 bytes");
+
+/* The layouts of the Custom Labels ABI. */
+typedef struct {
+    size_t length;
+    const char *bytes;
+} custom_string;
+
+typedef struct {
+    custom_string key, value;
+} custom_label;
+
+typedef struct {
+    custom_label *storage;
+    size_t count;
+    size_t capacity;
+} custom_label_set;
+
+#define CACHE_LINE 64
+
+/* One complete context, in both layouts, with the bytes that they point to. What a switch to another span writes are its
+ * first two cache lines. */
+typedef struct __attribute__((aligned(CACHE_LINE))) {
+    char trace_hex[2 * TRACE_ID_BYTES];
+    char span_hex[2 * SPAN_ID_BYTES];
+    char local_root_hex[2 * SPAN_ID_BYTES];
+    elastic_record elastic;
+    custom_label_set set;
+    custom_label storage[TRACE_LABELS + MOST_USER_LABELS]; /* the first are constant, and left out without a span */
+    label_bytes user[MOST_USER_LABELS];
+} half;
+
+_Static_assert(offsetof(half, storage) == 2 * CACHE_LINE, "written at every switch of spans");
+
+/* Once for each half, which is all zeros. */
+HIDDEN void half_prepare(half *made);
+
+/* Have it hold this context; NULL: no span, no labels. Nothing points to it. */
+HIDDEN void half_write(half *into, const span_bytes *span, const labels_bytes *labels);
+
+#endif

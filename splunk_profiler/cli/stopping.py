@@ -1,0 +1,29 @@
+"""Waiting that a signal ends, for commands that stop threads of other processes.
+
+Runs on the main thread, which has `STOPPING` blocked: signals are taken synchronously, so that none arrives while a
+thread is held.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+_SETTLING_S = 0.02
+
+
+def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
+    """Wait until `deadline` (of the monotonic clock); True if a signal came first.
+
+    Args:
+        deadline: seconds.
+        settle: lets threads go that have stopped late; called again and again while it returns False.
+    """
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not settle():
+            left_s = min(left_s, _SETTLING_S)
+        if signal.sigtimedwait(STOPPING, left_s) is not None:
+            return True
+    return signal.sigtimedwait(STOPPING, 0) is not None

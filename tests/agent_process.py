@@ -1,0 +1,127 @@
+"""The host agent run inside a test, on a clock that moves only while it waits; and what it sent, decoded once more.
+
+    pace = Pace(turns=5)
+    with agent(pace, target.pid, period_s=0.5) as running:
+        running.run()               # five turns of the loop, in no time
+    pace.events(Reported)
+
+Imports nothing of the package but the inspector's agent.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from splunk_profiler.inspector.agent import HostAgent, Settings
+from splunk_profiler.inspector.events import Event
+
+_E = TypeVar("_E")
+_REGISTRATION = struct.pack("<HHI", 2, 1, 100)
+
+
+class Correlated(NamedTuple):
+    """What a correlation message says, without its count."""
+
+    trace_id: str
+    transaction_id: str
+    stack_trace_id: str
+
+
+class Pace:
+    """The clock, the waiting and the listener of an agent.
+
+    Args:
+        turns: how often it waits before it is told to end.
+        meanwhile: called with the number of each wait, from 1 on: what happens in the world meanwhile.
+    """
+
+    def __init__(self, turns: int, meanwhile: Callable[[int], None] = lambda _: None) -> None:
+        self.now = 1000.0
+        self.told: list[Event] = []
+        self._left = turns
+        self._turns = turns
+        self._meanwhile = meanwhile
+
+    def clock(self) -> float:
+        return self.now
+
+    def wait(self, deadline: float, settle: Callable[[], bool]) -> bool:
+        assert deadline > self.now, "a turn without progress"
+        self.now = deadline
+        settle()
+        self._left -= 1
+        self._meanwhile(self._turns - self._left)
+        return self._left == 0
+
+    def events(self, kind: type[_E]) -> list[_E]:
+        """Those of that kind that were told."""
+        return [event for event in self.told if isinstance(event, kind)]
+
+
+@contextmanager
+def agent(pace: Pace, *pids: int, period_s: float = 0.5, **settings: Any) -> Iterator[HostAgent]:
+    """An agent for `pids` that has done nothing yet but to look at them."""
+    made = HostAgent(pids, Settings(period_s, **settings), tell=pace.told.append, clock=pace.clock, wait=pace.wait)
+    with made:
+        yield made
+
+
+class Receiver:
+    """A bound socket at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(self.path)
+
+    def messages(self) -> list[bytes]:
+        """All that waits in the queue."""
+        found = []
+        while True:
+            try:
+                found.append(self._socket.recv(4096))
+            except BlockingIOError:
+                return found
+
+    def fill(self, room: int) -> None:
+        """Fill the queue with registrations, and leave room for so many messages."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            while True:
+                try:
+                    sender.sendto(_REGISTRATION, self.path)
+                except BlockingIOError:
+                    break
+        for _ in range(room):
+            self._socket.recv(4096)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_registration(message: bytes) -> bool:
+    """Whether it is a whole registration."""
+    return message[:2] == b"\x02\x00" and len(message) >= 8
+
+
+def correlated(messages: Sequence[bytes]) -> Counter[Correlated]:
+    """The counts of all correlation messages; every other message must be a registration."""
+    found: Counter[Correlated] = Counter()
+    for message in messages:
+        if not is_registration(message):
+            kind, minor, trace, transaction, stack, count = struct.unpack("<HH16s8s16sH", message)
+            assert (kind, minor) == (1, 1)
+            assert count > 0
+            found[Correlated(trace.hex(), transaction.hex(), stack.hex())] += count
+    return found

@@ -1,0 +1,154 @@
+"""A provider with exporting processors in this process, and what a host profiler makes of its spans; shared by tests.
+
+Import it after `pytest.importorskip("splunk_profiler._context")`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from host_profiler import Exported, Host
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.trace import Span, Tracer
+from published_process import provider as named_provider
+from published_process import publishing, told
+
+from splunk_profiler.publishing import Publishing
+
+_NEVER_MS = 3_600_000
+
+
+def batch(exported: Exported, **settings: Any) -> BatchSpanProcessor:
+    """A processor that exports when it is flushed, or when it has enough for a batch."""
+    return BatchSpanProcessor(exported, schedule_delay_millis=_NEVER_MS, **settings)
+
+
+def at_once(exported: Exported) -> SpanProcessor:
+    """A processor that exports each span as soon as it gets it, on the thread that hands it on."""
+    return SimpleSpanProcessor(exported)
+
+
+class Lines(logging.Handler):
+    """What the profiler has logged, with its level; can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._changed = threading.Condition()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line more."""
+        with self._changed:
+            self.lines.append(f"{record.levelname} {record.getMessage()}")
+            self._changed.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        """Return once a line has this in it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count(text), 60), self.lines
+
+    def count(self, text: str) -> int:
+        """How many lines have this in them."""
+        return sum(text in line for line in self.lines)
+
+    @contextmanager
+    def kept(self) -> Iterator[Lines]:
+        """Listen inside the block."""
+        log = logging.getLogger("splunk_profiler")
+        level = log.level
+        log.addHandler(self)
+        log.setLevel(logging.DEBUG)
+        try:
+            yield self
+        finally:
+            log.setLevel(level)
+            log.removeHandler(self)
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """What a test has in its hands.
+
+    Attributes:
+        life: the publishing.
+        provider: one with a processor that exports to `exported`.
+        processor: that.
+        exported: what came out; empty at first.
+        host: a host profiler.
+        log: of the profiler.
+    """
+
+    life: Publishing
+    provider: TracerProvider
+    processor: SpanProcessor
+    exported: Exported
+    host: Host
+    log: Lines
+
+    @property
+    def tracer(self) -> Tracer:
+        """Of the provider."""
+        return self.provider.get_tracer("test")
+
+    def span(self, name: str, **settings: Any) -> Span:
+        """A span that is not current."""
+        return self.tracer.start_span(name, **settings)
+
+    def flush(self) -> None:
+        """Have everything exported."""
+        assert self.provider.force_flush()
+
+    def begin_to_hold(self) -> None:
+        """Have transactions wait until somebody flushes, and forget what has been exported."""
+        self.host.register()
+        self.log.wait_for("has registered")
+        self.flush()
+        self.exported.clear()
+
+
+@contextmanager
+def correlated(
+    directory: Path,
+    mode: str = "true",
+    *,
+    provider: TracerProvider | None = None,
+    processor: Callable[[Exported], SpanProcessor] = at_once,
+    hold: bool = True,
+    **settings: Any,
+) -> Iterator[Correlated]:
+    """Transactions are correlated inside the block.
+
+    Args:
+        directory: of the socket.
+        mode: ``true`` or ``auto``.
+        provider: whose spans; one of its own by default.
+        processor: what is made of the exporter and added to the provider.
+        hold: transactions wait until they are flushed.
+        settings: others of the profiler.
+    """
+    exported = Exported()
+    own = provider or named_provider()
+    exporting = processor(exported)
+    own.add_span_processor(exporting)
+    try:
+        with (
+            Lines().kept() as log,
+            publishing(directory, correlation=mode, enabled=mode == "auto", **settings) as life,
+        ):
+            with own.get_tracer("test").start_as_current_span("met"):
+                seen = told()
+            assert seen is not None
+            with Host(seen.socket) as host:
+                made = Correlated(life, own, exporting, exported, host, log)
+                if hold:
+                    made.begin_to_hold()
+                yield made
+    finally:
+        own.shutdown()

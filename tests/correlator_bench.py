@@ -1,0 +1,80 @@
+"""A provider, a correlator that listens on a real socket, and who sends to it; shared by tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from host_profiler import Host
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from splunk_profiler._context import Mailbox
+from splunk_profiler.correlation.correlator import Correlator, Feedback
+from splunk_profiler.runtime.decoration import Decoration
+
+WAIT_S = 30
+
+
+class Exporter(InMemorySpanExporter):
+    """Says when a span has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Semaphore(0)
+
+    def export(self, spans: Any) -> Any:
+        result = super().export(spans)
+        for _ in spans:
+            self.came.release()
+        return result
+
+    def next(self) -> ReadableSpan:
+        assert self.came.acquire(timeout=WAIT_S)
+        return self.get_finished_spans()[-1]
+
+
+class Bench:
+    """A provider, a correlator that listens, and a sender."""
+
+    def __init__(
+        self, path: Path, *, at_once: bool, resource: dict[str, str], mailbox: Callable[[int], Any] = Mailbox
+    ) -> None:
+        self.exporter = Exporter()
+        self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
+        self.processor = SimpleSpanProcessor(self.exporter)
+        self.provider.add_span_processor(self.processor)
+        self.tracer = self.provider.get_tracer("t")
+        self.receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.receiving.bind(str(path / "s"))
+        self.sending = Host(path / "s")
+        self.lost = threading.Event()
+        self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, Decoration)
+        self.correlator.describe(self.provider.resource.attributes)
+        self.correlator.meet(self.provider._active_span_processor)
+        self.correlator.listen(self.receiving.fileno(), self.lost.set)
+
+    def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
+        said = None if host_id is None else host_id.decode()
+        self.sending.register(delay_ms, said, minor=1 if said is None else 2)
+
+    def saw(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
+        self.sending.report(span, stack, count)
+
+    def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
+        span = self.tracer.start_span(name)
+        for stack in stacks:
+            self.saw(span, stack)
+        span.end()
+        return self.exporter.next()
+
+    def end(self) -> None:
+        self.correlator.stop(1)
+        self.provider.shutdown()
+        self.receiving.close()
+        self.sending.close()

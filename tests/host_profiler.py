@@ -1,0 +1,134 @@
+"""The sending side of a host profiler, written out from the specification, and an exporter that can be waited for.
+
+`Host` sends to one process's socket; `Exported` keeps what an exporter was given. Used by tests and by their targets.
+Imports nothing of the package.
+
+Specification: Elastic universal profiling integration, "Message Format".
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Span
+
+IDS = "elastic.profiler_stack_trace_ids"
+HOLD_MS = 60_000  # a delay after which nothing is forwarded as long as a test lasts
+STACK = bytes.fromhex("60b420bb3851d9d47acb933dbe70399b")
+OTHER_STACK = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")
+TEXT = {STACK: "YLQguzhR2dR6y5M9vnA5mw", OTHER_STACK: "TJMmu5gF-o-FiCwS6uckzg"}
+
+
+class Host:
+    """What one host profiler sends to one process. Waits while the socket is full.
+
+    Args:
+        path: of the process's socket.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.connect(str(path))
+
+    def register(self, delay_ms: int = HOLD_MS, host_id: str | None = None, minor: int = 1) -> None:
+        """A registration message; without the last field if there is no host id."""
+        text = b"" if host_id is None else struct.pack("=I", len(host_id.encode())) + host_id.encode()
+        self.send(struct.pack("=HHI", 2, minor, delay_ms) + text)
+
+    def report(self, span: Span, stack: bytes = STACK, count: int = 1) -> None:
+        """`stack` was seen `count` times in the transaction `span`."""
+        context = span.get_span_context()
+        self.report_ids(context.trace_id, context.span_id, stack, count)
+
+    def report_ids(self, trace_id: int, transaction_id: int, stack: bytes = STACK, count: int = 1) -> None:
+        """As `report`, of a transaction that is somewhere else."""
+        ids = trace_id.to_bytes(16, "big") + transaction_id.to_bytes(8, "big")
+        self.send(struct.pack("=HH24s16sH", 1, 1, ids, stack, count))
+
+    def send(self, datagram: bytes) -> None:
+        """Any message."""
+        self._socket.send(datagram)
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._socket.close()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Exported(SpanExporter):
+    """Keeps what it is given.
+
+    Args:
+        on_export: called with each span, before it is kept.
+    """
+
+    def __init__(self, on_export: Callable[[ReadableSpan], None] = lambda _: None) -> None:
+        self._on_export = on_export
+        self._changed = threading.Condition()
+        self._spans: list[ReadableSpan] = []
+        self.was_shut_down = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Keep `spans`."""
+        for span in spans:
+            self._on_export(span)
+        with self._changed:
+            self._spans += spans
+            self._changed.notify_all()
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """It is over."""
+        self.was_shut_down = True
+
+    def wait_for(self, *names: str, timeout_s: float = 60) -> None:
+        """Return once spans of all these names have come."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: not Counter(names) - Counter(self.names), timeout_s)
+            assert found, f"{names} were expected, there are {self.names}"
+
+    def clear(self) -> None:
+        """Forget what has come."""
+        with self._changed:
+            self._spans = []
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        """What has come, in order."""
+        return list(self._spans)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what has come, in order."""
+        return [span.name for span in self._spans]
+
+    def one(self, name: str) -> ReadableSpan:
+        """The only span of this name."""
+        (span,) = (span for span in self._spans if span.name == name)
+        return span
+
+    def ids(self, name: str) -> Counter[str] | None:
+        """How often each stack-trace id is on the only span of this name; None if it has no such attribute."""
+        return ids_on(self.one(name))
+
+
+def ids_on(span: ReadableSpan) -> Counter[str] | None:
+    """How often each stack-trace id is on `span`; None if it has no such attribute."""
+    found: Any = (span.attributes or {}).get(IDS)
+    return None if found is None else Counter(found)

@@ -1,0 +1,22 @@
+"""What the verbs that read other processes have in common, for their tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from command_line import splunk_profiler
+from inspected_process import Workshop, inspected
+
+
+def assert_unreadable_processes_are_one_line(verb: str, workshop: Workshop) -> None:
+    """A process that is gone and one that runs no Python: one line on stderr each, and exit code 1."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with inspected(workshop) as target:
+        for pid, text in ((gone.pid, "there is no process"), (target.pid, "does not run Python")):
+            done = splunk_profiler(verb, str(pid))
+            assert done.returncode == 1
+            assert done.stdout == ""
+            assert text in done.stderr
+            assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,135 @@
+"""The end of a service whose transactions wait, and what interrupts it: everything is exported once, an exporter that
+hangs delays nobody, and nothing that an application does in a signal handler or a greenlet hangs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from signal import SIGTERM
+
+import pytest
+from command_line import COMMAND
+from host_profiler import Host
+from publishing_target import socket_folder
+from spoken_target import by_process, correlating, ids_of, names, register, report_to, socket_of, stack_of
+from target_process import TESTS, Target
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
+
+_LOST = "spans that waited for the host profiler were not sent: their exporter takes too long"
+_INSTRUMENT = Path(sys.executable).parent / "opentelemetry-instrument"
+_INSTALLED = any(point.name == "splunk_profiler" for point in entry_points(group="opentelemetry_post_instrument"))
+_ROOTS = [f"{number}" for number in range(10)]
+_ENDS_S = 25  # whoever waits for a hanging exporter as the SDK does would take 30
+
+
+@contextmanager
+def told(*command: str, mode: str = "true", delay_ms: int = 60_000) -> Iterator[Target]:
+    """A target that has introduced itself, has been told what was seen in its transaction, and goes on."""
+    with socket_folder() as folder, Target(*command, env=correlating(folder, mode)) as target:
+        process = target.json("ready")
+        with Host(socket_of(target.pid)) as host:
+            register(target, host, delay_ms)
+            report_to(host, process, stack_of(process["pid"]))
+        target.tell("on")
+        yield target
+        assert not list(folder.iterdir()), "a socket was left behind"
+
+
+@pytest.mark.parametrize(("way", "code"), [("return", 0), ("exit", 3), ("uncaught", 1), ("terminated", 3)])
+@pytest.mark.parametrize("first", ["provider", "profiler"])
+def test_what_waits_is_exported_when_the_process_ends(first: str, way: str, code: int) -> None:
+    with told("correlated_ends.py", "order", first, way) as target:
+        assert target.finish() == code, target.output
+        for exporter in ("simple", "batch"):
+            assert by_process(target, "own", exporter) == {target.pid: ids_of(target.pid)}
+        assert ("Traceback" in target.output) == (way == "uncaught"), target.output
+
+
+@pytest.mark.parametrize("first", ["provider", "profiler"])
+@pytest.mark.parametrize("delay_ms", [0, 60_000], ids=["while it runs", "when it ends"])
+def test_an_exporter_that_hangs_keeps_neither_the_end_nor_other_exporters_waiting(first: str, delay_ms: int) -> None:
+    with told("correlated_ends.py", "hanging", first, "simple", delay_ms=delay_ms) as target:
+        assert target.finish(_ENDS_S) == 0, target.output
+        assert target.json("hangs") == "own"
+        assert names(target, "dead") == []
+        assert sorted(names(target)) == sorted(["own", *_ROOTS])
+        assert target.output.count(_LOST) == 1, target.output
+        assert f"{len(_ROOTS) + 1} {_LOST}" in target.output
+
+
+@pytest.mark.parametrize("first", ["provider", "profiler"])
+def test_a_full_exporter_that_hangs_is_not_waited_for_at_the_end(first: str) -> None:
+    with told("correlated_ends.py", "hanging", first, "batch") as target:
+        assert target.finish(_ENDS_S) == 0, target.output
+        assert names(target) == ["own", *_ROOTS]
+        assert "Queue full, dropping Span" in target.output, "what was lost has not been said"
+
+
+def test_a_signal_handler_may_flush_while_its_thread_is_in_a_flush() -> None:
+    with told("correlated_ends.py", "terminated", "flush") as target:
+        target.line("exporting")
+        target.signal(SIGTERM)
+        assert target.finish() == 0, target.output
+        assert target.json("flushed") is True
+        assert target.json("result") is True
+        for exporter in ("standing", "batch"):
+            assert sorted(names(target, exporter)) == ["first", "own", "slow"]
+
+
+@pytest.mark.parametrize("how", ["shutdown", "exit"])
+def test_a_signal_handler_may_shut_down_while_its_thread_is_in_a_flush(how: str) -> None:
+    with told("correlated_ends.py", "terminated", how) as target:
+        target.line("exporting")
+        target.signal(SIGTERM)
+        assert target.finish() == (3 if how == "exit" else 0), target.output
+        assert sorted(names(target, "batch")) == ["first", "own", "slow"]
+
+
+def test_alarms_that_flush_wherever_the_main_thread_is_neither_lose_nor_double_anything() -> None:
+    with told("correlated_ends.py", "alarmed") as target:
+        ended = target.json("ended")
+        assert target.finish() == 0, target.output
+        expected = [f"{kind} {number + 1}" for kind, count in ended.items() for number in range(count)]
+        assert sorted(names(target)) == sorted(["own", *expected])
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+@pytest.mark.parametrize("kind", ["simple", "batch"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_transactions_of_greenlets_are_exported_once_in_a_patched_process(when: str, kind: str, delay_ms: int) -> None:
+    with told("correlated_ends.py", "green", when, kind, delay_ms=delay_ms) as target:
+        assert target.finish() == 0, target.output
+        assert target.json("flushed") is True
+        expected = [f"{number}.{turn}" for number in range(20) for turn in range(10)]
+        assert sorted(names(target)) == sorted(["own", *expected])
+        ids = ids_of(target.pid) if kind == "batch" else None  # what exports at once must not do so on another thread
+        assert by_process(target, "own") == {target.pid: ids}
+        assert "Traceback" not in target.output, target.output
+
+
+@pytest.mark.parametrize("mode", ["true", "auto"])
+def test_an_application_that_is_launched_and_configures_itself_is_correlated(mode: str) -> None:
+    application = str(TESTS / "targets" / "correlated_application.py")
+    with told(*COMMAND, "run", "--", sys.executable, application, mode=mode) as target:
+        assert target.finish() == 0, target.output
+        for exporter in ("simple", "batch"):
+            assert by_process(target, "own", exporter) == {target.pid: ids_of(target.pid)}
+
+
+@pytest.mark.skipif(not _INSTRUMENT.exists(), reason="opentelemetry-instrument is not there")
+@pytest.mark.skipif(not _INSTALLED, reason="the package is not installed, so it has no entry point")
+@pytest.mark.parametrize("mode", ["true", "auto"])
+def test_an_application_that_is_instrumented_and_configures_itself_is_correlated(mode: str) -> None:
+    application = str(TESTS / "targets" / "correlated_application.py")
+    with told(str(_INSTRUMENT), "--traces_exporter", "none", sys.executable, application, mode=mode) as target:
+        assert target.finish() == 0, target.output
+        for exporter in ("simple", "batch"):
+            assert by_process(target, "own", exporter) == {target.pid: ids_of(target.pid)}

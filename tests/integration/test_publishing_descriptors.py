@@ -1,0 +1,60 @@
+"""Applications that close all descriptors, as daemons do, with the profiler's socket among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from host_profiler import Host
+from publishing_target import publishing, socket_folder
+from target_process import Target
+
+pytest.importorskip("splunk_profiler._context")
+
+_ANEW = "DEBUG:splunk_profiler:the socket for host profilers had been closed and has been made anew"
+_CONTENTS = ["in a file", "in the other", "in a socket", "in a pipe"]
+_MOST_SOCKETS = 4
+
+
+def register(path: str, host_id: str) -> None:
+    """As a host profiler that has read the path."""
+    with Host(path) as host:
+        host.register(100, host_id, minor=2)
+
+
+def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_look_for_it() -> None:
+    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing(folder)) as target:
+        before = target.json("ready")
+        path = before["storage"]
+        assert before["bound"] == [path]
+        register(path, "before")
+        target.find(r"(has registered \(host\.id before\))")
+        target.tell("close")
+        target.line("closed")
+        target.line(_ANEW)
+        register(path, "after")
+        target.find(r"(has registered \(host\.id after\))")
+        target.tell("look")
+        assert target.json("look") == {"storage": path, "bound": [path], "contents": _CONTENTS}
+        assert list(folder.iterdir()) == [Path(path)]
+        target.tell("end")
+        assert target.json("left") == {"storage": None, "bound": []}
+        assert target.finish() == 0
+        assert not list(folder.iterdir())
+        assert "WARNING" not in target.output
+
+
+def test_an_application_that_closes_it_again_and_again_is_let_have_its_way_and_told_once() -> None:
+    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing(folder)) as target:
+        target.line("ready")
+        for number in range(1, _MOST_SOCKETS + 1):
+            target.tell("close")
+            target.lines(number, _ANEW)
+        target.tell("close")
+        target.find("(cannot send to this process any more: .* again and again)")
+        target.tell("look")
+        assert target.json("look") == {"storage": None, "bound": [], "contents": _CONTENTS}
+        assert not list(folder.iterdir())
+        target.tell("end")
+        assert target.finish() == 0
+        assert target.output.count("WARNING") == 1

@@ -1,0 +1,106 @@
+"""A second decoder of what host profilers send, and datagrams to try both with; shared by tests.
+
+Written from the specification ("Message Format", "Profiler Registration Message", "CPU Profiler Trace Correlation
+Message"), field by field, and apart from the sources: a mistake of theirs is not made here as well. `datagrams` makes
+millions cheaply: one random number and a slice of a block of random bytes are all that most of them cost.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+
+from splunk_profiler.correlation.messages import Malformed, Message, Registration, StackTraces, Unknown
+
+Facts = tuple[object, ...]
+
+_BLOCK = 4096  # datagrams made of one block of randomness
+_RANDOM_BYTES = 1 << 16
+_LONGEST = 127
+_REACH = 300  # bytes of the block that a datagram may take from its place on
+_HOSTS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 90]
+
+
+def _number(part: bytes) -> int:
+    return int.from_bytes(part, sys.byteorder)
+
+
+def facts(datagram: bytes) -> Facts:
+    """What the specification says of `datagram`."""
+    if len(datagram) < 4:
+        return ("discarded",)
+    kind, payload = _number(datagram[0:2]), datagram[4:]
+    if kind == 1:
+        if len(payload) < 16 + 8 + 16 + 2:
+            return ("discarded",)
+        trace_id, transaction_id = payload[:16], payload[16:24]
+        return ("stacks", trace_id.hex() + transaction_id.hex(), payload[24:40], _number(payload[40:42]))
+    if kind == 2:
+        return _registration(payload)
+    return ("unknown", kind)
+
+
+def _registration(payload: bytes) -> Facts:
+    if len(payload) < 4:
+        return ("discarded",)
+    delay, rest = _number(payload[:4]), payload[4:]
+    if not rest:
+        return ("registration", delay, "")  # a sender that knows no host id
+    size, text = _number(rest[:4]), rest[4:]
+    if len(rest) < 4 or len(text) < size:
+        return ("discarded",)
+    return ("registration", delay, str(text[:size], "utf-8", "replace"))
+
+
+def facts_of(message: Message) -> Facts:
+    """A decoded message in the same terms."""
+    if isinstance(message, StackTraces):
+        return ("stacks", f"{message.transaction:048x}", message.stack_trace_id, message.times)
+    if isinstance(message, Registration):
+        return ("registration", message.samples_delay_ms, message.host_id)
+    if isinstance(message, Unknown):
+        return ("unknown", message.message_type)
+    assert isinstance(message, Malformed)
+    return ("discarded",)
+
+
+def datagrams(count: int, seed: int) -> Iterator[bytes]:
+    """`count` datagrams, the same for the same `seed`: random ones, right ones, and right ones that were damaged."""
+    source = random.Random(seed)
+    for start in range(0, count, _BLOCK):
+        block = source.randbytes(_RANDOM_BYTES + _REACH)
+        numbers = memoryview(source.randbytes(8 * _BLOCK)).cast("Q")
+        for index in range(min(_BLOCK, count - start)):
+            yield _datagram(numbers[index], block)
+
+
+def _datagram(number: int, block: bytes) -> bytes:
+    """One that is made of the bits of `number` and of what stands in `block`."""
+    how, length, at = number & 7, number >> 3 & _LONGEST, number >> 10 & 0xFFFF
+    if how == 0:
+        return block[at : at + length]
+    if how == 1:  # a small number as its type
+        return (number >> 26 & 3).to_bytes(2, sys.byteorder) + block[at : at + length]
+    if how <= 3:  # just long enough, or about that
+        return _head(1, number) + block[at : at + 42 + ((number >> 26 & 7) - 4 if how == 3 else 0)]
+    start = _head(2, number) + block[at : at + 4]
+    return start if how == 4 else _with_host(start, how, number, block[at : at + 8])
+
+
+def _with_host(start: bytes, how: int, number: int, more: bytes) -> bytes:
+    """A registration with a host id, and what may become of it."""
+    host = _HOSTS[number >> 26 & 7]
+    whole = start + len(host).to_bytes(4, sys.byteorder) + host
+    damage = number >> 31 & 0xFF
+    if how == 5:
+        return whole + more[: damage & 3]
+    if how == 6:  # cut off, or with more than it says
+        return (whole + more)[: damage % (len(whole) + 9)]
+    place = damage % len(whole)  # one byte, be it of the head, the length or the text
+    return whole[:place] + bytes([number >> 39 & 0xFF]) + whole[place + 1 :]
+
+
+def _head(kind: int, number: int) -> bytes:
+    minor = number >> 48 if number >> 47 & 1 else number >> 48 & 3
+    return kind.to_bytes(2, sys.byteorder) + minor.to_bytes(2, sys.byteorder)

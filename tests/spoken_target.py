@@ -1,0 +1,89 @@
+"""What targets say of the spans that they export (`targets/spoken_spans.py`), and how a host profiler finds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import urlsafe_b64encode
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from host_profiler import Host
+from publishing_target import publishing as settings
+from target_process import Target
+
+from splunk_profiler.inspector import Reader
+
+SAMPLES = 5  # of each transaction
+_QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn of forks beside threads
+
+
+def correlating(folder: Path, mode: str = "true", **more: str) -> dict[str, str]:
+    """Settings of a service whose socket is in `folder`; in ``auto`` sampling has to be on."""
+    env = settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
+    if mode == "auto":
+        env |= {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9"}
+    return env
+
+
+def socket_of(pid: int) -> str:
+    """The socket that process `pid` says it has, as a host profiler reads it."""
+    with Reader(pid, strict_host=True) as reader:
+        report = reader.read()
+    assert report.storage is not None, report.reasons
+    assert report.socket_accepted, report.reasons
+    return report.storage.socket_path
+
+
+def register(target: Target, host: Host, delay_ms: int = 60_000) -> None:
+    """Transactions of the target's first process wait that long from now on."""
+    host.register(delay_ms)
+    target.find("(has registered)")
+
+
+def stack_of(number: int) -> bytes:
+    """A stack-trace id that nobody else has: of a process id or a span id."""
+    return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+
+
+def ids_of(number: int) -> dict[str, int]:
+    """What has to be on a transaction in which `SAMPLES` of `stack_of` were seen."""
+    return {urlsafe_b64encode(stack_of(number)).rstrip(b"=").decode(): SAMPLES}
+
+
+def report_to(host: Host, process: dict[str, Any], stack: bytes) -> None:
+    """Tell a process what was seen in the transaction that it has introduced."""
+    for _ in range(SAMPLES):
+        host.report_ids(process["trace_id"], process["span_id"], stack)
+
+
+def report_to_each(target: Target, processes: list[dict[str, Any]], mode: str) -> set[str]:
+    """Tell each process that its own stack was seen in its transaction. The sockets.
+
+    In ``auto``, returns when each has heard that there is a profiler: only what ends from then on waits.
+    """
+    sockets = {process["pid"]: socket_of(process["pid"]) for process in processes}
+    for process in processes:
+        with Host(sockets[process["pid"]]) as host:
+            report_to(host, process, stack_of(process["pid"]))
+    for pid in sockets if mode == "auto" else ():
+        target.find(rf'^log {{"pid": {pid}, .*(has registered|sends stack traces)')
+    return set(sockets.values())
+
+
+def exported(target: Target) -> list[dict[str, Any]]:
+    """All that has been exported so far."""
+    return [json.loads(line) for line in target.lines(0, "exported ")]
+
+
+def names(target: Target, exporter: str = "simple") -> list[str]:
+    """The names of what an exporter has got, in order."""
+    return [one["name"] for one in exported(target) if one["exporter"] == exporter]
+
+
+def by_process(target: Target, name: str, exporter: str = "simple") -> dict[int, Any]:
+    """The ids on each process's only span of this name."""
+    found = [(one["pid"], one["ids"]) for one in exported(target) if (one["name"], one["exporter"]) == (name, exporter)]
+    assert len(found) == len(dict(found)), f"{name!r} was exported twice: {Counter(pid for pid, _ in found)}"
+    return dict(found)

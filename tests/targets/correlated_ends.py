@@ -1,0 +1,235 @@
+"""A service that ends or is interrupted while transactions wait for a host profiler: ``correlated_ends.py SCENE …``.
+
+Says ``ready {…}`` in a transaction of its own, and goes on when a line arrives; the function of the scene says what it
+does then. What is exported is said (see `spoken_spans`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from marked_work import say
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
+from spoken_spans import Saying, introduced, say_what_is_logged
+
+import splunk_profiler
+
+_NEVER_MS = 3_600_000
+_ROOTS = 10
+_ALARMS = 300
+_ALARM_S = 0.0003
+TRACER = trace.get_tracer("ends")  # asked for once: the SDK makes each with a lock held
+
+
+class Hanging(Saying):
+    """Never comes back from an export."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Hang."""
+        say("hangs", spans[0].name)
+        threading.Event().wait()
+        return super().export(spans)
+
+
+class Standing(Saying):
+    """Stands in the export of the span ``slow`` until somebody has written to a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__("standing")
+        self._read, self._write = os.pipe()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Say `spans`, and stand."""
+        if spans[0].name == "slow":
+            say("exporting")
+            os.read(self._read, 1)
+        return super().export(spans)
+
+    def go_on(self) -> None:
+        """Write to the pipe."""
+        os.write(self._write, b"\n")
+
+
+class Locking(Saying):
+    """Others run while it exports with a lock held, as they do while a greenlet waits for a collector."""
+
+    def __init__(self) -> None:
+        super().__init__("simple")
+        self._lock = threading.Lock()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Say `spans`, after the others have had their turn."""
+        with self._lock:
+            time.sleep(0.001)
+            return super().export(spans)
+
+
+def simple(name: str = "simple") -> SpanProcessor:
+    return SimpleSpanProcessor(Saying(name))
+
+
+def batch(exporter: Saying, **settings: Any) -> SpanProcessor:
+    return BatchSpanProcessor(exporter, schedule_delay_millis=_NEVER_MS, **settings)
+
+
+def provided(*processors: SpanProcessor, first: str = "provider", **settings: Any) -> TracerProvider:
+    """A provider that has these, and the profiler runs. Who was `first` hears last of the end."""
+    if first == "profiler":
+        assert splunk_profiler.start()
+    provider = TracerProvider(**settings)
+    for processor in processors:
+        provider.add_span_processor(processor)
+    trace.set_tracer_provider(provider)
+    if first == "provider":
+        assert splunk_profiler.start()
+    return provider
+
+
+def root(name: str) -> trace.Span:
+    return TRACER.start_span(name, Context())
+
+
+def met(name: str = "own") -> trace.Span:
+    """A span in which the test has looked at the process and sent what it has to send."""
+    with trace.use_span(root(name)) as span:
+        say("ready", introduced(span))
+        assert sys.stdin.readline()
+    return span
+
+
+class UncaughtError(Exception):
+    """Nobody catches this."""
+
+
+def _raise_uncaught() -> None:
+    raise UncaughtError
+
+
+def _be_terminated() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "return": lambda: None,
+    "exit": lambda: sys.exit(3),
+    "uncaught": _raise_uncaught,
+    "terminated": _be_terminated,
+}
+
+
+def order(first: str, way: str) -> None:
+    """The transaction ends, and the process after it."""
+    provided(simple(), batch(Saying("batch")), first=first)
+    met().end()
+    WAYS[way]()
+
+
+def hanging(first: str, kind: str) -> None:
+    """One exporter hangs for good, the other one does not; many transactions end, and the process after them."""
+    if kind == "simple":
+        provided(SimpleSpanProcessor(Hanging("dead")), simple(), first=first)
+    else:
+        full = batch(Hanging("dead"), max_queue_size=4, max_export_batch_size=2)
+        provided(full, simple(), first=first, shutdown_on_exit=False)  # for which the SDK waits half a minute
+    met().end()
+    for number in range(_ROOTS):
+        root(f"{number}").end()
+
+
+def terminated(how: str) -> None:
+    """The main thread is in a flush, in an exporter that stands, when a signal has it flush or shut down once more."""
+    standing = Standing()
+    provider = provided(SimpleSpanProcessor(standing), batch(Saying("batch")))
+
+    def handle(*_: object) -> None:
+        say("handling")
+        if how == "flush":
+            say("flushed", provider.force_flush())
+        else:
+            provider.shutdown()
+        standing.go_on()
+        if how == "exit":
+            sys.exit(3)
+
+    signal.signal(signal.SIGTERM, handle)
+    span = met()
+    root("first").end()
+    root("slow").end()
+    span.end()
+    say("result", provider.force_flush())
+
+
+def alarmed() -> None:
+    """Alarms, each of which flushes, wherever the main thread is; which ends spans and flushes as well."""
+    provider = provided(simple())
+    span = met()
+    heard = ended = 0
+
+    def hear(*_: object) -> None:
+        nonlocal heard
+        heard += 1
+        root(f"alarm {heard}").end()
+        provider.force_flush()
+        signal.setitimer(signal.ITIMER_REAL, _ALARM_S)
+
+    signal.signal(signal.SIGALRM, hear)
+    signal.setitimer(signal.ITIMER_REAL, _ALARM_S)
+    while heard < _ALARMS:
+        ended += 1
+        root(f"main {ended}").end()
+        if ended % 10 == 0:
+            provider.force_flush()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    span.end()
+    say("ended", {"main": ended, "alarm": heard})
+
+
+def green(when: str, kind: str) -> None:
+    """gevent replaces threads and locks before or after the profiler has started; greenlets work in transactions."""
+    from gevent import (  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: PLC0415
+        monkey,
+    )
+
+    if when == "before":
+        monkey.patch_all()
+    else:
+        assert splunk_profiler.start()
+        monkey.patch_all()
+    import gevent  # noqa: PLC0415
+
+    processor = (
+        SimpleSpanProcessor(Locking())
+        if kind == "simple"
+        else batch(Saying(), max_queue_size=4, max_export_batch_size=2)
+    )
+    provider = provided(processor, first="provider" if when == "before" else "")
+    span = met()
+
+    def work(number: int) -> None:
+        for turn in range(_ROOTS):
+            with TRACER.start_as_current_span(f"{number}.{turn}", Context()):
+                gevent.sleep(0)
+
+    gevent.joinall([gevent.spawn(work, number) for number in range(_ROOTS)])
+    say("flushed", provider.force_flush())
+    gevent.joinall([gevent.spawn(work, number) for number in range(_ROOTS, 2 * _ROOTS)])
+    span.end()
+
+
+SCENES: dict[str, Callable[..., None]] = {
+    scene.__name__: scene for scene in (order, hanging, terminated, alarmed, green)
+}
+
+if __name__ == "__main__":
+    say_what_is_logged()
+    SCENES[sys.argv[1]](*sys.argv[2:])

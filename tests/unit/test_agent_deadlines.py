@@ -1,0 +1,56 @@
+"""Absolute deadlines: no drift, no bursts, what was left out is counted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splunk_profiler.inspector.deadlines import Deadlines
+
+
+def test_the_first_instant_is_the_start() -> None:
+    deadlines = Deadlines(0.5, 100.0)
+    assert deadlines.at == 100.0
+    assert deadlines.due(100.0)
+    assert not deadlines.due(100.0)
+    assert deadlines.at == 100.5
+
+
+def test_what_comes_late_does_not_move_what_follows() -> None:
+    deadlines = Deadlines(0.5, 0.0)
+    for number in range(1000):
+        assert deadlines.due(number * 0.5 + 0.25)
+    assert deadlines.at == 500.0
+    assert deadlines.missed == 0
+
+
+def test_after_a_stall_there_is_no_burst_and_the_instants_left_out_are_counted() -> None:
+    deadlines = Deadlines(0.5, 0.0)
+    assert deadlines.due(0.0)
+    assert deadlines.due(3.25)
+    assert deadlines.missed == 5, "those of 0.5, 1.0, 1.5, 2.0 and 2.5 s; this is the one of 3.0 s"
+    assert not deadlines.due(3.25)
+    assert deadlines.at == 3.5
+
+
+def test_nothing_is_due_before_the_start() -> None:
+    deadlines = Deadlines(1.0, 10.0)
+    assert not deadlines.due(9.0)
+    assert deadlines.at == 10.0
+
+
+@given(
+    st.floats(0.001, 10), st.floats(0, 1e6), st.lists(st.floats(0, 100, allow_subnormal=False), min_size=1, max_size=40)
+)
+def test_every_instant_is_done_or_missed_and_the_next_lies_ahead(
+    period: float, start: float, steps: list[float]
+) -> None:
+    deadlines, now, done = Deadlines(period, start), start, 0
+    for step in steps:
+        now += step
+        before = deadlines.at
+        if deadlines.due(now):
+            done += 1
+            assert before <= now
+        assert deadlines.at > now
+    assert deadlines.at == start + (done + deadlines.missed) * period

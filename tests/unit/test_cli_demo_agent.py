@@ -1,0 +1,55 @@
+"""What the demo says of the host agent beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splunk_profiler.cli.demo_agent import readable_by_descendants, told
+
+UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded", "text": "no library is loaded"}]}
+
+
+def saying(folder: Path, *lines: str | dict[str, Any]) -> str:
+    log = folder / "host-agent.log"
+    log.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), "utf-8")
+    return told(log)
+
+
+def totals(**numbers: int) -> dict[str, Any]:
+    return {"event": "totals", "processes": 1, "samples": 0, "lost_samples": 0, **numbers}
+
+
+def test_what_was_sent_and_what_was_lost_is_told(tmp_path: Path) -> None:
+    assert saying(tmp_path, UNSEEN, totals(samples=1234)) == "sent 1,234 samples of transactions to the service"
+    assert saying(tmp_path, totals(samples=5, lost_samples=2)).endswith("to the service; 2 were lost")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["splunk-profiler: error: process 7 may not be read"], "process 7 may not be read"),
+        ([UNSEEN, totals(processes=0)], "no library is loaded"),
+        ([], "it does not say why"),
+        (["17"], "17"),
+    ],
+)
+def test_an_agent_that_could_not_follow_the_service_is_told_of_in_one_line(
+    tmp_path: Path, lines: list[Any], why: str
+) -> None:
+    assert saying(tmp_path, *lines) == f"could not follow the service, and the demo went on without it: {why}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is nothing like it elsewhere")
+def test_a_process_becomes_another_program_all_the_same(tmp_path: Path) -> None:
+    name_it = readable_by_descendants(os.getpid())
+    said = subprocess.run(
+        [sys.executable, "-c", "print('here')"], preexec_fn=name_it, capture_output=True, check=True, cwd=tmp_path
+    )
+    assert said.stdout == b"here\n"

@@ -1,0 +1,237 @@
+"""How long transactions wait, turn by turn: the correlator's clock and its mailbox are the test's."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Span
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
+from host_profiler import STACK, TEXT, Exported, Host
+
+from splunk_profiler import _context
+from splunk_profiler.correlation.correlator import Correlator, Feedback
+from splunk_profiler.correlation.inbox import Inbox
+from splunk_profiler.runtime.decoration import Decoration
+
+_MS = 1_000_000
+_LONG_S = 60
+_MARGIN_MS = 20
+
+
+class Turns:
+    """A mailbox whose every `take` is a turn of the correlator that the test has it make.
+
+    Says how long the correlator would wait, and gives it what the test says, which has waited in the meantime.
+    """
+
+    def __init__(self, _descriptor: int) -> None:
+        self.waits_s: SimpleQueue[float] = SimpleQueue()
+        self.given: SimpleQueue[list[bytes]] = SimpleQueue()
+        self._stopped: SimpleQueue[None] = SimpleQueue()
+        self.woken = 0
+
+    def run(self) -> bool:
+        """Until it is stopped."""
+        self._stopped.get()
+        return True
+
+    def take(self, timeout_s: float) -> list[bytes]:
+        """What the test gives; without a wait, what has come since then, which is nothing."""
+        if not timeout_s:
+            return []
+        self.waits_s.put(timeout_s)
+        return self.given.get()
+
+    def wake(self) -> None:
+        """Counted."""
+        self.woken += 1
+
+    def stop(self) -> None:
+        """End `run` and `take`."""
+        self._stopped.put(None)
+        self.given.put([])
+
+    def counts(self) -> tuple[int, int]:
+        """None came through it."""
+        return 0, 0
+
+
+@dataclass
+class Waiting:
+    """A correlator at the beginning of a turn: it is about to wait."""
+
+    turns: Turns
+    provider: TracerProvider
+    exported: Exported
+    now_ns: int = 0
+    wait_s: float = 0.0
+    made: list[Any] = field(default_factory=list)
+
+    def turn(self, *datagrams: bytes, at_ms: float | None = None) -> float:
+        """These messages come, it may be at another time; what the correlator does then is over. How long it waits."""
+        if at_ms is not None:
+            self.now_ns = int(at_ms * _MS)
+        self.turns.given.put(list(datagrams))
+        self.wait_s = self.turns.waits_s.get(timeout=_LONG_S)
+        return self.wait_s
+
+    def end(self, name: str, at_ms: float) -> Span:
+        """A transaction that ends then."""
+        span = self.provider.get_tracer("t").start_span(name)
+        self.now_ns = int(at_ms * _MS)
+        span.end()
+        return span
+
+
+@contextmanager
+def correlating(at_once: bool = True) -> Iterator[Waiting]:
+    exported = Exported()
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    made: list[Turns] = []
+
+    def make(descriptor: int) -> Turns:
+        made.append(Turns(descriptor))
+        return made[-1]
+
+    holder: list[Waiting] = []
+    clock: Callable[[], int] = lambda: holder[0].now_ns if holder else 0  # noqa: E731
+    correlator = Correlator(Feedback(at_once=at_once, buffer_size=10), make, Decoration, clock)
+    correlator.meet(vars(provider)["_active_span_processor"])
+    correlator.listen(-1, lambda: None)
+    waiting = Waiting(made[0], provider, exported)
+    holder.append(waiting)
+    waiting.wait_s = waiting.turns.waits_s.get(timeout=_LONG_S)
+    try:
+        yield waiting
+    finally:
+        correlator.close()
+        correlator.stop(0)
+        provider.shutdown()
+
+
+def registration(delay_ms: int) -> bytes:
+    return struct.pack("=HHI", 2, 1, delay_ms)
+
+
+def stack_trace(span: Span, count: int = 1) -> bytes:
+    context = span.get_span_context()
+    ids = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
+    return struct.pack("=HH24s16sH", 1, 1, ids, STACK, count)
+
+
+def test_transactions_wait_for_a_second_while_no_profiler_has_said_how_long_it_takes() -> None:
+    with correlating() as waiting:
+        waiting.end("root", at_ms=5000)
+        assert waiting.turn(at_ms=5000) == 1.0
+        waiting.turn(at_ms=5999.999)
+        assert waiting.exported.names == []
+        waiting.turn(at_ms=6000)
+        assert waiting.exported.names == ["root"]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 100, 5000, 60_000])
+def test_after_a_registration_they_wait_for_the_samples_delay_and_a_margin(delay_ms: int) -> None:
+    with correlating() as waiting:
+        waiting.turn(registration(delay_ms))
+        waiting.end("root", at_ms=1000)
+        due_ms = 1000 + delay_ms + _MARGIN_MS
+        assert waiting.turn() == pytest.approx((delay_ms + _MARGIN_MS) / 1000)
+        waiting.turn(at_ms=due_ms - 0.001)
+        assert waiting.exported.names == []
+        waiting.turn(at_ms=due_ms)
+        assert waiting.exported.names == ["root"]
+
+
+def test_the_last_registration_counts_also_for_what_waits_already() -> None:
+    with correlating() as waiting:
+        waiting.turn(registration(10_000))
+        waiting.end("root", at_ms=1000)
+        assert waiting.turn() == pytest.approx(10.02)
+        waiting.turn(registration(200), at_ms=1219.999)
+        assert waiting.exported.names == []
+        waiting.turn(at_ms=1220)
+        assert waiting.exported.names == ["root"]
+
+
+def test_a_delay_of_hours_is_cut_to_a_minute() -> None:
+    with correlating() as waiting:
+        waiting.turn(registration(0xFFFFFFFF))
+        waiting.end("root", at_ms=0)
+        assert waiting.turn() == pytest.approx(60.02)
+
+
+def test_after_a_first_stack_trace_in_auto_they_wait_for_a_second() -> None:
+    with correlating(at_once=False) as waiting:
+        span = waiting.end("nobody is there", at_ms=0)
+        assert waiting.exported.names == ["nobody is there"]
+        waiting.turn(stack_trace(span))
+        waiting.end("root", at_ms=10)
+        assert waiting.exported.names == ["nobody is there"]
+        assert waiting.turn() == 1.0
+        waiting.turn(at_ms=1010)
+        assert waiting.exported.names == ["nobody is there", "root"]
+
+
+def test_what_has_come_is_counted_before_what_is_due_is_forwarded() -> None:
+    with correlating() as waiting:
+        span = waiting.end("root", at_ms=0)
+        waiting.turn(stack_trace(span, 3), at_ms=1000)
+        assert waiting.exported.ids("root") == {TEXT[STACK]: 3}
+
+
+def test_what_comes_too_late_changes_nothing() -> None:
+    with correlating() as waiting:
+        span = waiting.end("root", at_ms=0)
+        waiting.turn(at_ms=1000)
+        waiting.turn(stack_trace(span))
+        assert waiting.exported.ids("root") is None
+        assert waiting.exported.names == ["root"]
+
+
+def test_they_are_forwarded_one_after_another_each_when_it_is_due() -> None:
+    with correlating() as waiting:
+        for at_ms in (0, 300, 600):
+            waiting.end(str(at_ms), at_ms)
+        waiting.turn(at_ms=1000)
+        assert waiting.exported.names == ["0"]
+        assert waiting.wait_s == pytest.approx(0.3)
+        waiting.turn(at_ms=1600)
+        assert waiting.exported.names == ["0", "300", "600"]
+        assert waiting.wait_s == 3600, "nothing waits: nobody needs to look"
+
+
+def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_further_one() -> None:
+    with correlating() as waiting:
+        assert waiting.wait_s == 3600
+        for number in range(5):
+            waiting.end(str(number), at_ms=0)
+        assert waiting.turns.woken == 1
+
+
+def test_a_message_that_nobody_has_read_from_the_socket_yet_is_taken_all_the_same() -> None:
+    with TemporaryDirectory(prefix="s") as directory:
+        inbox = Inbox(directory)
+        mailbox = _context.Mailbox(inbox.fileno())
+        (path,) = Path(directory).iterdir()
+        with Host(path) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+            other.connect(str(path))
+            host.send(b"first")
+            other.send(b"second")
+            assert mailbox.take(0) == [b"first", b"second"]
+        mailbox.stop()
+        inbox.close()

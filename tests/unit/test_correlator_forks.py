@@ -1,0 +1,100 @@
+"""A fork while transactions are handed to an exporter on the correlator's own thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from correlator_bench import WAIT_S, Bench
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+
+class Locking(SpanProcessor):
+    """Exports with a lock held, as many do, and stays in there until it is let go."""
+
+    def __init__(self) -> None:
+        self.span_exporter = self  # which makes it one that exports
+        self.lock = threading.Lock()
+        self.entered = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+        self.ended: list[str] = []
+
+    def export(self) -> None:
+        """It has one."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with self.lock:
+            self.entered.release()
+            assert self.go_on.acquire(timeout=WAIT_S)
+            self.ended.append(span.name)
+
+
+@pytest.fixture
+def locking(tmp_path: Any) -> Any:
+    bench = Bench(tmp_path, at_once=True, resource={})
+    processor = Locking()
+    bench.provider.add_span_processor(processor)
+    bench.register()
+    yield bench, processor
+    for _ in range(10):
+        processor.go_on.release()
+    bench.end()
+
+
+def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins_before_it_is_over(
+    locking: tuple[Bench, Locking],
+) -> None:
+    bench, processor = locking
+    bench.tracer.start_span("one").end()
+    assert processor.entered.acquire(timeout=WAIT_S)
+    found: list[bool] = []
+
+    def fork() -> None:
+        bench.correlator.hold(WAIT_S)
+        bench.tracer.start_span("two").end()
+        found.append(processor.lock.locked())
+        bench.correlator.release()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    processor.go_on.release()
+    forking.join(WAIT_S)
+    assert found == [False]
+    assert processor.entered.acquire(timeout=WAIT_S)
+    processor.go_on.release()
+    bench.provider.force_flush()
+    assert processor.ended == ["one", "two"]
+
+
+def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(locking: tuple[Bench, Locking]) -> None:
+    bench, processor = locking
+    bench.tracer.start_span("one").end()
+    assert processor.entered.acquire(timeout=WAIT_S)
+    bench.correlator.hold(0.01)
+    bench.correlator.release()
+    bench.correlator.hold(threading.TIMEOUT_MAX)  # returns at once, or never
+    bench.correlator.release()
+    processor.go_on.release()
+    bench.provider.force_flush()
+    bench.correlator.hold(WAIT_S)
+    assert not processor.lock.locked()
+    bench.correlator.release()
+
+
+def test_an_exporter_may_fork_itself(locking: tuple[Bench, Locking]) -> None:
+    bench, processor = locking
+
+    class Forking(SpanProcessor):
+        exporter = processor
+
+        def on_end(self, span: ReadableSpan) -> None:
+            bench.correlator.hold(threading.TIMEOUT_MAX)
+            bench.correlator.release()
+            processor.ended.append(f"forked in {span.name}")
+
+    processor.go_on.release()
+    bench.provider.add_span_processor(Forking())
+    bench.tracer.start_span("one").end()
+    bench.provider.force_flush()
+    assert sorted(processor.ended) == ["forked in one", "one"]

@@ -1,0 +1,85 @@
+"""What ends a correlator, and what does not: stops while profilers go on sending, and exporters that end threads."""
+
+from __future__ import annotations
+
+import sys
+from asyncio import CancelledError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from correlator_bench import Bench
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from splunk_profiler._context import Mailbox
+from splunk_profiler.correlation.exporting import Exporting
+
+
+class Talkative:
+    """A mailbox that gets a message of a host profiler whenever somebody wakes its reader."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._mailbox = Mailbox(descriptor)
+        self.say: Any = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mailbox, name)
+
+    def wake(self) -> None:
+        self.say()
+        self._mailbox.wake()
+
+
+@pytest.mark.parametrize("kind", ["a report", "a registration"])
+def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Path, kind: str) -> None:
+    made: list[Talkative] = []
+
+    def talkative(descriptor: int) -> Talkative:
+        made.append(Talkative(descriptor))
+        return made[-1]
+
+    bench = Bench(tmp_path, at_once=True, resource={}, mailbox=talkative)
+    span = bench.tracer.start_span("seen")
+    held = bench.processor.on_end  # a thread of the application may have it in its hands, and call it later
+    made[-1].say = (lambda: bench.saw(span)) if kind == "a report" else bench.register
+    bench.correlator.stop(1)
+    made[-1].say = lambda: None
+    try:
+        late: Any = bench.tracer.start_span("late")
+        held(late)
+        assert [one.name for one in bench.exporter.get_finished_spans()] == ["late"]
+        assert not {"on_end", "on_start"} & vars(bench.processor).keys()
+    finally:
+        bench.end()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, CancelledError])
+def test_an_exporter_that_ends_threads_does_not_end_the_one_that_forwards(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    class Ending(SimpleSpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            super().on_end(span)
+            raise kind
+
+    bench = Bench(tmp_path, at_once=True, resource={})
+    bench.provider.add_span_processor(Ending(InMemorySpanExporter()))
+    bench.register()
+    try:
+        for name in ("one", "two"):
+            assert bench.run_span(name).name == name
+    finally:
+        bench.end()
+
+
+def test_a_queue_that_cannot_be_measured_is_taken_for_one_without_an_end() -> None:
+    class Batch:
+        _queue = SimpleNamespace(maxlen=10)
+
+    class Odd(SimpleSpanProcessor):
+        _batch_processor = Batch()
+
+    assert Exporting(Odd(InMemorySpanExporter())).room == sys.maxsize

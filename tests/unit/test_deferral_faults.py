@@ -1,0 +1,182 @@
+"""Deferral with spans, processors and sets of processors that are made otherwise than the SDK's."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+from deferral_bench import ID, Bench
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
+
+
+class View:
+    """A span as filters show it to exporters; it cannot be copied: its copy looks for what it shows, without end."""
+
+    def __init__(self, span: ReadableSpan) -> None:
+        self._span = span
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._span, name)
+
+
+class Viewing(SpanProcessor):
+    """Hands on views of spans."""
+
+    def __init__(self, inner: SpanProcessor) -> None:
+        self._inner = inner
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self._inner.on_start(span, parent_context)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._inner.on_end(View(span))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def viewed() -> Bench:
+    bench = Bench()
+    bench.add(Viewing(SimpleSpanProcessor(bench.exporter)))
+    bench.activate()
+    return bench
+
+
+def test_a_transaction_that_cannot_be_annotated_is_exported_as_it_is(
+    viewed: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    span = viewed.tracer.start_span("root")
+    viewed.seen(span)
+    span.end()
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        viewed.forwarding.forward(viewed.now_ns)
+    assert viewed.names == ["root"]
+    assert caplog.text.count("an error in writing on spans what host profilers say") == 1
+
+
+def test_a_span_that_cannot_be_told_its_host_is_exported_as_it_is_and_the_application_sees_no_error(
+    viewed: Bench,
+) -> None:
+    viewed.host_id.value = "h1"
+    with viewed.tracer.start_as_current_span("root"):
+        viewed.tracer.start_span("child").end()
+    assert viewed.names == ["child"]
+    viewed.forwarding.forward(viewed.now_ns)
+    assert viewed.names == ["child", "root"]
+
+
+def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
+    bench = Bench()
+    bench.add(Viewing(SimpleSpanProcessor(bench.exporter)))
+    bench.add(SimpleSpanProcessor(bench.exporter))
+    bench.activate()
+    span = bench.tracer.start_span("root")
+    bench.seen(span)
+    span.end()
+    bench.forwarding.forward(bench.now_ns)
+    ids = [(one.attributes or {}).get(STACK_TRACE_IDS) for one in bench.exporter.get_finished_spans()]
+    assert sorted(ids, key=str) == [(ID,), None]
+
+
+class FlushingAtEachEnd(BatchSpanProcessor):
+    """What must be out when a request is over, as in functions that may be frozen then."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        super().on_end(span)
+        self.force_flush()
+
+
+@pytest.mark.parametrize("who", ["our own thread", "a flush", "a shutdown"])
+def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_that_is(who: str) -> None:
+    bench = Bench(size=2_000)
+    bench.add(FlushingAtEachEnd(bench.exporter))
+    bench.activate()
+    names = [f"root {number}" for number in range(2_000)]
+    for name in names:
+        bench.tracer.start_span(name).end()
+    if who == "our own thread":
+        bench.forwarding.forward(bench.now_ns)
+    elif who == "a flush":
+        bench.provider.force_flush()
+    bench.provider.shutdown()
+    assert sorted(bench.names) == sorted(names)
+
+
+class Slow(SimpleSpanProcessor):
+    """Each export takes 50 milliseconds of the bench's time."""
+
+    bench: Bench
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.bench.now_ns += 50_000_000
+        super().on_end(span)
+
+
+def slow_bench() -> Bench:
+    """A bench with a slow exporter, for which twenty transactions wait."""
+    bench = Bench()
+    slow = Slow(bench.exporter)
+    slow.bench = bench
+    bench.add(slow)
+    bench.activate()
+    for number in range(20):
+        bench.tracer.start_span(f"root {number}").end()
+    return bench
+
+
+def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
+    bench = slow_bench()
+    assert not bench.forwarding.forward(bench.now_ns)
+    assert 0 < len(bench.names) < 20
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    assert len(bench.names) == 20
+
+
+def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
+    bench = slow_bench()
+    assert bench.names == []
+    assert not bench.forwarding.forward(bench.now_ns + 2_000_000_000)
+    before = len(bench.names)
+    for number in range(5):
+        bench.tracer.start_span(f"late {number}").end()
+    assert bench.names[before:] == [f"root {before + number}" for number in range(5)]
+    while not bench.forwarding.forward(bench.now_ns):
+        pass
+    bench.tracer.start_span("in time").end()
+    assert "in time" not in bench.names
+    assert len(bench.names) == 25
+
+
+class Lasting(SpanExporter):
+    """Exports to one that is not shut down with it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._to = exporter
+
+    def export(self, spans: Any) -> SpanExportResult:
+        return self._to.export(spans)
+
+
+def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
+    bench = Bench()
+    bench.activate()
+    gone: list[weakref.ref[Any]] = []
+    for turn in range(5):
+        provider = TracerProvider(shutdown_on_exit=False)
+        bench.deferral.meet(provider._active_span_processor)
+        processor = SimpleSpanProcessor(Lasting(bench.exporter))
+        provider.add_span_processor(processor)
+        provider.get_tracer("t").start_span(f"root {turn}").end()
+        assert bench.names == [f"root {number}" for number in range(turn)]
+        provider.shutdown()
+        assert not {"on_end", "shutdown"} & (vars(processor).keys() | vars(provider._active_span_processor).keys())
+        gone += [weakref.ref(processor), weakref.ref(provider._active_span_processor)]
+        del provider, processor
+    gc.collect()
+    assert [one() for one in gone] == [None] * 10
+    bench.deferral.leave(1)

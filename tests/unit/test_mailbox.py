@@ -1,0 +1,428 @@
+"""The mailbox: what it gathers, what it refuses, who ends it, and what may happen to its descriptor meanwhile."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
+from mailbox_threads import WAIT_S, Reading, number_of, numbered
+
+from splunk_profiler._context import Mailbox
+
+MOST = 1024  # messages that it gathers, and bytes of one
+MANY = 5000
+
+
+@pytest.fixture
+def reading() -> Any:
+    """Not reading yet."""
+    with Reading() as made:
+        yield made
+
+
+def test_messages_come_once_and_in_their_order_however_many(reading: Reading) -> None:
+    reading.start()
+    seen: list[int] = []
+
+    def take() -> None:
+        while len(seen) < MANY:
+            seen.extend(map(number_of, reading.mailbox.take(WAIT_S)))
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    for number in range(MANY):
+        reading.send(numbered(number))
+    taker.join(WAIT_S)
+    assert seen == list(range(MANY))
+    assert reading.mailbox.counts() == (MANY, 0)
+
+
+@pytest.mark.parametrize("size", [1, 46, 1023, MOST])
+def test_a_message_comes_whole(reading: Reading, size: int) -> None:
+    message = os.urandom(size)
+    reading.start()
+    reading.send(message)
+    assert reading.taken(1) == [message]
+
+
+def test_an_empty_message_is_one(reading: Reading) -> None:
+    reading.start()
+    for message in (b"", b"a", b"", b""):
+        reading.send(message)
+    assert reading.taken(4) == [b"", b"a", b"", b""]
+
+
+@pytest.mark.parametrize("size", [MOST + 1, 65536])
+def test_a_message_that_is_too_long_is_counted_and_left_out(reading: Reading, size: int) -> None:
+    reading.start()
+    for message in (b"before", bytes(size), b"after"):
+        reading.send(message)
+    seen: list[bytes] = []
+    while len(seen) < 2:
+        seen += reading.mailbox.take(WAIT_S)
+    assert seen == [b"before", b"after"]
+    assert reading.mailbox.counts() == (3, 1)
+
+
+def test_descriptors_that_come_with_a_message_are_not_kept(reading: Reading) -> None:
+    reading.start()
+    kept, sent = os.pipe()
+    socket.send_fds(reading.sender, [b"with a descriptor"], [sent])
+    os.close(sent)
+    assert reading.taken(1) == [b"with a descriptor"]
+    assert os.read(kept, 1) == b""  # nobody holds the other end
+    os.close(kept)
+
+
+# ---- waiting ----
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.0, -1, -math.inf, math.nan, 0.001])
+def test_without_messages_there_are_none_after_the_timeout(reading: Reading, timeout_s: float) -> None:
+    assert reading.mailbox.take(timeout_s) == []
+
+
+@pytest.mark.parametrize("timeout_s", [3600, 1e9, math.inf])
+def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(reading: Reading, timeout_s: float) -> None:
+    reading.mailbox.wake()
+    reading.mailbox.wake()
+    assert reading.mailbox.take(timeout_s) == []
+    reading.start()
+    reading.send(b"message")
+    assert reading.mailbox.take(WAIT_S) == [b"message"]
+
+
+def test_a_wake_up_ends_the_waiting_of_another_thread(reading: Reading) -> None:
+    seen: list[list[bytes]] = []
+    taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
+    taker.start()
+    reading.mailbox.wake()
+    taker.join(WAIT_S)
+    assert seen == [[]]
+
+
+@pytest.mark.parametrize("timeout", ["soon", None, b"1"])
+def test_what_is_no_time_is_refused(reading: Reading, timeout: Any) -> None:
+    with pytest.raises(TypeError):
+        reading.mailbox.take(timeout)
+
+
+# ---- the end ----
+
+
+def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: Reading) -> None:
+    reading.start()
+    seen: list[list[bytes]] = []
+    taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
+    taker.start()
+    reading.mailbox.stop()
+    assert reading.ended() is True
+    taker.join(WAIT_S)
+    assert seen == [[]]
+
+
+def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: Reading) -> None:
+    reading.mailbox.stop()
+    reading.mailbox.stop()
+    reading.start()
+    assert reading.ended() is True
+    assert reading.mailbox.take(3600) == []
+    with pytest.raises(OSError, match=r"Broken pipe|Connection refused"):
+        reading.sender.send(b"message")
+
+
+def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: Reading) -> None:
+    reading.start()
+    reading.fill(b"message", MOST)
+    reading.mailbox.stop()
+    assert reading.ended() is True
+    assert reading.mailbox.take(3600) == [b"message"] * MOST
+    assert reading.mailbox.take(3600) == []
+
+
+def test_two_threads_cannot_read_for_one_mailbox(reading: Reading) -> None:
+    reading.start()
+    reading.send(b"it reads")
+    reading.taken(1)
+    with pytest.raises(RuntimeError, match="another thread reads"):
+        reading.mailbox.run()
+    reading.send(b"the first goes on")
+    assert reading.taken(1) == [b"the first goes on"]
+
+
+# ---- more than there is room for ----
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, MOST), (4, MOST), (46, MOST), (MOST, 63)])
+def test_a_full_mailbox_has_senders_wait_and_loses_nothing_that_was_sent(
+    reading: Reading, size: int, most: int
+) -> None:
+    reading.start()
+    sent = reading.fill(bytes(size), most)
+    assert reading.mailbox.counts() == (most, 0)
+    with pytest.raises(BlockingIOError):
+        reading.sender.send(bytes(size))
+    assert len(reading.mailbox.take(0)) == most
+    assert len(reading.taken(sent - most)) == sent - most
+    reading.send(b"it goes on")
+    assert reading.taken(1) == [b"it goes on"]
+
+
+def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: Reading) -> None:
+    reading.start()
+    sent = reading.fill(bytes(MOST + 1), MOST)
+    assert reading.mailbox.counts() == (MOST, MOST)
+    assert reading.mailbox.take(3600) == []
+    reading.send(b"it goes on")
+    seen: list[bytes] = []
+    while not seen:
+        seen = reading.mailbox.take(WAIT_S)
+    assert seen == [b"it goes on"]
+    assert reading.mailbox.counts() == (sent + 1, sent)
+
+
+def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: Reading) -> None:
+    senders, takers, each = 4, 3, 2000
+    seen: list[int] = []
+    over = threading.Event()
+
+    def send(first: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.connect(reading.receiver.getsockname())
+            for number in range(first, first + each):
+                own.send(numbered(number))
+
+    def take() -> None:
+        while not over.is_set():
+            seen.extend(map(number_of, reading.mailbox.take(0.05)))
+            if len(seen) >= senders * each:
+                over.set()
+
+    reading.start()
+    sending = [threading.Thread(target=send, args=(number * each,)) for number in range(senders)]
+    taking = [threading.Thread(target=take) for _ in range(takers)]
+    for thread in (*sending, *taking):
+        thread.start()
+    for thread in sending:
+        thread.join(WAIT_S)
+    assert over.wait(WAIT_S)
+    for thread in taking:
+        thread.join(WAIT_S)
+    assert sorted(seen) == list(range(senders * each))
+
+
+# ---- what others do to the descriptor, the thread, the process ----
+
+
+def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_the_next_message(
+    reading: Reading,
+) -> None:
+    reading.start()
+    reading.send(b"it reads")
+    reading.taken(1)
+    os.close(reading.receiver.fileno())
+    with suppress(ConnectionRefusedError):  # it has noticed already
+        reading.send(b"")
+    assert reading.ended() is False
+    assert reading.mailbox.take(0) == []
+
+
+def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: Reading) -> None:
+    os.close(reading.receiver.fileno())
+    reading.start()
+    assert reading.ended() is False
+
+
+def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: Reading) -> None:
+    reading.start()
+    reading.receiver.shutdown(socket.SHUT_RD)
+    assert reading.ended() is False
+
+
+def test_a_socket_that_is_closed_while_the_mailbox_is_full_ends_the_reading_once_there_is_room(
+    reading: Reading,
+) -> None:
+    reading.start()
+    reading.fill(b"message", MOST)
+    os.close(reading.receiver.fileno())
+    assert reading.mailbox.take(3600) == [b"message"] * MOST
+    assert reading.ended() is False
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down(
+    reading: Reading, started: str
+) -> None:
+    theirs, friend = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with theirs, friend:
+        friend.send(b"not ours")
+        if started == "before":
+            reading.start()
+            reading.send(b"it reads")
+            reading.taken(1)
+        number = reading.receiver.fileno()
+        os.dup2(theirs.fileno(), number)
+        if started == "after":
+            reading.start()
+        else:
+            with suppress(ConnectionRefusedError):  # the next message shows it, if nothing else has
+                reading.send(b"")
+        assert reading.ended() is False
+        reading.mailbox.stop()
+        assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
+        friend.send(b"still open")
+        assert theirs.recv(100, socket.MSG_DONTWAIT) == b"still open"
+        os.close(number)
+
+
+def test_a_file_under_the_number_is_left_alone(reading: Reading, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+") as file:
+        number = reading.receiver.fileno()
+        os.dup2(file.fileno(), number)
+        reading.start()
+        assert reading.ended() is False
+        reading.mailbox.stop()
+        os.write(number, b"theirs")
+        os.close(number)
+    assert (tmp_path / "file").read_bytes() == b"theirs"
+
+
+def test_what_is_no_socket_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+") as file:
+        mailbox = Mailbox(file.fileno())
+        assert mailbox.run() is False
+        mailbox.stop()
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "error"), [(-1, OSError), (1 << 20, OSError), ("3", TypeError), (None, TypeError)]
+)
+def test_what_is_not_open_is_refused(descriptor: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Mailbox(descriptor)
+
+
+def test_signals_that_reach_the_reading_thread_end_nothing(reading: Reading) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        reading.start()
+        for number in range(50):
+            signal.pthread_kill(reading.ident, signal.SIGUSR1)
+            reading.send(numbered(number))
+            assert reading.taken(1) == [numbered(number)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
+def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: Reading) -> None:
+    reading.start()
+    reading.send(b"gathered by the parent")
+    while reading.mailbox.counts() != (1, 0):
+        reading.mailbox.wake()
+    child = os.fork()
+    if child == 0:
+        _answer_of_a_child(reading.mailbox)
+    assert os.waitpid(child, 0)[1] == 0
+    reading.send(b"sent after the fork")
+    assert reading.taken(2) == [b"gathered by the parent", b"sent after the fork"]
+
+
+def _answer_of_a_child(mailbox: Mailbox) -> None:
+    status = 1
+    try:
+        signal.alarm(int(WAIT_S))
+        mailbox.wake()
+        right = mailbox.run() is True and mailbox.take(3600) == [] and mailbox.counts() == (0, 0)
+        mailbox.stop()
+        del mailbox
+        status = 0 if right else 2
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: Reading) -> None:
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            reading.send(b"message")
+
+    def take() -> None:
+        while not over.is_set():
+            reading.mailbox.take(WAIT_S)
+
+    reading.start()
+    threads = [threading.Thread(target=flood), threading.Thread(target=take)]
+    for thread in threads:
+        thread.start()
+    statuses = []
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            _answer_of_a_child(reading.mailbox)
+        statuses.append(os.waitpid(child, 0)[1])
+    over.set()
+    threads[0].join(WAIT_S)
+    reading.mailbox.wake()
+    threads[1].join(WAIT_S)
+    assert statuses == [0] * 50
+
+
+def test_mailboxes_leave_no_memory_behind(reading: Reading) -> None:
+    def use() -> None:
+        for _ in range(100):
+            mailbox = Mailbox(reading.receiver.fileno())
+            mailbox.take(0)
+            with pytest.raises(OSError, match="Bad file"):
+                Mailbox(-1)
+
+    use()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        use()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 64 * 1024  # one buffer
+
+
+_ENDING = """
+import socket, threading
+from splunk_profiler._context import Mailbox
+receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+mailbox = Mailbox(receiver.fileno())
+def flood():
+    while True:
+        sender.send(b'x')
+def take():
+    while True:
+        mailbox.take(3600)
+for body in (mailbox.run, flood, take):
+    threading.Thread(target=body, daemon=True).start()
+while mailbox.counts()[0] < 5000:
+    pass
+print('ready')
+"""
+
+
+def test_a_process_ends_quietly_while_its_mailbox_is_flooded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDING], capture_output=True, text=True, timeout=WAIT_S, check=False, env=os.environ
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")

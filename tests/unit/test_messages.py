@@ -1,0 +1,158 @@
+"""The decoder of what host profilers send: each field, each length, and whatever bytes may come."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from message_oracle import datagrams, facts, facts_of
+
+from splunk_profiler.correlation.messages import Malformed, Message, Registration, StackTraces, Unknown, decode
+
+TRACE_ID = bytes(range(0x10, 0x20))
+TRANSACTION_ID = bytes(range(0xA0, 0xA8))
+STACK_TRACE_ID = bytes(range(0x60, 0x70))
+MINOR_VERSIONS = pytest.mark.parametrize("minor", [0, 1, 2, 3, 65535])
+_FUZZED = 200_000
+
+
+def stack_traces(count: int = 1, minor: int = 1) -> bytes:
+    """A CPU profiler trace correlation message; `=` is the byte order of the machine, without padding."""
+    return struct.pack("=HH16s8s16sH", 1, minor, TRACE_ID, TRANSACTION_ID, STACK_TRACE_ID, count)
+
+
+def registration(delay_ms: int = 100, host_id: bytes = b"host", minor: int = 2) -> bytes:
+    """A profiler registration message."""
+    return struct.pack("=HHII", 2, minor, delay_ms, len(host_id)) + host_id
+
+
+def is_malformed(message: Message) -> bool:
+    return isinstance(message, Malformed)
+
+
+def test_a_correlation_message_is_a_transaction_a_stack_and_how_often_it_was_seen() -> None:
+    transaction = int.from_bytes(TRACE_ID + TRANSACTION_ID, "big")
+    assert decode(stack_traces(3)) == StackTraces(transaction, STACK_TRACE_ID, 3)
+    assert len(stack_traces()) == 46
+
+
+def test_ids_are_bytes_in_the_order_in_which_they_are_written_down() -> None:
+    message = decode(stack_traces())
+    assert isinstance(message, StackTraces)
+    assert f"{message.transaction:x}" == "101112131415161718191a1b1c1d1e1f" + "a0a1a2a3a4a5a6a7"
+
+
+def test_numbers_have_the_byte_order_of_the_machine() -> None:
+    order = sys.byteorder
+    head = (1).to_bytes(2, order) + (1).to_bytes(2, order)
+    body = TRACE_ID + TRANSACTION_ID + STACK_TRACE_ID
+    message = decode(head + body + (0x0102).to_bytes(2, order))
+    assert isinstance(message, StackTraces)
+    assert message.times == 0x0102
+    said = (2).to_bytes(2, order) + (2).to_bytes(2, order) + (0x01020304).to_bytes(4, order) + (2).to_bytes(4, order)
+    assert decode(said + b"ab") == Registration(0x01020304, "ab")
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 32767, 32768, 65535])
+def test_the_count_is_unsigned(count: int) -> None:
+    message = decode(stack_traces(count))
+    assert isinstance(message, StackTraces)
+    assert message.times == count
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_the_delay_is_unsigned(delay_ms: int) -> None:
+    assert decode(registration(delay_ms)) == Registration(delay_ms, "host")
+
+
+@MINOR_VERSIONS
+@pytest.mark.parametrize("more", [b"", b"\x00", b"new field", bytes(900)])
+def test_messages_of_any_minor_version_are_read_up_to_the_fields_that_are_known(minor: int, more: bytes) -> None:
+    assert decode(stack_traces(7, minor) + more) == decode(stack_traces(7))
+    assert decode(registration(minor=minor) + more) == Registration(100, "host")
+
+
+@MINOR_VERSIONS
+def test_a_registration_may_end_after_the_delay(minor: int) -> None:
+    assert decode(struct.pack("=HHI", 2, minor, 250)) == Registration(250, "")
+
+
+@MINOR_VERSIONS
+def test_an_empty_host_id_is_none(minor: int) -> None:
+    assert decode(registration(250, b"", minor)) == Registration(250, "")
+
+
+def test_a_host_id_may_be_in_any_script_and_have_any_length() -> None:
+    for host_id in ("knoten-ä", "東京-1", "🖥", "nul\0nul", "x" * 1000):
+        assert decode(registration(1, host_id.encode())) == Registration(1, host_id)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"), [(b"a\xffb", "a\ufffdb"), ("東".encode()[:2], "\ufffd"), (b"\xed\xa0\x80", "\ufffd" * 3)]
+)
+def test_what_is_not_utf_8_in_a_host_id_is_replaced_so_that_exporters_can_send_it(raw: bytes, shown: str) -> None:
+    message = decode(registration(1, raw))
+    assert message == Registration(1, shown)
+    assert shown.encode()
+
+
+@pytest.mark.parametrize("length", range(46))
+def test_a_correlation_message_that_is_cut_off_anywhere_is_discarded(length: int) -> None:
+    assert is_malformed(decode(stack_traces()[:length]))
+
+
+@pytest.mark.parametrize("length", range(len(registration())))
+def test_a_registration_that_is_cut_off_anywhere_but_after_the_delay_is_discarded(length: int) -> None:
+    assert is_malformed(decode(registration()[:length])) == (length != 8)
+
+
+@pytest.mark.parametrize("length", [5, 2**16, 2**31, 2**32 - 1])
+def test_a_host_id_that_claims_more_bytes_than_there_are_is_discarded(length: int) -> None:
+    assert is_malformed(decode(struct.pack("=HHII4s", 2, 2, 100, length, b"host")))
+
+
+def test_an_empty_datagram_and_half_a_head_are_discarded() -> None:
+    assert {decode(bytes(length)) for length in range(4)} == {Malformed("shorter than a message's head")}
+
+
+@pytest.mark.parametrize("message_type", [0, 3, 255, 256, 512, 65535])
+def test_types_that_are_not_known_are_told_apart_whatever_is_in_them(message_type: int) -> None:
+    for rest in (b"", bytes(42), stack_traces(), bytes(1000)):
+        assert decode(struct.pack("=HH", message_type, 1) + rest) == Unknown(message_type)
+
+
+def test_reasons_for_discarding_are_few_so_that_they_can_be_counted() -> None:
+    found = Counter(message.reason for message in map(decode, datagrams(20_000, 1)) if isinstance(message, Malformed))
+    assert len(found) == 3
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=1024))
+@example(b"")
+@example(registration())
+@example(stack_traces(65535))
+def test_any_bytes_have_the_meaning_that_a_second_decoder_finds(datagram: bytes) -> None:
+    assert facts_of(decode(datagram)) == facts(datagram)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 3), st.integers(0, 65535), st.binary(max_size=80))
+def test_any_message_with_a_head_has_the_meaning_that_a_second_decoder_finds(
+    message_type: int, minor: int, payload: bytes
+) -> None:
+    datagram = struct.pack("=HH", message_type, minor) + payload
+    assert facts_of(decode(datagram)) == facts(datagram)
+
+
+def test_hundreds_of_thousands_of_random_and_damaged_datagrams_are_decoded_right() -> None:
+    kinds: Counter[object] = Counter()
+    for datagram in datagrams(_FUZZED, 20261121):
+        wanted = facts(datagram)
+        found = facts_of(decode(datagram))
+        assert found == wanted, datagram.hex()
+        kinds[wanted[0]] += 1
+    assert all(kinds[kind] > _FUZZED / 100 for kind in ("discarded", "registration", "stacks", "unknown")), kinds
