@@ -10,8 +10,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from splunk_profiler.config import Config, ConfigError, ProfilerError
+    from splunk_profiler.config import Config
     from splunk_profiler.user_labels import labels
+    from splunk_profiler.values import ConfigError, ProfilerError
 
 __version__ = "0.1.0"
 __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "start", "stop"]
@@ -19,9 +20,9 @@ __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "s
 
 def __getattr__(name: str) -> object:
     if name in ("Config", "ConfigError", "ProfilerError"):
-        from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
+        from splunk_profiler import config, values  # noqa: PLC0415  # loaded for who names it only
 
-        return getattr(config, name)
+        return getattr(config if name == "Config" else values, name)
     if name == "labels":
         from splunk_profiler.user_labels import labels  # noqa: PLC0415
 

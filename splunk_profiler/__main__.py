@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from splunk_profiler.config import ProfilerError
+from splunk_profiler.values import ProfilerError
 
 VERBS = {
     "run": "Run a command with the profiler in its Python processes.",

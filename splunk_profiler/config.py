@@ -3,7 +3,7 @@
 Owns `Config` and the table `SETTINGS` from which the documentation's and the doctor's lists are checked.
 A wrong value never raises: it becomes one warning that names the setting, the value and what is used
 instead. A `Config` made in code is checked when it is made and does raise. Runs on the caller's thread;
-imports `transport`, its part for connections, and nothing else of ours.
+imports `values`, the forms of values, `transport`, its part for connections, and nothing else of ours.
 
 Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest"; Elastic
 universal profiling integration, "Configuration Options".
@@ -12,120 +12,27 @@ universal profiling integration, "Configuration Options".
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
-
-
-class ProfilerError(Exception):
-    """Base of every error that this package raises; its text says what is wrong and what to do."""
-
-
-class ConfigError(ProfilerError, ValueError):
-    """A value that a setting does not take."""
-
+from splunk_profiler.values import (
+    ConfigError,
+    Endpoint,
+    endpoint_text,
+    integer,
+    one_of,
+    parse_boolean,
+    parse_directory,
+    parse_endpoint,
+    parse_probability,
+    parse_three_way,
+)
 
 DEFAULT_ENDPOINT = "https://localhost:4317"
-_DEFAULT_PORT = 4317
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where records are sent.
-
-    Attributes:
-        url: as the user wrote it.
-        target: ``host:port`` for gRPC.
-        secure: True if the connection uses TLS.
-        setting: the setting it came from, for messages.
-    """
-
-    url: str
-    target: str
-    secure: bool
-    setting: str
-
-
-def parse_boolean(text: str) -> bool:
-    """``true`` or ``false`` in any case, nothing else (OpenTelemetry's rule for boolean settings)."""
-    lowered = text.lower()
-    if lowered not in ("true", "false"):
-        raise ConfigError("neither true nor false")
-    return lowered == "true"
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-            raise ConfigError(f"not a whole number from {low} to {high}")
-        value = int(text)
-        if not low <= value <= high:
-            raise ConfigError(f"outside {low} to {high}")
-        return value
-
-    return parse
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ConfigError(f"not one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _three_way(text: str) -> str:
-    """``true``, ``false`` or ``auto`` in any case."""
-    lowered = text.lower()
-    if lowered not in ("true", "false", "auto"):
-        raise ConfigError("not one of true, false, auto")
-    return lowered
-
-
-def _directory(text: str) -> str:
-    if not text.startswith("/"):
-        raise ConfigError("not an absolute path")
-    if "\0" in text or ".." in text.split("/"):
-        raise ConfigError("not a plain path (no .. in it)")
-    return text
-
-
-def _probability(text: str) -> float:
-    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
-        raise ConfigError("not a number from 0 to 1")
-    return float(text)
-
-
-def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str = "") -> Endpoint:
-    """``http(s)://host[:port]`` or bare ``host:port``, which means TLS unless `insecure_by_default`."""
-    bare = "://" not in url
-    try:
-        parts = urlsplit(f"//{url}" if bare else url)
-        port = parts.port or _DEFAULT_PORT
-    except ValueError as error:
-        raise ConfigError(f"not a URL ({error})") from None
-    if not bare and parts.scheme not in ("http", "https"):
-        raise ConfigError("its scheme is neither http nor https")
-    if bare and (parts.port is None or parts.path):
-        raise ConfigError("neither http(s)://host:port nor host:port")
-    if "@" in parts.netloc:
-        raise ConfigError("it holds a user name, which gRPC cannot send; use OTEL_EXPORTER_OTLP_HEADERS")
-    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
-    if not _HOST.fullmatch(host):
-        raise ConfigError("it names no valid host")
-    return Endpoint(url, f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
-
-
-def _endpoint_text(text: str) -> str:
-    parse_endpoint(text)
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +47,23 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean, "switches the profiler on"),
-    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", _endpoint_text, "where records are sent (OTLP/gRPC)"),
+    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", endpoint_text, "where records are sent (OTLP/gRPC)"),
     Setting(
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL",
         "call_stack_interval_ms",
-        _integer(1, 3_600_000),
+        integer(1, 3_600_000),
         "milliseconds between two samples",
     ),
     Setting(
         "SPLUNK_PROFILER_EXPORT_INTERVAL",
         "export_interval_ms",
-        _integer(1, 600_000),
+        integer(1, 600_000),
         "milliseconds that samples are gathered before they are sent",
     ),
     Setting(
         "SPLUNK_PROFILER_MAX_STACK_DEPTH",
         "max_stack_depth",
-        _integer(1, 65_536),
+        integer(1, 65_536),
         "frames kept of a stack, from the leaf",
     ),
     Setting(
@@ -174,37 +81,37 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_PROFILER_DATA_FORMAT",
         "data_format",
-        _one_of("text", "pprof-gzip-base64"),
+        one_of("text", "pprof-gzip-base64"),
         "form of a record's body",
     ),
     Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
-        _one_of("auto", "native", "portable"),
+        one_of("auto", "native", "portable"),
         "which stack walker reads the threads",
     ),
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED",
         "correlation",
-        _three_way,
+        parse_three_way,
         "shows host profilers of Elastic's kind which span each thread is in",
     ),
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
         "socket_directory",
-        _directory,
+        parse_directory,
         "directory of the socket that host profilers send to",
     ),
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE",
         "correlation_buffer_size",
-        _integer(1, 1_000_000),
+        integer(1, 1_000_000),
         "how many ended transactions may wait for what host profilers say of them",
     ),
     Setting(
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
         "custom_labels",
-        _three_way,
+        parse_three_way,
         "shows host profilers of Parca's kind ids and labels of each thread",
     ),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
@@ -212,13 +119,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
         "snapshot_interval_ms",
-        _integer(1, 3_600_000),
+        integer(1, 3_600_000),
         "milliseconds between two samples of a snapshot profile",
     ),
     Setting(
         "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY",
         "snapshot_probability",
-        _probability,
+        parse_probability,
         "share of traces that a snapshot profile is taken of",
     ),
 )

@@ -24,6 +24,7 @@ LAYERS: dict[str, int] = {
     "_walker": 0,
     "_context": 0,
     "model": 0,
+    "values": 0,
     "transport": 0,
     "config": 0,
     "threads": 0,
@@ -58,7 +59,7 @@ LAYERS: dict[str, int] = {
 
 # Within a layer these may be imported, by these; everything inside one package of the table may import its neighbours.
 BESIDE: dict[str, set[str]] = {
-    "config": {"transport"},
+    "config": {"transport", "values"},
     "capture": {"accounts", "naming", "filtering", "portable"},
     "roots": {"spans"},
     "recorder": {"delivery"},
@@ -73,6 +74,7 @@ BESIDE: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {
     "model": {"opentelemetry", "grpc", "google"},
     "config": {"model", "threads", "guard", "opentelemetry", "grpc", "google"},
+    "values": {"model", "config", "transport", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
     "transport": {"model", "config", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
     "threads": {"model", "config", "guard", "opentelemetry"},
     "guard": {"model", "config", "threads", "opentelemetry"},
@@ -100,7 +102,6 @@ NEVER: dict[str, set[str]] = {
 
 EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the modules
 FORMATS_IMPORT_OF_OURS = {"model", "formats.profile_proto"}
-EXTENSIONS = {"_walker", "_context"}
 PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
 READS_THE_ENVIRONMENT = {"config", "switch"}
 HOOKS_FORK_AND_EXIT = {"profiler"}

@@ -23,8 +23,9 @@ from typing import Any
 import click
 
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
-from splunk_profiler.config import SETTINGS, ConfigError, environment, from_env
+from splunk_profiler.config import SETTINGS, environment, from_env
 from splunk_profiler.correlation.libraries import labels_library
+from splunk_profiler.values import ConfigError
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 

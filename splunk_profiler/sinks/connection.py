@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from splunk_profiler.config import Endpoint
 from splunk_profiler.guard import logger
 from splunk_profiler.transport import Certificates, Transport
+from splunk_profiler.values import Endpoint
 
 METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _PROVIDERS = "opentelemetry_otlp_credential_provider"

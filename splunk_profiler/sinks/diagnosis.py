@@ -13,9 +13,9 @@ from enum import Enum
 import grpc
 from google.rpc.error_details_pb2 import RetryInfo
 
-from splunk_profiler.config import Endpoint
 from splunk_profiler.model import Delivery, Outcome
 from splunk_profiler.transport import Transport
+from splunk_profiler.values import Endpoint
 
 _CODE = grpc.StatusCode
 _RETRIED = {

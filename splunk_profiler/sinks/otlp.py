@@ -18,12 +18,12 @@ import grpc
 from opentelemetry import context as otel_context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
-from splunk_profiler.config import Endpoint
 from splunk_profiler.model import Batch, Delivery, Outcome, Record
 from splunk_profiler.sinks import diagnosis
 from splunk_profiler.sinks.connection import Connection, Connections
 from splunk_profiler.threads import real_lock
 from splunk_profiler.transport import Transport
+from splunk_profiler.values import Endpoint
 
 _SHORTEST_S = 0.05
 

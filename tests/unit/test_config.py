@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.config import SETTINGS, Config, ConfigError, Endpoint, from_config, from_env, parse_endpoint
+from splunk_profiler.config import SETTINGS, Config, from_config, from_env
+from splunk_profiler.values import ConfigError, Endpoint, parse_endpoint
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 

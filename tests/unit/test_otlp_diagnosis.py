@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from splunk_profiler.config import Endpoint
 from splunk_profiler.sinks.diagnosis import Speaks, probe
+from splunk_profiler.values import Endpoint
 
 
 class Server:

@@ -1,0 +1,122 @@
+"""The forms that values of settings take: text in, a value or a `ConfigError` that says what is wrong with it.
+
+Owns the errors that this package raises. Pure; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+DEFAULT_PORT = 4317
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
+
+
+class ProfilerError(Exception):
+    """Base of every error that this package raises; its text says what is wrong and what to do."""
+
+
+class ConfigError(ProfilerError, ValueError):
+    """A value that a setting does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where records are sent.
+
+    Attributes:
+        url: as the user wrote it.
+        target: ``host:port`` for gRPC.
+        secure: True if the connection uses TLS.
+        setting: the setting it came from, for messages.
+    """
+
+    url: str
+    target: str
+    secure: bool
+    setting: str
+
+
+def parse_boolean(text: str) -> bool:
+    """``true`` or ``false`` in any case, nothing else (OpenTelemetry's rule for boolean settings)."""
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise ConfigError("neither true nor false")
+    return lowered == "true"
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise ConfigError(f"not a whole number from {low} to {high}")
+        value = int(text)
+        if not low <= value <= high:
+            raise ConfigError(f"outside {low} to {high}")
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of these words, exactly."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ConfigError(f"not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def parse_three_way(text: str) -> str:
+    """``true``, ``false`` or ``auto`` in any case."""
+    lowered = text.lower()
+    if lowered not in ("true", "false", "auto"):
+        raise ConfigError("not one of true, false, auto")
+    return lowered
+
+
+def parse_directory(text: str) -> str:
+    """An absolute path without ``..``."""
+    if not text.startswith("/"):
+        raise ConfigError("not an absolute path")
+    if "\0" in text or ".." in text.split("/"):
+        raise ConfigError("not a plain path (no .. in it)")
+    return text
+
+
+def parse_probability(text: str) -> float:
+    """A decimal number from 0 to 1."""
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
+        raise ConfigError("not a number from 0 to 1")
+    return float(text)
+
+
+def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str = "") -> Endpoint:
+    """``http(s)://host[:port]`` or bare ``host:port``, which means TLS unless `insecure_by_default`."""
+    bare = "://" not in url
+    try:
+        parts = urlsplit(f"//{url}" if bare else url)
+        port = parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(f"not a URL ({error})") from None
+    if not bare and parts.scheme not in ("http", "https"):
+        raise ConfigError("its scheme is neither http nor https")
+    if bare and (parts.port is None or parts.path):
+        raise ConfigError("neither http(s)://host:port nor host:port")
+    if "@" in parts.netloc:
+        raise ConfigError("it holds a user name, which gRPC cannot send; use OTEL_EXPORTER_OTLP_HEADERS")
+    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
+    if not _HOST.fullmatch(host):
+        raise ConfigError("it names no valid host")
+    return Endpoint(url, f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
+
+
+def endpoint_text(text: str) -> str:
+    """The text itself, if `parse_endpoint` takes it."""
+    parse_endpoint(text)
+    return text
