@@ -52,12 +52,37 @@ static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thr
     return true;
 }
 
-/* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own. */
-static walk_result walk_threads(core *c, size_t *count)
+/* Needs the head lock. Lists threads with their contexts, newest first, and reads nothing of their stacks. */
+static walk_result list_threads(core *c, size_t *count)
 {
+    size_t threads = 0;
+    for (PyThreadState *state = compat_first_thread(c->interp); state != NULL; state = state->next) {
+        if (state->context == NULL) {
+            continue;
+        }
+        if (threads == c->threads_room) {
+            return NO_ROOM_THREADS;
+        }
+        c->walked[threads++] = (walked_thread){.key = state->id, .context = state->context};
+    }
+    *count = threads;
+    return WALKED;
+}
+
+/* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own; and as do
+ * those in the focus, which are the only ones if there is a count of them. */
+static walk_result walk_threads(core *c, const size_t *chosen, size_t *count)
+{
+    size_t choice = 0;
     const fork_survivor *survivor = forks_survivor();
     size_t threads = 0, frames = 0, last = 0;
     for (PyThreadState *state = compat_first_thread(c->interp); state != NULL; state = state->next) {
+        while (chosen != NULL && choice < *chosen && c->chosen[choice] > state->id) {
+            choice++;
+        }
+        if (chosen != NULL && (choice == *chosen || c->chosen[choice] != state->id)) {
+            continue;
+        }
         bool inherited = state->id <= survivor->newest_inherited;
         if (inherited && state->thread_id != survivor->ident) {
             /* C code forked and ran no Python hook, so the parent's threads are still listed. Part of their chain of
@@ -119,17 +144,49 @@ static bool grow_threads(core *c)
     if (!grow((void **)&c->last, &room, sizeof(last_stack), 64)) {
         return false; /* walked is larger than it must be, which harms nobody */
     }
+    room = c->threads_room;
+    if (!grow((void **)&c->chosen, &room, sizeof(uint64_t), 64)) {
+        return false;
+    }
     c->threads_room = room;
     return true;
 }
 
-static bool walk(core *c, size_t *count)
+/* What a focused walk has to leave to the GIL alone, without the head lock: to look into contexts. */
+static bool choose(core *c, size_t *chosen)
 {
+    for (;;) {
+        size_t listed;
+        if (!compat_lock_head()) {
+            return false;
+        }
+        walk_result result = list_threads(c, &listed);
+        compat_unlock_head();
+        if (result == WALKED) {
+            *chosen = focus_choose(c, listed);
+            return true;
+        }
+        if (!grow_threads(c)) {
+            return false;
+        }
+    }
+}
+
+static bool walk(core *c, bool focused, size_t *count)
+{
+    size_t chosen = 0;
+    *count = 0;
+    if (focused && !focus_is_empty(c) && !choose(c, &chosen)) {
+        return false;
+    }
+    if (focused && chosen == 0) {
+        return true;
+    }
     for (;;) {
         if (!compat_lock_head()) {
             return false;
         }
-        walk_result result = walk_threads(c, count);
+        walk_result result = walk_threads(c, focused ? &chosen : NULL, count);
         compat_unlock_head();
         if (result == WALKED) {
             return true;
@@ -175,9 +232,30 @@ void stack_release(core *c, raw_stack *stack)
     }
 }
 
+/* The same for a capture between two of all threads: the others keep theirs, and new ones wait for the next of all. */
+static void remember_some(core *c, const raw_snapshot *snapshot)
+{
+    size_t left = c->last_count;
+    for (size_t i = 0; i < snapshot->count; i++) {
+        const raw_thread *thread = &snapshot->threads[i];
+        while (left > 0 && c->last[left - 1].key < thread->key) {
+            left--;
+        }
+        if (left > 0 && c->last[left - 1].key == thread->key) {
+            thread->stack->holders++;
+            stack_release(c, c->last[left - 1].stack);
+            c->last[left - 1].stack = thread->stack;
+        }
+    }
+}
+
 /* Keeps what this capture saw for the next one to compare with. */
 static void remember(core *c, const raw_snapshot *snapshot)
 {
+    if (snapshot->focused && atomic_load(&c->keeps_all)) {
+        remember_some(c, snapshot);
+        return;
+    }
     for (size_t i = 0; i < snapshot->count; i++) {
         snapshot->threads[i].stack->holders++;
     }
@@ -238,20 +316,32 @@ static void ring_put(core *c, raw_snapshot *snapshot)
     atomic_store(&c->ready, ready + 1);
 }
 
-bool capture_snapshot(core *c, int64_t deadline_ns)
+/* Nobody is woken for a focused snapshot without threads. */
+bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
 {
     size_t count;
     int64_t begin = monotonic_ns();
-    int64_t time_ns = clock_ns(CLOCK_REALTIME);
+    int64_t time_ns = clock_ns(CLOCK_REALTIME), since_ns = c->before_ns == 0 ? 0 : begin - c->before_ns;
     /* A worker that never drains leaves at most two rings of snapshots behind: then there are no more. */
-    if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, &count)) {
+    if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, focused, &count)) {
         return false;
+    }
+    c->before_ns = begin;
+    if (focused && count == 0) {
+        if (focus_is_empty(c)) {
+            /* Who adds a trace says so after that, and with the GIL: it cannot get lost between these two lines. */
+            atomic_store(&c->focused, false);
+        }
+        atomic_fetch_add(&c->captured, 1);
+        return true;
     }
     raw_snapshot *snapshot = own_walked(c, count);
     if (snapshot == NULL) {
         return false;
     }
     snapshot->time_ns = time_ns;
+    snapshot->focused = focused;
+    snapshot->since_ns = since_ns;
     snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
     remember(c, snapshot);
     ring_put(c, snapshot);

@@ -48,6 +48,8 @@ typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
     int64_t latency_ns;
+    int64_t since_ns; /* from the capture before, of whichever kind; 0: this is the first */
+    bool focused;     /* only threads of traces in the focus */
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
@@ -85,6 +87,9 @@ typedef struct core {
     PyObject *make_frame;
     PyObject *make_stack;
     PyObject *name_key; /* "__name__" */
+    PyObject *traces;   /* the focus: a dict whose keys are trace ids; NULL: there is none */
+    PyObject *span_key; /* under which OpenTelemetry's context has its span; NULL with `traces` */
+    PyObject *context_name; /* "_context" */
     size_t max_depth;
 
     /* Snapshots. GIL; `ready` is atomic so that drain can look without the GIL. */
@@ -101,6 +106,8 @@ typedef struct core {
     last_stack *last;
     size_t last_count;
     walked_thread *walked;
+    int64_t before_ns; /* when it was, monotonic; 0: there was none */
+    uint64_t *chosen;  /* keys of the threads in the focus, newest first */
     size_t threads_room;
     raw_frame *frames;
     size_t frames_room;
@@ -117,7 +124,10 @@ typedef struct core {
     atomic_bool stopped;   /* set under mutex */
     atomic_bool closed;    /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
     atomic_bool posted;    /* a pending call is under way */
-    atomic_llong wanted_ns; /* deadline of the capture that is due; 0: none. Whoever takes it out captures */
+    atomic_llong wanted_ns; /* deadline of the capture that is due, negative if it is one of the focus's; 0: none.
+                             * Whoever takes it out captures */
+    atomic_bool focused;    /* there may be traces in the focus; set under mutex, unset by a capture that finds none */
+    atomic_bool keeps_all;  /* there are captures of all threads, too; set under mutex */
 
     /* Counters. */
     atomic_ullong due, missed;
@@ -129,9 +139,13 @@ typedef struct core {
 } core;
 
 /* capture.c: takes snapshots. GIL held. */
-HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns); /* deadline 0: now; false: none taken */
+HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused); /* deadline 0: now; false: none taken */
 HIDDEN void stack_release(core *c, raw_stack *stack);       /* one holder less; runs no Python code */
 HIDDEN int64_t monotonic_ns(void);
+
+/* focus.c: which of the threads that are listed in core.walked to walk. GIL held. */
+HIDDEN size_t focus_choose(core *c, size_t count); /* writes core.chosen, and says how many there are */
+HIDDEN bool focus_is_empty(const core *c);
 
 /* snapshots.c: gives references up, may run Python code. GIL held. */
 HIDDEN void snapshot_free(core *c, raw_snapshot *snapshot);
@@ -153,9 +167,11 @@ HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwarg
 /* ticker.c: life, schedule and forks. */
 HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */
 HIDDEN void core_drop(core *c);
-HIDDEN int core_run(core *c, int64_t period_ns); /* GIL held, released while it waits; -1 and an exception */
+/* GIL held, released while it waits; -1 and an exception. A period of 0: no such ticks. */
+HIDDEN int core_run(core *c, int64_t period_ns, int64_t focused_period_ns);
+HIDDEN void core_focus(core *c); /* there is a trace in the focus */
 HIDDEN void core_stop(core *c);
-HIDDEN void core_capture(core *c);                         /* GIL held */
+HIDDEN void core_capture(core *c, bool focused);           /* GIL held */
 HIDDEN void core_wait_filled(core *c, int64_t timeout_ns); /* GIL not held */
 
 /* forks.c: the process-wide part. */

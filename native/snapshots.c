@@ -69,6 +69,9 @@ void core_release_all(core *c)
     Py_CLEAR(c->make_frame);
     Py_CLEAR(c->make_stack);
     Py_CLEAR(c->name_key);
+    Py_CLEAR(c->traces);
+    Py_CLEAR(c->span_key);
+    Py_CLEAR(c->context_name);
 }
 
 static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg)
@@ -85,6 +88,7 @@ int core_traverse(core *c, visitproc visit, void *arg)
     Py_VISIT(c->context_var);
     Py_VISIT(c->make_frame);
     Py_VISIT(c->make_stack);
+    Py_VISIT(c->traces);
     for (const raw_stack *stack = c->stacks; stack != NULL; stack = stack->next) {
         Py_VISIT(stack->stack);
         for (size_t i = 0; i < stack->depth; i++) {

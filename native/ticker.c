@@ -46,6 +46,7 @@ void core_drop(core *c)
     pthread_mutex_destroy(&c->mutex);
     free(c->walked);
     free(c->last);
+    free(c->chosen);
     free(c->frames);
     free(c->ring);
     free(c);
@@ -61,6 +62,16 @@ static bool ended(core *c)
     return atomic_load(&c->stopped) || atomic_load(&c->closed);
 }
 
+/* Needs the GIL. False if nothing could be taken of what was wanted. */
+static bool capture_wanted(core *c, int64_t wanted_ns)
+{
+    bool done = capture_snapshot(c, wanted_ns < 0 ? -wanted_ns : wanted_ns, wanted_ns < 0);
+    if (!done) {
+        atomic_fetch_add(&c->missed, 1);
+    }
+    return done;
+}
+
 /* Runs in any thread that holds the GIL, at a point where it could run Python, perhaps long after it was posted. */
 static int pending_capture(void *argument)
 {
@@ -68,14 +79,9 @@ static int pending_capture(void *argument)
     atomic_store(&c->posted, false);
     /* On 3.10 and 3.11 the main thread runs these calls in whatever interpreter it is in. */
     if (!ended(c) && PyInterpreterState_Get() == c->interp) {
-        int64_t deadline = atomic_exchange(&c->wanted_ns, 0);
-        if (deadline != 0) {
-            if (capture_snapshot(c, deadline)) {
-                atomic_fetch_add(&c->by_pending_call, 1);
-            }
-            else {
-                atomic_fetch_add(&c->missed, 1);
-            }
+        int64_t wanted = atomic_exchange(&c->wanted_ns, 0);
+        if (wanted != 0 && capture_wanted(c, wanted)) {
+            atomic_fetch_add(&c->by_pending_call, 1);
         }
     }
     core_drop(c);
@@ -98,9 +104,9 @@ static void post(core *c)
 
 static void capture_ourselves(core *c)
 {
-    int64_t deadline = atomic_exchange(&c->wanted_ns, 0);
-    if (deadline != 0 && !ended(c) && !capture_snapshot(c, deadline)) {
-        atomic_fetch_add(&c->missed, 1);
+    int64_t wanted = atomic_exchange(&c->wanted_ns, 0);
+    if (wanted != 0 && !ended(c)) {
+        (void)capture_wanted(c, wanted);
     }
 }
 
@@ -127,24 +133,74 @@ static void await_capture(core *c, int64_t patience, int64_t until_ns)
     }
 }
 
+/* The two rhythms, on one grid. All threads are captured at `all_at`, and those in the focus at each multiple of their
+ * period after the last of those; a capture of all serves the focus as well. */
+typedef struct {
+    int64_t all_ns, some_ns; /* periods; 0: never */
+    int64_t begin;           /* of the grid: the last deadline of all threads */
+    int64_t all_at, some_at; /* the next deadlines, or NEVER */
+} rhythm;
+
+#define NEVER INT64_MAX
+
+/* Needs the mutex. Begins or ends the focus's deadlines as there are traces in it, which can be at any moment. */
+static int64_t next_deadline(core *c, rhythm *r)
+{
+    if (r->some_ns == 0 || !atomic_load(&c->focused)) {
+        r->some_at = NEVER;
+    }
+    else if (r->some_at == NEVER) {
+        r->some_at = r->begin + ((monotonic_ns() - r->begin) / r->some_ns + 1) * r->some_ns;
+    }
+    return r->all_at <= r->some_at ? r->all_at : r->some_at;
+}
+
+/* Needs the mutex; false if the ticker was ended. */
+static bool wait_for_tick(core *c, rhythm *r)
+{
+    for (;;) {
+        int64_t now = monotonic_ns(), deadline = next_deadline(c, r);
+        if (ended(c)) {
+            return false;
+        }
+        if (now >= deadline) {
+            return true;
+        }
+        struct timespec at = timespec_of(deadline - now < LONGEST_WAIT_NS ? deadline : now + LONGEST_WAIT_NS);
+        pthread_cond_timedwait(&c->tick, &c->mutex, &at);
+    }
+}
+
 /* Needs the mutex, and not the GIL. Returns when the ticker is ended. If the interpreter ends while this waits for the
  * GIL, CPython ends or parks this thread there; it holds nothing then. */
-static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
+static void keep_schedule(core *c, rhythm r, PyThreadState *self)
 {
-    int64_t patience = period_ns / 4 < PATIENCE_NS ? period_ns / 4 : PATIENCE_NS;
-    int64_t deadline = monotonic_ns() + period_ns;
-    while (wait_until(c, deadline)) {
-        int64_t skipped = (monotonic_ns() - deadline) / period_ns;
+    while (wait_for_tick(c, &r)) {
+        int64_t now = monotonic_ns();
+        bool all = now >= r.all_at;
+        int64_t period_ns = all ? r.all_ns : r.some_ns;
+        int64_t deadline = all ? r.all_at : r.some_at;
+        int64_t patience = period_ns / 4 < PATIENCE_NS ? period_ns / 4 : PATIENCE_NS;
+        int64_t skipped = (now - deadline) / period_ns;
         deadline += skipped * period_ns; /* after a stall one capture, not a burst */
+        int64_t next = deadline + period_ns;
+        if (all) {
+            r.begin = deadline;
+            r.all_at = next;
+            r.some_at = NEVER;
+        }
+        else {
+            r.some_at = next;
+            next = next < r.all_at ? next : r.all_at;
+        }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
-        if (atomic_exchange(&c->wanted_ns, deadline) != 0) {
+        if (atomic_exchange(&c->wanted_ns, all ? deadline : -deadline) != 0) {
             skipped++; /* nobody came to take the one before */
         }
         atomic_fetch_add(&c->missed, (unsigned long long)skipped);
         post(c);
-        await_capture(c, patience, deadline + period_ns);
-        if (atomic_load(&c->wanted_ns) != 0 && monotonic_ns() < deadline + period_ns && !ended(c)
-            && !compat_is_finalizing()) {
+        await_capture(c, patience, next);
+        if (atomic_load(&c->wanted_ns) != 0 && monotonic_ns() < next && !ended(c) && !compat_is_finalizing()) {
             pthread_mutex_unlock(&c->mutex);
             PyEval_RestoreThread(self);
             capture_ourselves(c);
@@ -152,14 +208,13 @@ static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
             pthread_mutex_lock(&c->mutex);
         }
         pthread_cond_broadcast(&c->filled);
-        deadline += period_ns;
     }
     if (atomic_exchange(&c->wanted_ns, 0) != 0) {
         atomic_fetch_add(&c->missed, 1);
     }
 }
 
-int core_run(core *c, int64_t period_ns)
+int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
 {
     pthread_mutex_lock(&c->mutex);
     bool already = c->running;
@@ -169,14 +224,30 @@ int core_run(core *c, int64_t period_ns)
         PyErr_SetString(PyExc_RuntimeError, "the ticker is running already");
         return -1;
     }
+    int64_t begin = monotonic_ns();
+    rhythm r = {period_ns, focused_period_ns, begin, period_ns > 0 ? begin + period_ns : NEVER, NEVER};
     PyThreadState *self = PyEval_SaveThread();
     pthread_mutex_lock(&c->mutex);
-    keep_schedule(c, period_ns, self);
+    atomic_store(&c->keeps_all, period_ns > 0);
+    keep_schedule(c, r, self);
     c->running = false;
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
     PyEval_RestoreThread(self);
     return 0;
+}
+
+/* Called for each span that enters the focus: all but the first find it done. The mutex is held for moments only, by
+ * threads that do not wait for the GIL meanwhile. */
+void core_focus(core *c)
+{
+    if (atomic_load(&c->focused)) {
+        return;
+    }
+    pthread_mutex_lock(&c->mutex);
+    atomic_store(&c->focused, true);
+    pthread_cond_broadcast(&c->tick);
+    pthread_mutex_unlock(&c->mutex);
 }
 
 void core_stop(core *c)
@@ -188,9 +259,9 @@ void core_stop(core *c)
     pthread_mutex_unlock(&c->mutex);
 }
 
-void core_capture(core *c)
+void core_capture(core *c, bool focused)
 {
-    if (!capture_snapshot(c, 0)) {
+    if (!capture_snapshot(c, 0, focused)) {
         atomic_fetch_add(&c->missed, 1);
     }
     pthread_mutex_lock(&c->mutex);

@@ -6,9 +6,10 @@
 
 #include <stdlib.h>
 
-#define RING_SIZE_MAX 65536
-#define MAX_DEPTH_MAX 1000000
-#define END_CAPSULE   "splunk_profiler._walker"
+#define RING_SIZE_MAX     65536
+#define MAX_DEPTH_MAX     1000000
+#define LONGEST_PERIOD_NS (86400LL * 1000000000LL)
+#define END_CAPSULE       "splunk_profiler._walker"
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
@@ -26,11 +27,11 @@ typedef struct {
 
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context_var", "max_depth", "make_frame", "make_stack", "ring_size", NULL};
-    PyObject *context_var, *make_frame, *make_stack;
+    static char *names[] = {"context_var", "max_depth", "make_frame", "make_stack", "ring_size", "focus", NULL};
+    PyObject *context_var, *make_frame, *make_stack, *focus, *traces = NULL, *span_key = NULL;
     Py_ssize_t max_depth, ring_size;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OnOOn:Ticker", names, &context_var, &max_depth, &make_frame,
-                                     &make_stack, &ring_size)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OnOOnO:Ticker", names, &context_var, &max_depth, &make_frame,
+                                     &make_stack, &ring_size, &focus)) {
         return NULL;
     }
     if (context_var != Py_None && !PyContextVar_CheckExact(context_var)) {
@@ -50,6 +51,15 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", RING_SIZE_MAX, ring_size);
         return NULL;
     }
+    if (focus != Py_None) {
+        if (!PyTuple_Check(focus)) {
+            PyErr_Format(PyExc_TypeError, "focus must be a tuple or None, not %.100s", Py_TYPE(focus)->tp_name);
+            return NULL;
+        }
+        if (!PyArg_ParseTuple(focus, "O!U:focus", &PyDict_Type, &traces, &span_key)) {
+            return NULL;
+        }
+    }
     if (forks_prepare_process() != 0) {
         return PyErr_NoMemory();
     }
@@ -67,8 +77,11 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     made->make_stack = Py_NewRef(make_stack);
     made->max_depth = (size_t)max_depth;
     made->name_key = PyUnicode_InternFromString("__name__");
+    made->context_name = PyUnicode_InternFromString("_context");
+    made->traces = Py_XNewRef(traces);
+    made->span_key = Py_XNewRef(span_key);
     self->core = made;
-    if (made->name_key == NULL) {
+    if (made->name_key == NULL || made->context_name == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -104,15 +117,22 @@ static void ticker_dealloc(Ticker *self)
 
 static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"period_ns", NULL};
-    long long period_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:run", names, &period_ns)) {
+    static char *names[] = {"period_ns", "focused_period_ns", NULL};
+    long long period_ns, focused_period_ns = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|L:run", names, &period_ns, &focused_period_ns)) {
         return NULL;
     }
-    if (period_ns < 1 || period_ns > 86400LL * 1000000000LL) {
+    if (period_ns < 0 || period_ns > LONGEST_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
         return PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", period_ns);
     }
-    if (core_run(self->core, period_ns) != 0) {
+    if (focused_period_ns < 0 || focused_period_ns > LONGEST_PERIOD_NS) {
+        return PyErr_Format(PyExc_ValueError, "focused_period_ns must be 0 to a day, not %lld", focused_period_ns);
+    }
+    if (focused_period_ns > 0 && self->core->traces == NULL) {
+        PyErr_SetString(PyExc_ValueError, "a ticker without focus has no focused_period_ns");
+        return NULL;
+    }
+    if (core_run(self->core, period_ns, focused_period_ns) != 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -124,9 +144,20 @@ static PyObject *ticker_stop(Ticker *self, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-static PyObject *ticker_capture(Ticker *self, PyObject *Py_UNUSED(unused))
+static PyObject *ticker_focus(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    core_capture(self->core);
+    core_focus(self->core);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"focused", NULL};
+    int focused = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:capture", names, &focused)) {
+        return NULL;
+    }
+    core_capture(self->core, focused);
     Py_RETURN_NONE;
 }
 
@@ -218,9 +249,11 @@ static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 
 static PyMethodDef ticker_methods[] = {
     {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
-     "run($self, period_ns)\n--\n\nCapture at absolute deadlines until stop()."},
+     "run($self, period_ns, focused_period_ns=0)\n--\n\nCapture at absolute deadlines until stop()."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
-    {"capture", (PyCFunction)ticker_capture, METH_NOARGS, "capture($self, /)\n--\n\nTake one snapshot now."},
+    {"focus", (PyCFunction)ticker_focus, METH_NOARGS, "focus($self, /)\n--\n\nThere is a trace in the focus."},
+    {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS,
+     "capture($self, *, focused=False)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
@@ -328,7 +361,7 @@ static int module_exec(PyObject *module)
     if (state->raw_thread == NULL) {
         goto error;
     }
-    state->raw_snapshot = add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads");
+    state->raw_snapshot = add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns");
     if (state->raw_snapshot == NULL) {
         goto error;
     }

@@ -18,11 +18,17 @@ class RawThread(NamedTuple, Generic[_Stack]):
     context: Any | None
 
 class RawSnapshot(NamedTuple, Generic[_Stack]):
-    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
+
+    `focused`: there are threads of the traces in the focus only. `since_ns`: from the capture before, also from one of
+    the focus that found nobody and is not in the ring; 0 for the first.
+    """
 
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread[_Stack], ...]
+    focused: bool
+    since_ns: int
 
 class Counters(NamedTuple):
     """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
@@ -45,12 +51,20 @@ class Ticker(Generic[_Frame, _Stack]):
         make_frame: Callable[[CodeType, int, dict[str, Any]], _Frame],  # code, offset in bytes (f_lasti), globals
         make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
         ring_size: int,
+        focus: tuple[dict[int, Any], str] | None,  # trace ids as keys; key of the span in OpenTelemetry's context
     ) -> None: ...
-    def run(self, period_ns: int) -> None:
-        """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits."""
+    def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
+        """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits.
+
+        All threads every `period_ns` (0: never). In between, after `focus` and as long as there are traces in it, those
+        threads every `focused_period_ns` that may work for one of them: whose span's trace is among them, or cannot be
+        told without running Python code.
+        """
+    def focus(self) -> None:
+        """A trace was added to the focus: to be called after each addition, from any thread."""
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
-    def capture(self) -> None:
+    def capture(self, *, focused: bool = False) -> None:
         """Take one snapshot now, in this thread, into the ring; counted as missed if none could be taken."""
     def drain(self, timeout_ns: int) -> list[RawSnapshot[_Stack]]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""

@@ -23,6 +23,7 @@ from splunk_profiler.model import (
     Remainder,
     Sample,
     Snapshot,
+    Source,
     SpanRef,
     Stack,
     Thread,
@@ -181,6 +182,7 @@ class Aggregator:
         endpoint_of: local root's span id → its name as of now, or empty.
         bounds: how much is held.
         monotonic_ns: the clock.
+        source: what its profiles are of.
     """
 
     def __init__(
@@ -191,12 +193,14 @@ class Aggregator:
         endpoint_of: Callable[[int], str] = lambda _: "",
         bounds: Bounds = Bounds(),
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        source: Source = Source.CONTINUOUS,
     ) -> None:
         self._deliver = deliver
         self._interval_ns = interval_ns
         self._endpoint_of = endpoint_of
         self._bounds = bounds
         self._now_ns = monotonic_ns
+        self._source = source
         self._lock = real_lock()  # guards what follows
         self._period: _Period | None = None
         self._dropped_labels = 0
@@ -229,6 +233,16 @@ class Aggregator:
                 return
             self._period = _Period(self._bounds, snapshot.time_ns, now_ns, snapshot.period_ns)
         self._send(period)
+
+    def rest(self) -> None:
+        """Nothing was seen for a while: deliver what was gathered if its period is over, and begin no other one."""
+        with self._lock:
+            period = self._period
+            if period is None or self._now_ns() - period.began_ns < self._interval_ns:
+                return
+            self._period = None
+        if period.snapshots:
+            self._send(period)
 
     def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
         """Deliver what was gathered. There are no more snapshots; `remainders` were used since, until `time_ns`."""
@@ -264,7 +278,7 @@ class Aggregator:
             labels = _time_labels(period.time_ns, period_ns)
             aggregates.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
         duration_ns = max(period.end_ns - period.time_ns, 0)
-        return Profile(period.time_ns, duration_ns, period_ns, tuple(aggregates), period.dropped_labels)
+        return Profile(period.time_ns, duration_ns, period_ns, tuple(aggregates), period.dropped_labels, self._source)
 
     def _labels(self, kept: _Kept) -> tuple[Label, ...]:
         found: list[Label] = [("source.event.name", "timer")] if kept.state else []

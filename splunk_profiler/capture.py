@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from splunk_profiler.accounts import Accounts, Birth
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
+from splunk_profiler.focus import Focus
 from splunk_profiler.model import Remainder, Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample, Unseen
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
@@ -29,6 +30,7 @@ Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 _RING_SIZE = 64
 _SLICE = 64  # threads between two offers of the GIL
+_MOST_LIVES = 16_384
 
 
 class RawThread(Protocol):
@@ -53,6 +55,10 @@ class RawSnapshot(Protocol):
     def time_ns(self) -> int: ...
     @property
     def threads(self) -> Sequence[RawThread]: ...
+    @property
+    def focused(self) -> bool: ...
+    @property
+    def since_ns(self) -> int: ...
 
 
 class Counters(Protocol):
@@ -79,9 +85,10 @@ class Counters(Protocol):
 class Ticker(Protocol):
     """The contract of both walkers; see ``_walker.pyi``."""
 
-    def run(self, period_ns: int) -> None: ...
+    def run(self, period_ns: int, focused_period_ns: int = 0) -> None: ...
+    def focus(self) -> None: ...
     def stop(self) -> None: ...
-    def capture(self) -> None: ...
+    def capture(self, *, focused: bool = False) -> None: ...
     def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
     def counters(self) -> Counters: ...
 
@@ -109,7 +116,11 @@ def choose_walker(wanted: str = "auto") -> Choice:
 
 
 def make_ticker(
-    choice: Choice, context_var: ContextVar[Any] | None, context_of: Callable[[int], Any | None], max_depth: int
+    choice: Choice,
+    context_var: ContextVar[Any] | None,
+    context_of: Callable[[int], Any | None],
+    max_depth: int,
+    focus: Focus | None = None,
 ) -> Ticker:
     """A ticker of the chosen kind.
 
@@ -118,6 +129,7 @@ def make_ticker(
         context_var: holds the OpenTelemetry context; read by the native walker.
         context_of: thread ident → context; asked by the portable walker.
         max_depth: frames kept of a stack, from the leaf.
+        focus: the traces whose threads are looked at more often.
     """
     namer = FrameNamer()
     if choice.name == "native":
@@ -129,10 +141,16 @@ def make_ticker(
             make_frame=namer.frame,
             make_stack=Stack,
             ring_size=_RING_SIZE,
+            focus=None if focus is None else (focus.traces, focus.span_key),
         )
         return native
     return PortableTicker(
-        context_of=context_of, max_depth=max_depth, make_frame=namer.frame, make_stack=Stack, ring_size=_RING_SIZE
+        context_of=context_of,
+        max_depth=max_depth,
+        make_frame=namer.frame,
+        make_stack=Stack,
+        ring_size=_RING_SIZE,
+        focus=focus,
     )
 
 
@@ -161,8 +179,8 @@ def thread_clocks(choice: Choice) -> Clocks:
 
 
 @dataclass(slots=True)
-class _Life:
-    """What is remembered of a thread from one snapshot to the next."""
+class Life:
+    """What is remembered of a thread from one snapshot to the next; `cpu_ns` as of the last one of all threads."""
 
     thread: Thread
     birth: Birth | None  # on the boot-time clock; None if not known
@@ -185,7 +203,7 @@ class Capture:
         self._period_ns = period_ns
         self._include_internal = include_internal
         self._accounts = Accounts()
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, Life] = {}
         self._next_index = 1
 
     def prime(self, raw: RawSnapshot) -> None:
@@ -200,7 +218,7 @@ class Capture:
         accounts = self._accounts
         accounts.begin(_captured_at_ns(raw.time_ns))
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
-        now = _boottime_ns()
+        now = boottime_ns()
         samples = []
         for number, (seen, life, clock) in enumerate(zip(raw.threads, lives.values(), clocks, strict=True), 1):
             if number % _SLICE == 0:
@@ -210,7 +228,7 @@ class Capture:
             life.cpu_ns = cpu_ns or life.cpu_ns
             stack = seen.stack
             why_not = Unseen.UNSAMPLED if not stack.frames else None
-            if why_not is None and not self._include_internal and _is_internal(stack, life.thread.name):
+            if why_not is None and not self._include_internal and is_left_out(stack, life.thread.name):
                 why_not = Unseen.INTERNAL
             spent = accounts.settle(life.thread.native_id or -life.thread.index, life.birth, cpu_ns, why_not)
             if why_not is not None:
@@ -224,11 +242,20 @@ class Capture:
             samples.append(Sample(raw.time_ns, self._period_ns, sample, span))
         return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
 
+    def lives(self, threads: Sequence[RawThread]) -> list[Life]:
+        """What is known of some threads, between two snapshots of all."""
+        if len(self._lives) > _MOST_LIVES:
+            self._lives.clear()  # there are no snapshots of all, which would do it
+        names = _names()
+        for seen in threads:
+            self._lives[seen.key] = self._life(seen, names)
+        return [self._lives[seen.key] for seen in threads]
+
     def remainders(self) -> tuple[Remainder, ...]:
         """What the process has used since the last snapshot; there must be none after this."""
-        return self._accounts.close(_boottime_ns())
+        return self._accounts.close(boottime_ns())
 
-    def _life(self, seen: RawThread, names: dict[int, threading.Thread]) -> _Life:
+    def _life(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
         known = names.get(seen.ident)
         life = self._lives.get(seen.key)
         if life is not None:
@@ -239,10 +266,11 @@ class Capture:
         name = (_name_of(known) if known is not None else "") or _name_by_system(native_id) or f"Thread-{seen.ident:#x}"
         thread = Thread(self._next_index, name, seen.ident, native_id)
         self._next_index += 1
-        return _Life(thread, _birth(native_id), 0)
+        return Life(thread, _birth(native_id), 0)
 
 
-def _is_internal(stack: Stack, name: str) -> bool:
+def is_left_out(stack: Stack, name: str) -> bool:
+    """Whether a thread is the profiler's, the SDK's or gRPC's."""
     return stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
 
 
@@ -279,10 +307,11 @@ def _birth(native_id: int) -> Birth | None:
 
 def _captured_at_ns(time_ns: int) -> int:
     """A moment that the time of day says, on the boot-time clock; never one to come, whatever is done to the former."""
-    return _boottime_ns() - max(time.time_ns() - time_ns, 0)
+    return boottime_ns() - max(time.time_ns() - time_ns, 0)
 
 
-def _boottime_ns() -> int:
+def boottime_ns() -> int:
+    """Now, on the clock of `Life.birth`."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

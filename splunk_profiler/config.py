@@ -115,7 +115,12 @@ SETTINGS: tuple[Setting, ...] = (
         "shows host profilers of Parca's kind ids and labels of each thread",
     ),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
-    Setting("SPLUNK_SNAPSHOT_PROFILER_ENABLED", "snapshot_enabled", parse_boolean, "snapshot profiling"),
+    Setting(
+        "SPLUNK_SNAPSHOT_PROFILER_ENABLED",
+        "snapshot_enabled",
+        parse_boolean,
+        "samples the threads that work for selected traces more often",
+    ),
     Setting(
         "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
         "snapshot_interval_ms",
@@ -162,9 +167,9 @@ class Config:
             1,000,000.
         custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
         memory_enabled: known, not built yet.
-        snapshot_enabled: known, not built yet.
-        snapshot_interval_ms: known, not built yet.
-        snapshot_probability: known, not built yet.
+        snapshot_enabled: whether selected traces are profiled closely, also with `enabled` false.
+        snapshot_interval_ms: milliseconds between two samples of the threads that work for them, 1 to 3,600,000.
+        snapshot_probability: share of traces that are selected, 0 to 1.
 
     Raises:
         ConfigError: a value that its setting does not take.
@@ -227,9 +232,19 @@ class Config:
         return self._wants(self.custom_labels)
 
     @property
+    def samples(self) -> bool:
+        """Whether stacks are sampled: of all threads, of selected traces, or both."""
+        return self.enabled or self.snapshot_enabled
+
+    @property
+    def snapshot_period_ns(self) -> int:
+        """Nanoseconds between two samples of selected traces."""
+        return self.snapshot_interval_ms * 1_000_000
+
+    @property
     def runs(self) -> bool:
         """Whether there is anything to start."""
-        return self.enabled or self.publishes_correlation or self.publishes_labels
+        return self.samples or self.publishes_correlation or self.publishes_labels
 
     def _wants(self, choice: str) -> bool:
         return self.enabled if choice.lower() == "auto" else choice.lower() == "true"
@@ -261,7 +276,6 @@ class Resolved:
 
 _NOT_BUILT = {
     "memory_enabled": (True, "memory profiling is not part of this version; the setting has no effect"),
-    "snapshot_enabled": (True, "snapshot profiling is not part of this version; the setting has no effect"),
 }
 
 
@@ -336,7 +350,7 @@ def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], wa
         except ConfigError as error:
             warnings.append(f"{name}={url!r} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
     transport, more = parse_transport(env)
-    warnings += more if config.enabled else ()
+    warnings += more if config.samples else ()
     return Resolved(config, endpoint, sdk_disabled, origins, tuple(warnings), transport, _described(env))
 
 

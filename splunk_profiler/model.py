@@ -123,6 +123,13 @@ class SpanRef:
     endpoint: str = ""
 
 
+class Source(Enum):
+    """Which profiler a sample is of: that of all threads, or that of the traces that are profiled closely."""
+
+    CONTINUOUS = "continuous"
+    SNAPSHOT = "snapshot"
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One thread's part of a snapshot joined to its span: one record to be exported.
@@ -132,12 +139,14 @@ class Sample:
         period_ns: distance between two snapshots.
         thread: what the thread was doing.
         span: the span that was active on it, or None.
+        source: which profiler it is of.
     """
 
     time_ns: int
     period_ns: int
     thread: ThreadSample
     span: SpanRef | None
+    source: Source = Source.CONTINUOUS
 
 
 class Unseen(Enum):
@@ -168,19 +177,21 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All threads at one instant.
+    """All threads at one instant, or those of the traces that are profiled closely.
 
     Attributes:
         time_ns: when the stacks were read, nanoseconds since the epoch.
         period_ns: the configured distance between two snapshots.
         samples: one for each thread that ran Python code, oldest thread first.
         remainders: what the process has used besides, so that all of it adds up.
+        source: which profiler all of this is of.
     """
 
     time_ns: int
     period_ns: int
     samples: tuple[Sample, ...]
     remainders: tuple[Remainder, ...] = ()
+    source: Source = Source.CONTINUOUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,7 @@ class Profile:
         period_ns: the distance between two snapshots, on the average if it changed.
         aggregates: what was seen.
         dropped_labels: samples that were merged under fewer labels than they had, because there were too many.
+        source: which profiler it is of.
     """
 
     time_ns: int
@@ -219,6 +231,7 @@ class Profile:
     period_ns: int
     aggregates: tuple[Aggregate, ...]
     dropped_labels: int = 0
+    source: Source = Source.CONTINUOUS
 
 
 Record = TypeVar("Record", bound=Sample | Profile)  # what is sent as one log record

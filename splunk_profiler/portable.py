@@ -2,7 +2,7 @@
 
 Serves where the extension cannot be had. A walk can be interrupted between two threads, and the context of
 a thread comes from a callable (which is approximate for asyncio) instead of the interpreter. Its ticker runs
-on a thread of its own; must not import anything of ours but the model and `threads`.
+on a thread of its own; must not import anything of ours but the model, `focus` and `threads`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
+from splunk_profiler.focus import Focus, Rhythm
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.threads import Signal
 
@@ -37,11 +38,13 @@ class RawThread(NamedTuple):
 
 
 class RawSnapshot(NamedTuple):
-    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+    """See ``_walker.pyi``."""
 
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread, ...]
+    focused: bool
+    since_ns: int
 
 
 class Counters(NamedTuple):
@@ -173,10 +176,15 @@ class PortableTicker:
         make_frame: Callable[[CodeType, int, dict[str, Any]], Frame],
         make_stack: Callable[[tuple[Frame, ...], bool], Stack],
         ring_size: int,
+        focus: Focus | None = None,
         clock: Clock = time,
     ) -> None:
         self._context_of = context_of
         self._max_depth = max_depth
+        self._focus = focus
+        self._focused = False  # there may be traces in the focus
+        self._keeps_all = True
+        self._before_ns = 0
         self._make_frame = make_frame
         self._make_stack = make_stack
         self._clock = clock
@@ -189,18 +197,25 @@ class PortableTicker:
         self._wake = Signal()
         self._stopped = False
 
-    def run(self, period_ns: int) -> None:
+    def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
-        deadline = self._clock.monotonic_ns() + period_ns
+        rhythm = Rhythm(self._clock.monotonic_ns(), period_ns, focused_period_ns)
+        self._keeps_all = period_ns > 0
         while not self._stopped:
-            ahead = deadline - self._clock.monotonic_ns()
+            now = self._clock.monotonic_ns()
+            ahead = rhythm.next_ns(now, focused=self._focused) - now
             if ahead > 0:
                 self._wake.wait(min(ahead / 1e9, threading.TIMEOUT_MAX))
                 continue
-            missed = -ahead // period_ns  # after a stall the deadlines in between are given up, not caught up
-            self._count(due=missed + 1, missed=missed)
-            self._capture(-ahead - missed * period_ns)
-            deadline += (missed + 1) * period_ns
+            tick = rhythm.take(now)
+            self._count(due=tick.skipped + 1, missed=tick.skipped)
+            self._capture(now - tick.deadline_ns, focused=tick.focused)
+
+    def focus(self) -> None:
+        """A trace was added to the focus."""
+        if not self._focused:
+            self._focused = True
+            self._wake.set()
 
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
@@ -208,9 +223,9 @@ class PortableTicker:
         self._wake.set()
         self._filled.set()
 
-    def capture(self) -> None:
+    def capture(self, *, focused: bool = False) -> None:
         """Take one snapshot now, in this thread, into the ring."""
-        self._capture(0)
+        self._capture(0, focused=focused)
 
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty."""
@@ -225,15 +240,25 @@ class PortableTicker:
         """What has happened since the ticker was made."""
         return self._counters
 
-    def _capture(self, late_ns: int) -> None:
+    def _capture(self, late_ns: int, *, focused: bool) -> None:
         if _other_interpreters():
             self._count(missed=1)
             return
         started = self._clock.monotonic_ns()
-        now, walks = self._walk()
+        since_ns = started - self._before_ns if self._before_ns else 0
+        self._before_ns = started
+        if focused and not self._has_focus():
+            self._count(captured=1)
+            return
+        now, walks = self._walk(focused=focused)
+        if focused and not walks:
+            self._count(captured=1, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
+            return
         living = _living_threads()
         threads = []
-        previous, self._previous = self._previous, {}
+        previous = self._previous
+        if not (focused and self._keeps_all):  # else the others keep theirs until the next capture of all
+            self._previous = {}
         for walk in walks:
             thread = living.get(walk.ident)
             key = self._identities.key(walk.ident, thread)
@@ -242,12 +267,24 @@ class PortableTicker:
             threads.append(RawThread(key, walk.ident, native_id, stack, walk.context))
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
-        self._ring.append(RawSnapshot(now, late_ns, tuple(threads)))
+        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), focused, since_ns))
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
         self._filled.set()
 
-    def _walk(self) -> tuple[int, list[_Walk]]:
-        """All threads at one instant, and when that was; oldest first.
+    def _has_focus(self) -> bool:
+        """Whether there are traces in the focus; if not, there are no such ticks until `focus` is called."""
+        self._focused = False  # first: who adds a trace now, and says so, must not be forgotten
+        if self._focus is not None and self._focus.traces:
+            self._focused = True
+        return self._focused
+
+    def _works_for_one(self, ident: int) -> bool:
+        context = self._context_of(ident)
+        focus = self._focus
+        return context is not None and focus is not None and focus.trace_of(context) in focus.traces
+
+    def _walk(self, *, focused: bool) -> tuple[int, list[_Walk]]:
+        """All threads at one instant, or those in the focus, and when that was; oldest first.
 
         The application runs in the middle of a walk if this thread has held the GIL for too long (the system
         may have put it aside meanwhile): a stack would be joined to the context of another moment. So each
@@ -258,7 +295,11 @@ class PortableTicker:
             with _no_collection():
                 tops = _top_frames()
                 now = self._clock.time_ns()
-                walks = [self._places(ident, top) for ident, top in reversed(tops.items())]  # newest first in there
+                walks = [
+                    self._places(ident, top)
+                    for ident, top in reversed(tops.items())  # newest first in there
+                    if not focused or self._works_for_one(ident)
+                ]
                 moved = self._moved(tops, walks)
             if not moved:
                 break

@@ -191,7 +191,7 @@ class Profiler:
         self._publishing: Publishing | None = (
             parents._publishing if forked and parents is not None else self._make_publishing()
         )
-        self._sampling = self._make_sampling(parents) if resolved.config.enabled else None
+        self._sampling = self._make_sampling(parents) if resolved.config.samples else None
 
     def start(self) -> bool:
         """Start what there is. True if something runs.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from splunk_profiler import aggregator, recorder
 from splunk_profiler.aggregator import Aggregator
-from splunk_profiler.model import Profile, Remainder, Sample, Sink, Snapshot
+from splunk_profiler.model import Profile, Remainder, Sample, Sink, Snapshot, Source
 from splunk_profiler.recorder import Recorder
 
 
@@ -24,6 +24,9 @@ class Recording(Protocol):
 
     def take(self, snapshot: Snapshot) -> None:
         """A snapshot; returns at once, whatever becomes of the receiver."""
+
+    def rest(self) -> None:
+        """Called once a second at least: what is due goes, also if there are no snapshots."""
 
     def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
         """There are no more snapshots; `remainders` is what was used since the last one, until `time_ns`."""
@@ -44,12 +47,15 @@ class SampleRecording:
         """See `Recording.take`."""
         self.recorder.record(snapshot.samples)
 
+    def rest(self) -> None:
+        """See `Recording.rest`: the recorder keeps its own time."""
+
     def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
         """See `Recording.close`: a sample has no remainders."""
 
 
 class ProfileRecording:
-    """A profile for each export interval.
+    """A profile for each export interval, and one of the traces that are profiled closely, if there are any.
 
     Args:
         sink: where they go.
@@ -60,12 +66,20 @@ class ProfileRecording:
     def __init__(self, sink: Sink[Profile], interval_ns: int, endpoint_of: Callable[[int], str]) -> None:
         # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
         self.recorder = Recorder(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
-        self._aggregator = Aggregator(self.recorder.record, interval_ns=interval_ns, endpoint_of=endpoint_of)
+        self._aggregators = {
+            source: Aggregator(self.recorder.record, interval_ns=interval_ns, endpoint_of=endpoint_of, source=source)
+            for source in Source
+        }
 
     def take(self, snapshot: Snapshot) -> None:
         """See `Recording.take`."""
-        self._aggregator.take(snapshot)
+        self._aggregators[snapshot.source].take(snapshot)
+
+    def rest(self) -> None:
+        """See `Recording.rest`: traces that are profiled closely come and go."""
+        self._aggregators[Source.SNAPSHOT].rest()
 
     def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
         """See `Recording.close`."""
-        self._aggregator.close(remainders, time_ns)
+        self._aggregators[Source.CONTINUOUS].close(remainders, time_ns)
+        self._aggregators[Source.SNAPSHOT].close((), time_ns)

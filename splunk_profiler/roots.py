@@ -2,7 +2,7 @@
 
 `Roots` is a span processor of the application's provider; its `on_start` and `on_end` run on the application's threads
 and do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on the sampling worker's.
-Imports `spans` and the model, never the SDK. Takes no lock, so that a fork cannot leave one locked.
+Imports `spans`, `listening` and the model, never the SDK. Takes no lock, so that a fork cannot leave one locked.
 
 A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
 the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only who
@@ -18,13 +18,14 @@ from typing import Any
 from opentelemetry import trace
 
 from splunk_profiler import spans
+from splunk_profiler.listening import SpanListener, is_local_root
 from splunk_profiler.model import SpanRef
 
 _REMEMBERED = 4096
 _UNKNOWN = 0
 
 
-class Roots:
+class Roots(SpanListener):
     """The local roots of this process's spans.
 
     Args:
@@ -32,6 +33,7 @@ class Roots:
     """
 
     def __init__(self, known_root: Callable[[Any], int | None]) -> None:
+        super().__init__()
         self.known_root = known_root
         # Trace id → the local root's id; _UNKNOWN if there were several.
         self._of_trace: OrderedDict[int, int] = OrderedDict()
@@ -39,46 +41,19 @@ class Roots:
         # names are asked for when many others have come and gone.
         self._names: OrderedDict[int, Any] = OrderedDict()
         self._sampled: OrderedDict[int, Any] = OrderedDict()
-        self._provider: Any = None
-
-    def meet(self, provider: Any) -> None:
-        """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet."""
-        if provider is not None and provider is not self._provider:
-            self.leave()
-            self._provider = provider
-            if hasattr(provider, "add_span_processor"):
-                provider.add_span_processor(self)
-
-    def leave(self) -> None:
-        """Hear of no spans any more."""
-        provider, self._provider = self._provider, None
-        processors = getattr(provider, "_active_span_processor", None)
-        if processors is not None and self in getattr(processors, "_span_processors", ()):
-            with processors._lock:
-                processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
         """Remember a local root."""
-        if _is_local_root(span):
+        if is_local_root(span):
             self._remember(span)
 
     def on_end(self, span: Any) -> None:
         """Keep of a local root no more than its name."""
-        if _is_local_root(span):
+        if is_local_root(span):
             span_id = span.context.span_id
             for names in (self._names, self._sampled):
                 if span_id in names:
                     names[span_id] = span.name
-
-    def _on_ending(self, span: Any) -> None:
-        """Nothing to do."""
-
-    def shutdown(self) -> None:
-        """Nothing to do: the profiler's end is not the provider's."""
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
-        """There is nothing to flush."""
-        return True
 
     def span_ref(self, context: Any) -> SpanRef | None:
         """As `spans.span_ref`, with the local root as far as it is known."""
@@ -102,7 +77,7 @@ class Roots:
         if span.get_span_context().is_remote:
             return _UNKNOWN
         knows_its_parent = isinstance(getattr(span, "parent", span), (trace.SpanContext, type(None)))
-        if knows_its_parent and _is_local_root(span):
+        if knows_its_parent and is_local_root(span):
             if ref.span_id not in self._names:  # it began before the profiler
                 self._remember(span)
             return ref.span_id
@@ -114,12 +89,6 @@ class Roots:
         _keep(self._names, context.span_id, span)
         known = self._of_trace.get(context.trace_id, context.span_id)
         _keep(self._of_trace, context.trace_id, known if known == context.span_id else _UNKNOWN)
-
-
-def _is_local_root(span: Any) -> bool:
-    """Whether a span of the SDK, which gives it no parent that is not valid, has none in this process."""
-    parent = span.parent
-    return parent is None or parent.is_remote
 
 
 def _keep(known: OrderedDict[int, Any], key: int, value: Any) -> None:

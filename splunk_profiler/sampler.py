@@ -22,14 +22,26 @@ class Sampler:
 
     Args:
         ticker: captures; stopped and never used again after `stop`.
-        period_ns: distance between two deadlines.
+        period_ns: distance between two deadlines of all threads; 0 if there are none.
         handle: called on the worker's thread with each raw snapshot, in order.
+        focused_period_ns: distance between two deadlines of the traces in the ticker's focus; 0 if there are none.
+        rest: called on the worker's thread between snapshots, once a second at least.
     """
 
-    def __init__(self, ticker: Ticker, period_ns: int, handle: Callable[[RawSnapshot], None]) -> None:
+    def __init__(
+        self,
+        ticker: Ticker,
+        period_ns: int,
+        handle: Callable[[RawSnapshot], None],
+        *,
+        focused_period_ns: int = 0,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ticker = ticker
         self._period_ns = period_ns
+        self._focused_period_ns = focused_period_ns
         self._handle = handle
+        self._rest = rest
         self._stopping = False
         self._guard = Guard("the sampling thread")
         self._pause = Signal()
@@ -61,9 +73,9 @@ class Sampler:
     def _tick(self) -> None:
         while not self._stopping:
             with self._guard.watching():
-                self._ticker.run(self._period_ns)
+                self._ticker.run(self._period_ns, self._focused_period_ns)
             if not self._stopping:  # it failed: begin again with the next period, not at once
-                self._pause.wait(self._period_ns / 1e9)
+                self._pause.wait((self._period_ns or self._focused_period_ns) / 1e9)
 
     def _work(self) -> None:
         while True:
@@ -72,5 +84,7 @@ class Sampler:
                 for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
                     with self._guard.watching():
                         self._handle(raw)
+                with self._guard.watching():
+                    self._rest()
             if stopping:
                 return

@@ -18,8 +18,11 @@ from splunk_profiler.recording import ProfileRecording, Recording, SampleRecordi
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sampler import Sampler
+from splunk_profiler.selection import Selection
 from splunk_profiler.sinks.late import LateSink
+from splunk_profiler.snapshots import Snapshots, focus_of
 from splunk_profiler.threads import Worker
+from splunk_profiler.trace_capture import TraceCapture
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -65,13 +68,13 @@ class Sampling:
             self._choice = capture.Choice(
                 "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
             )
-        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
-        self._capture = capture.Capture(
-            spans.span_ref if self._roots is None else self._roots.span_ref,
-            capture.thread_clocks(self._choice),
-            config.period_ns,
-            include_internal=config.include_internal_stacks,
-        )
+        self._snapshots: Snapshots | None = None
+        selection = self._selection(parents)
+        focus = None if selection is None else focus_of(selection)
+        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth, focus)
+        associate = spans.span_ref if self._roots is None else self._roots.span_ref
+        clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
+        self._capture = capture.Capture(associate, clocks, config.period_ns, include_internal=internal)
         self._sink: LateSink[Any] = LateSink(self._open_sink, self._is_described)
         interval_ns = config.export_interval_ns
         self._recording: Recording = (
@@ -80,8 +83,18 @@ class Sampling:
             else ProfileRecording(self._sink, interval_ns, self._roots.endpoint)
         )
         self._recorder = self._recording.recorder
+        if selection is not None:
+            period_ns = config.snapshot_period_ns
+            closely = TraceCapture(self._capture, associate, clocks, selection, period_ns, include_internal=internal)
+            self._snapshots = Snapshots(selection, closely, self._recording)
         self._ticker = ticker
-        self._sampler = Sampler(ticker, config.period_ns, self._handle)
+        self._sampler = Sampler(
+            ticker,
+            config.period_ns if config.enabled else 0,
+            self._handle,
+            focused_period_ns=config.snapshot_period_ns if selection is not None else 0,
+            rest=self._rest,
+        )
         self._export_thread = Worker("exporter", self._export)
         self._primed = False
 
@@ -106,18 +119,21 @@ class Sampling:
                 choice.reason,
             )
         try:
-            self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
+            if resolved.config.enabled:
+                self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
             self._sampler.start()
             self._recorder.expect_run()
             self._export_thread.start()
             if self._roots is not None:
                 self._roots.meet(spans.tracer_provider())
+            if self._snapshots is not None:
+                self._snapshots.start(self._ticker.focus)
         except BaseException:
             self.stop(0.1)
             raise
         logger.info(
-            "profiling all threads every %d ms with the %s walker; records go to %s (from %s)",
-            resolved.config.call_stack_interval_ms,
+            "profiling %s with the %s walker; records go to %s (from %s)",
+            _what(resolved.config),
             choice.name,
             resolved.endpoint.url,
             resolved.endpoint.setting,
@@ -127,7 +143,10 @@ class Sampling:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
-        whole = ended and not self.resolved.config.tracing_stacks_only
+        if self._snapshots is not None:
+            self._snapshots.stop()
+        config = self.resolved.config
+        whole = ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").watching():
             self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
@@ -151,7 +170,24 @@ class Sampling:
         self._sink.open()
         self._recorder.run()
 
+    def _selection(self, parents: Sampling | None) -> Selection | None:
+        config = self.resolved.config
+        if not config.snapshot_enabled:
+            return None
+        known = None if parents is None else parents._snapshots
+        return Selection(config.snapshot_probability) if known is None else known.selection
+
     def _handle(self, raw: Any) -> None:
+        if not raw.focused:
+            self._handle_all(raw)
+        if self._snapshots is not None:
+            self._snapshots.take(raw)
+
+    def _rest(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.rest()
+
+    def _handle_all(self, raw: Any) -> None:
         self._at_sample()
         if self._roots is not None:
             self._roots.meet(spans.tracer_provider())
@@ -193,3 +229,11 @@ class Sampling:
             spans.tracer_provider,
             share_connection=not self._forked,
         )
+
+
+def _what(config: settings.Config) -> str:
+    threads = f"all threads every {config.call_stack_interval_ms} ms"
+    traces = f"{config.snapshot_probability:.2%} of the traces every {config.snapshot_interval_ms} ms"
+    if not config.snapshot_enabled:
+        return threads
+    return f"{threads}, and {traces}," if config.enabled else traces

@@ -28,6 +28,11 @@ def span_ref(context: Any) -> SpanRef | None:
     return SpanRef(span.trace_id, span.span_id, int(span.trace_flags) & 0xFF)
 
 
+def trace_id(context: Any) -> int:
+    """The id of the trace of the span that is current in `context`; 0 if there is none."""
+    return trace.get_current_span(context).get_span_context().trace_id
+
+
 def runtime_context() -> Any:
     """The object that holds the current context: OpenTelemetry's ``contextvars`` one unless replaced."""
     return otel_context._RUNTIME_CONTEXT

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 
-SURELY_OFF = os.environ.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() in ("", "false") and all(
+SURELY_OFF = all(
+    os.environ.get(name, "").strip().lower() in ("", "false")
+    for name in ("SPLUNK_PROFILER_ENABLED", "SPLUNK_SNAPSHOT_PROFILER_ENABLED")
+) and all(
     os.environ.get(name, "").strip().lower() in ("", "false", "auto")
     for name in ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
 )

@@ -39,9 +39,15 @@ def make(
     make_frame: Callable[[CodeType, int, dict[str, Any]], str] = name,
     make_stack: Callable[[Frames, bool], Any] = pair,
     ring_size: int = 4,
+    focus: tuple[dict[int, Any], str] | None = None,
 ) -> Ticker:
     return walker.Ticker(
-        context_var=context_var, max_depth=max_depth, make_frame=make_frame, make_stack=make_stack, ring_size=ring_size
+        context_var=context_var,
+        max_depth=max_depth,
+        make_frame=make_frame,
+        make_stack=make_stack,
+        ring_size=ring_size,
+        focus=focus,
     )
 
 

@@ -56,6 +56,9 @@ def switches(resolved: Resolved) -> list[Finding]:
     found = [Finding(Verdict.WARNING, "setting", warning) for warning in resolved.warnings]
     if resolved.config.enabled:
         found.insert(0, Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true"))
+    elif resolved.config.snapshot_enabled:
+        fact = "SPLUNK_SNAPSHOT_PROFILER_ENABLED is true: selected traces are profiled, and nothing else"
+        found.insert(0, Finding(Verdict.GOOD, "switched on", fact))
     else:
         origin = resolved.origins.get("enabled")
         fact = "SPLUNK_PROFILER_ENABLED is false" if origin else "SPLUNK_PROFILER_ENABLED is not set, which means false"

@@ -15,11 +15,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from splunk_profiler.model import Sample
+from splunk_profiler.model import Sample, Source
 from splunk_profiler.threads import let_others_run
 
 _NAME = "otel.profiling"
 _SCOPE_VERSION = "0.1.0"
+SOURCE = "profiling.instrumentation.source"
 _MAX_INT64 = 2**63 - 1
 _SLICE = 64  # records between two offers of the GIL
 
@@ -84,7 +85,7 @@ class Encoder:
         self._envelope = Envelope(resource)
         self._body = body
         self._time_ns = time_ns
-        self._templates: dict[tuple[int, bool], LogRecord] = {}
+        self._templates: dict[tuple[int, bool, Source], LogRecord] = {}
 
     def encode(self, samples: Iterable[Sample]) -> bytes:
         """One request with a record for each of `samples`, in their order."""
@@ -110,17 +111,19 @@ class Encoder:
         return message
 
     def _template(self, sample: Sample) -> LogRecord:
-        key = (sample.period_ns, sample.thread.stack.truncated)
+        key = (sample.period_ns, sample.thread.stack.truncated, sample.source)
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = _template(*key)
         return template
 
 
-def _template(period_ns: int, truncated: bool) -> LogRecord:
+def _template(period_ns: int, truncated: bool, source: Source) -> LogRecord:
     found: dict[str, Any] = {"source.event.period": max(period_ns // 1_000_000, 1)}
     if truncated:
         found["thread.stack.truncated"] = True
+    if source is not Source.CONTINUOUS:
+        found[SOURCE] = source.value
     return record_template("text", found)
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Profile
-from splunk_profiler.sinks.encoding import Envelope, Resource, attributes, record_template
+from splunk_profiler.model import Profile, Source
+from splunk_profiler.sinks.encoding import SOURCE, Envelope, Resource, attributes, record_template
 from splunk_profiler.threads import let_others_run
 
 FORMAT = "pprof-gzip-base64"
@@ -28,7 +28,7 @@ class ProfileEncoder:
     def __init__(self, resource: Callable[[], Resource], time_ns: Callable[[], int] = time.time_ns) -> None:
         self._envelope = Envelope(resource)
         self._time_ns = time_ns
-        self._template = record_template(FORMAT, {"profiling.instrumentation.source": "continuous"})
+        self._templates = {source: record_template(FORMAT, {SOURCE: source.value}) for source in Source}
 
     def encode(self, profiles: Iterable[Profile]) -> bytes:
         """One request with the records of each of `profiles`, in their order."""
@@ -37,7 +37,7 @@ class ProfileEncoder:
         for profile in profiles:
             for part in pprof.parts(profile, pause=let_others_run):
                 record = add()
-                record.CopyFrom(self._template)
+                record.CopyFrom(self._templates[profile.source])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
                 record.time_unix_nano = profile.time_ns
                 record.observed_time_unix_nano = observed_ns

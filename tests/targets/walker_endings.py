@@ -22,6 +22,7 @@ def make() -> Ticker:
         make_frame=lambda code, _offset, _globals: code.co_name,
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
+        focus=None,
     )
 
 
@@ -77,6 +78,7 @@ def main(how: str) -> None:
                 make_frame=partial(holding, holder),
                 make_stack=partial(holding, holder),
                 ring_size=4,
+                focus=None,
             )
             holder.append(mine)
             mine.capture()

@@ -23,6 +23,7 @@ def start() -> tuple[Ticker, threading.Thread]:
         make_frame=lambda code, _offset, _globals: code.co_name,
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
+        focus=None,
     )
     run = threading.Thread(target=ticker.run, args=(500_000,), daemon=True)
     run.start()

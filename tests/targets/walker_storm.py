@@ -150,7 +150,9 @@ def churn(threads: int) -> None:
 def main(captures: int, threads: int) -> None:
     links.extend(make_link(number) for number in range(LINKS))
     links.append(last)
-    ticker = walker.Ticker(context_var=current, max_depth=MAX_DEPTH, make_frame=name, make_stack=check, ring_size=64)
+    ticker = walker.Ticker(
+        context_var=current, max_depth=MAX_DEPTH, make_frame=name, make_stack=check, ring_size=64, focus=None
+    )
     over = threading.Event()
     run = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
     steps = (work, work, dying_code, collect, tasks)

@@ -1,0 +1,76 @@
+"""When which threads are looked at: all of them in one rhythm, those of a few traces in a quicker one between.
+
+Values and arithmetic of the portable ticker; the native one has the same in `native/ticker.c`. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+NEVER_NS = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """The traces whose threads are looked at more often.
+
+    Attributes:
+        traces: their ids as keys; who changes it does so in one operation, on any thread. Read at each tick.
+        span_key: the key under which a context has its span.
+        trace_of: context → the id of its span's trace, or 0.
+    """
+
+    traces: dict[int, Any]
+    span_key: str
+    trace_of: Callable[[Any], int]
+
+
+class Tick(NamedTuple):
+    """A deadline that has come, and how many of its kind have passed by before it."""
+
+    deadline_ns: int
+    focused: bool
+    skipped: int
+
+
+class Rhythm:
+    """Absolute deadlines of two kinds, on one grid, which begins anew at each deadline of all threads.
+
+    A capture of all threads serves the focus as well, so no other deadline comes with it.
+
+    Args:
+        now_ns: the beginning.
+        all_ns: distance of the deadlines of all threads; 0 if there are none.
+        some_ns: distance of the focus's deadlines; 0 if there are none.
+    """
+
+    def __init__(self, now_ns: int, all_ns: int, some_ns: int) -> None:
+        self._begin_ns = now_ns
+        self._all_ns, self._some_ns = all_ns, some_ns
+        self._all_at_ns = now_ns + all_ns if all_ns else NEVER_NS
+        self._some_at_ns = NEVER_NS
+
+    def next_ns(self, now_ns: int, *, focused: bool) -> int:
+        """The next deadline; `focused` says whether there is a trace in the focus."""
+        if not focused or not self._some_ns:
+            self._some_at_ns = NEVER_NS
+        elif self._some_at_ns == NEVER_NS:
+            passed = (now_ns - self._begin_ns) // self._some_ns
+            self._some_at_ns = self._begin_ns + (passed + 1) * self._some_ns
+        return min(self._all_at_ns, self._some_at_ns)
+
+    def take(self, now_ns: int) -> Tick:
+        """The deadline that `next_ns` has named, once it has come. After a stall those before are given up."""
+        focused = now_ns < self._all_at_ns
+        deadline_ns, period_ns = (self._some_at_ns, self._some_ns) if focused else (self._all_at_ns, self._all_ns)
+        skipped = (now_ns - deadline_ns) // period_ns
+        deadline_ns += skipped * period_ns
+        if focused:
+            self._some_at_ns = deadline_ns + period_ns
+        else:
+            self._begin_ns = deadline_ns
+            self._all_at_ns, self._some_at_ns = deadline_ns + period_ns, NEVER_NS
+        return Tick(deadline_ns, focused, skipped)

@@ -1,0 +1,54 @@
+"""Hearing of spans: a span processor of ours among those of the application's provider.
+
+Owns the way in and out. What hears runs on the application's threads: a listener must be tiny, and must not raise.
+The SDK must not be loaded: a provider is there or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SpanListener:
+    """A span processor that only listens. Takes no lock when it hears, so that a fork cannot leave one locked."""
+
+    def __init__(self) -> None:
+        self._provider: Any = None
+
+    def meet(self, provider: Any) -> None:
+        """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet."""
+        if provider is not None and provider is not self._provider:
+            self.leave()
+            self._provider = provider
+            if hasattr(provider, "add_span_processor"):
+                provider.add_span_processor(self)
+
+    def leave(self) -> None:
+        """Hear of no spans any more."""
+        provider, self._provider = self._provider, None
+        processors = getattr(provider, "_active_span_processor", None)
+        if processors is not None and self in getattr(processors, "_span_processors", ()):
+            with processors._lock:
+                processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """A span that is recorded begins."""
+
+    def on_end(self, span: Any) -> None:
+        """It has ended."""
+
+    def _on_ending(self, span: Any) -> None:
+        """Nothing to do."""
+
+    def shutdown(self) -> None:
+        """Nothing to do: the profiler's end is not the provider's."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
+        """There is nothing to flush."""
+        return True
+
+
+def is_local_root(span: Any) -> bool:
+    """Whether a span of the SDK, which gives it no parent that is not valid, has none in this process."""
+    parent = span.parent
+    return parent is None or parent.is_remote

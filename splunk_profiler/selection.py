@@ -1,0 +1,142 @@
+"""Which traces are profiled closely, from the start of an entry span to its end.
+
+`Selection` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
+threads and do, for nearly all spans, nothing but look at the parent. `keep_short` and `wants` run on the sampling
+worker's. Imports `listening`, never the SDK. Takes no lock, so that no fork leaves one locked and no signal handler
+waits for one: each change is one operation, and whoever ends an entry looks again afterwards.
+
+The trace id decides, so all services of a trace that have the same probability decide alike. An entry span is one with
+which its trace comes into this process: without a parent, or with one in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from _thread import get_ident
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from splunk_profiler.guard import Guard
+from splunk_profiler.listening import SpanListener, is_local_root
+
+ATTRIBUTE = "splunk.snapshot.profiling"
+MOST_ENTRIES = 100
+LONGEST_NS = 600 * 1_000_000_000
+
+_LAST_DIGITS = 0xFFFFFFF
+_REMEMBERED = 1024
+
+
+class Beginning(NamedTuple):
+    """Where and when an entry span began.
+
+    Attributes:
+        time_ns: the time of day.
+        ident: `threading.get_ident()` of the thread.
+        cpu_ns: CPU time that this thread had used.
+    """
+
+    time_ns: int
+    ident: int
+    cpu_ns: int
+
+
+class Selection(SpanListener):
+    """The traces that are profiled now.
+
+    Args:
+        probability: share of traces that are selected.
+        monotonic_ns: the clock of how long an entry lasts.
+    """
+
+    def __init__(self, probability: float, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__()
+        self._most_digits = int(probability * _LAST_DIGITS) if probability > 0 else -1
+        self._now_ns = monotonic_ns
+        self._guard = Guard("the selection of traces")
+        self._notify: Callable[[], None] = _nobody
+        self.refused = 0
+        # The focus of the ticker, which reads it with the GIL held: trace id → where its last entry began.
+        self.traces: dict[int, Beginning] = {}
+        self._entries: dict[int, int] = {}  # span id → trace id
+        self._since: dict[int, int] = {}  # span id → when it began
+        self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → when its last entry ended
+
+    def begin(self, notify: Callable[[], None]) -> None:
+        """Begin anew, also in a forked child, where entries of other threads will never end.
+
+        Args:
+            notify: called after each addition to `traces`, on the thread of the span; returns at once.
+        """
+        self.end()
+        self._notify = notify
+
+    def end(self) -> None:
+        """Forget all entries; those that begin from now on concern nobody."""
+        self._notify = _nobody
+        for known in (self._entries, self._since, self._ended, self.traces):
+            known.clear()
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
+        """Select the trace of an entry span, or not."""
+        try:
+            if is_local_root(span):
+                context = span.context
+                if context.trace_id & _LAST_DIGITS <= self._most_digits and context.trace_flags.sampled:
+                    self._enter(span, context.trace_id, context.span_id)
+        except Exception as error:
+            self._guard.note(error)
+
+    def on_end(self, span: Any) -> None:
+        """End the trace's profile with its last entry span."""
+        try:
+            if self._entries and (span_id := span.context.span_id) in self._entries:
+                self._leave(span_id)
+        except Exception as error:
+            self._guard.note(error)
+
+    def keep_short(self) -> None:
+        """Give up entries that have not ended for long: they may never do, and keep others out."""
+        oldest_ns = self._now_ns() - LONGEST_NS
+        for span_id, since_ns in list(self._since.items()):
+            if since_ns < oldest_ns:
+                self._leave(span_id)
+
+    def wants(self, trace_id: int, time_ns: int) -> bool:
+        """Whether a sample of this trace, taken at this time of day, belongs to its profile."""
+        return trace_id in self.traces or time_ns <= self._ended.get(trace_id, 0)
+
+    def beginning(self, trace_id: int) -> Beginning | None:
+        """Where the last entry span of the trace began; None if it has ended."""
+        return self.traces.get(trace_id)
+
+    def _enter(self, span: Any, trace_id: int, span_id: int) -> None:
+        if self._notify is _nobody:
+            return
+        if len(self._entries) >= MOST_ENTRIES:
+            self.refused += 1
+            return
+        beginning = Beginning(time.time_ns(), get_ident(), time.thread_time_ns())
+        self._since[span_id] = self._now_ns()
+        self._entries[span_id] = trace_id
+        self.traces[trace_id] = beginning
+        span.set_attribute(ATTRIBUTE, True)
+        self._notify()
+
+    def _leave(self, span_id: int) -> None:
+        self._since.pop(span_id, None)
+        trace_id = self._entries.pop(span_id, None)
+        if trace_id is None or trace_id in self._entries.values():
+            return
+        self._ended[trace_id] = time.time_ns()
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        beginning = self.traces.pop(trace_id, None)
+        if beginning is not None and trace_id in self._entries.values():  # it has come in again in between
+            self.traces[trace_id] = beginning
+            self._notify()
+
+
+def _nobody() -> None:
+    """Nobody profiles."""

@@ -1,0 +1,112 @@
+"""Raw snapshots → samples of the traces that are profiled closely.
+
+`TraceCapture` runs on the sampling worker's thread, beside `Capture`, with which it shares what is known of threads,
+but no account: the samples of all threads are as they would be without it. Imports neither configuration nor
+OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from splunk_profiler.capture import Associate, Capture, Clocks, Life, RawSnapshot, RawThread, boottime_ns, is_left_out
+from splunk_profiler.filtering import waiting_on
+from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
+
+
+class Selected(Protocol):
+    """Says what belongs to the traces that are profiled; see `selection`."""
+
+    def wants(self, trace_id: int, time_ns: int) -> bool: ...
+    def beginning(self, trace_id: int) -> Any | None: ...
+
+
+class _Seen(NamedTuple):
+    """A thread at its last sample."""
+
+    trace_id: int
+    time_ns: int
+    cpu_ns: int
+
+
+class TraceCapture:
+    """Samples of selected traces.
+
+    Each stands for the time since the sample before that its thread has in the same trace, or since the trace has
+    come in on this thread, but not for more than the time since the tick before: what an event loop did for others in
+    between is not this trace's. Where a thread has come to a trace in another way, its first sample stands for one
+    period.
+
+    Args:
+        capture: knows the threads.
+        associate: OpenTelemetry context → span.
+        clocks: native ids → (CPU ns, nice value) each.
+        selected: which traces.
+        period_ns: distance of two ticks.
+        include_internal: also keep the profiler's, the SDK's and gRPC's threads.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        associate: Associate,
+        clocks: Clocks,
+        selected: Selected,
+        period_ns: int,
+        *,
+        include_internal: bool = False,
+    ) -> None:
+        self._capture = capture
+        self._associate = associate
+        self._clocks = clocks
+        self._selected = selected
+        self._period_ns = period_ns
+        self._include_internal = include_internal
+        self._before: dict[int, _Seen] = {}
+
+    def snapshot(self, raw: RawSnapshot) -> Snapshot:
+        """The samples of `raw` that belong to selected traces."""
+        found = [(seen, span) for seen in raw.threads if (span := self._span_of(seen, raw.time_ns)) is not None]
+        lives = self._capture.lives([seen for seen, _ in found]) if found else []
+        clocks = self._clocks([life.thread.native_id for life in lives]) if found else []
+        before = {}
+        samples = []
+        for (seen, span), life, clock in zip(found, lives, clocks, strict=True):
+            if self._include_internal or not is_left_out(seen.stack, life.thread.name):
+                samples.append(self._sample(raw, seen, span, life, clock))
+                before[seen.key] = _Seen(span.trace_id, raw.time_ns, clock[0])
+        self._before = before
+        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), source=Source.SNAPSHOT)
+
+    def _span_of(self, seen: RawThread, time_ns: int) -> SpanRef | None:
+        span = None if seen.context is None or not seen.stack.frames else self._associate(seen.context)
+        return span if span is not None and self._selected.wants(span.trace_id, time_ns) else None
+
+    def _sample(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, life: Life, clock: tuple[int, int]) -> Sample:
+        cpu_ns, os_priority = clock
+        wall_spent_ns, cpu_spent_ns = self._spent(raw, seen, span, cpu_ns)
+        running = cpu_spent_ns > 0
+        thread = ThreadSample(
+            life.thread,
+            seen.stack,
+            cpu_ns,
+            max(boottime_ns() - life.birth.earliest_ns, 1) if life.birth is not None else 0,
+            os_priority,
+            running,
+            "" if running else seen.stack.derive(waiting_on),
+            wall_spent_ns,
+            cpu_spent_ns,
+        )
+        return Sample(raw.time_ns, self._period_ns, thread, span, Source.SNAPSHOT)
+
+    def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, cpu_ns: int) -> tuple[int, int]:
+        """Wall and CPU time that a sample stands for."""
+        before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
+        if before is not None and before.trace_id == span.trace_id:
+            wall_ns, used_ns = raw.time_ns - before.time_ns, cpu_ns - before.cpu_ns
+        elif began is not None and began.ident == seen.ident:
+            wall_ns, used_ns = raw.time_ns - began.time_ns, cpu_ns - began.cpu_ns
+        else:
+            wall_ns, used_ns = self._period_ns, 0
+        wall_ns = min(max(wall_ns, 0), max(raw.since_ns, self._period_ns))
+        return wall_ns, min(max(used_ns, 0), wall_ns) if cpu_ns else 0
