@@ -175,7 +175,10 @@ class Sampling:
         if not config.snapshot_enabled:
             return None
         known = None if parents is None else parents._snapshots
-        return Selection(config.snapshot_probability) if known is None else known.selection
+        if known is None:
+            return Selection(config.snapshot_probability)
+        known.selection.end()  # entries of threads that are not here will never end, others end in the parent
+        return known.selection
 
     def _handle(self, raw: Any) -> None:
         if not raw.focused:

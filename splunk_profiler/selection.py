@@ -64,12 +64,11 @@ class Selection(SpanListener):
         self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → when its last entry ended
 
     def begin(self, notify: Callable[[], None]) -> None:
-        """Begin anew, also in a forked child, where entries of other threads will never end.
+        """Select from now on.
 
         Args:
             notify: called after each addition to `traces`, on the thread of the span; returns at once.
         """
-        self.end()
         self._notify = notify
 
     def end(self) -> None:

@@ -33,9 +33,9 @@ class TraceCapture:
     """Samples of selected traces.
 
     Each stands for the time since the sample before that its thread has in the same trace, or since the trace has
-    come in on this thread, but not for more than the time since the tick before: what an event loop did for others in
-    between is not this trace's. Where a thread has come to a trace in another way, its first sample stands for one
-    period.
+    come in on this thread, but not for more than the time since the tick before, nor for more than that part of the CPU
+    time: what an event loop did for others in between is not this trace's. Where a thread has come to a trace in
+    another way, its first sample stands for one period.
 
     Args:
         capture: knows the threads.
@@ -108,5 +108,7 @@ class TraceCapture:
             wall_ns, used_ns = raw.time_ns - began.time_ns, cpu_ns - began.cpu_ns
         else:
             wall_ns, used_ns = self._period_ns, 0
-        wall_ns = min(max(wall_ns, 0), max(raw.since_ns, self._period_ns))
-        return wall_ns, min(max(used_ns, 0), wall_ns) if cpu_ns else 0
+        part_ns = min(max(wall_ns, 0), max(raw.since_ns, self._period_ns))
+        if not cpu_ns or wall_ns <= 0:
+            return part_ns, 0
+        return part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns)

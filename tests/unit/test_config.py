@@ -98,10 +98,17 @@ def _field(name: str) -> str:
 
 
 def test_settings_that_are_known_but_not_built_say_so() -> None:
-    resolved = from_env({"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true"})
-    assert len(resolved.warnings) == 2
-    assert any("SPLUNK_PROFILER_MEMORY_ENABLED=true" in warning for warning in resolved.warnings)
-    assert any("SPLUNK_SNAPSHOT_PROFILER_ENABLED=true" in warning for warning in resolved.warnings)
+    (warning,) = from_env({"SPLUNK_PROFILER_MEMORY_ENABLED": "true"}).warnings
+    assert "SPLUNK_PROFILER_MEMORY_ENABLED=true" in warning
+
+
+def test_snapshot_profiling_runs_with_and_without_the_profiler() -> None:
+    alone = from_env({"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true"})
+    assert (alone.warnings, alone.config.runs, alone.config.samples, alone.config.enabled) == ((), True, True, False)
+    assert (alone.config.publishes_correlation, alone.config.publishes_labels) == (False, False)
+    assert (alone.config.snapshot_period_ns, alone.config.snapshot_probability) == (10_000_000, 0.01)
+    without = from_env({"SPLUNK_PROFILER_ENABLED": "true"}).config
+    assert (without.samples, without.snapshot_enabled) == (True, False)
 
 
 def test_samples_are_gathered_longer_where_they_are_summed_up() -> None:

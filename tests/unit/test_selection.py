@@ -1,0 +1,192 @@
+"""Which traces are selected, from when to when, and what bounds it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+from splunk_profiler.selection import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, Selection
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class Ids(RandomIdGenerator):
+    """Trace ids that end in given digits."""
+
+    def __init__(self, last_digits: int) -> None:
+        self._last_digits = last_digits
+        self._numbers = count(1)
+
+    def generate_trace_id(self) -> int:
+        return next(self._numbers) << 28 | self._last_digits
+
+
+class Bench:
+    """A provider whose spans a selection hears of."""
+
+    def __init__(self, probability: float, last_digits: int = 0) -> None:
+        self.now_ns = 0
+        self.notified = 0
+        self.selection = Selection(probability, lambda: self.now_ns)
+        self.provider = TracerProvider(id_generator=Ids(last_digits), shutdown_on_exit=False)
+        self.tracer = self.provider.get_tracer("tests")
+        self.selection.begin(self._notice)
+        self.selection.meet(self.provider)
+
+    def _notice(self) -> None:
+        self.notified += 1
+
+    def start(self, parent: SpanContext | None = None) -> trace.Span:
+        context = None if parent is None else trace.set_span_in_context(NonRecordingSpan(parent))
+        return self.tracer.start_span("entry", context=context)
+
+    @property
+    def traces(self) -> set[int]:
+        return set(self.selection.traces)
+
+
+@pytest.fixture
+def all_of_them() -> Iterator[Bench]:
+    bench = Bench(1)
+    yield bench
+    bench.selection.end()
+    bench.selection.leave()
+
+
+def _is_marked(span: trace.Span) -> bool:
+    return bool(getattr(span, "attributes", {}).get(ATTRIBUTE))
+
+
+@pytest.mark.parametrize(
+    ("probability", "last_digits", "selected"),
+    [
+        (0.0, 0, False),
+        (0.01, 0, True),
+        (0.01, int(0.01 * 0xFFFFFFF), True),
+        (0.01, int(0.01 * 0xFFFFFFF) + 1, False),
+        (0.5, 0x7FFFFFF, True),
+        (0.5, 0x8000000, False),
+        (1.0, 0xFFFFFFF, True),
+    ],
+)
+def test_the_last_seven_digits_of_the_trace_id_decide(probability: float, last_digits: int, selected: bool) -> None:
+    bench = Bench(probability, last_digits)
+    span = bench.start()
+    assert (len(bench.traces), bench.notified, _is_marked(span)) == (selected, selected, selected)
+
+
+def test_about_as_many_traces_are_selected_as_were_asked_for() -> None:
+    bench = Bench(0.1)
+    tracer = TracerProvider(shutdown_on_exit=False)
+    bench.selection.meet(tracer)
+    marked = 0
+    for _ in range(2_000):
+        span = tracer.get_tracer("tests").start_span("entry")
+        marked += _is_marked(span)
+        span.end()
+    assert 120 <= marked <= 290  # six standard deviations each way
+
+
+def test_a_trace_is_profiled_until_its_entry_span_ends(all_of_them: Bench) -> None:
+    span = all_of_them.start()
+    trace_id = span.get_span_context().trace_id
+    before_ns = time.time_ns()
+    assert all_of_them.selection.wants(trace_id, before_ns)
+    assert all_of_them.selection.beginning(trace_id) is not None
+    span.end()
+    assert all_of_them.traces == set()
+    assert all_of_them.selection.wants(trace_id, before_ns), "a sample of before may be read after"
+    assert not all_of_them.selection.wants(trace_id, time.time_ns() + 1)
+    assert all_of_them.selection.beginning(trace_id) is None
+
+
+def test_spans_inside_of_the_process_are_no_entries(all_of_them: Bench) -> None:
+    entry = all_of_them.start()
+    child = all_of_them.start(entry.get_span_context())
+    child.end()
+    assert (_is_marked(entry), _is_marked(child)) == (True, False)
+    assert all_of_them.traces == {entry.get_span_context().trace_id}
+
+
+def test_a_trace_that_has_come_in_twice_is_profiled_until_both_have_ended(all_of_them: Bench) -> None:
+    remote = SpanContext(0xA << 28, 0xB, is_remote=True, trace_flags=SAMPLED)
+    first, second = all_of_them.start(remote), all_of_them.start(remote)
+    assert (_is_marked(first), _is_marked(second)) == (True, True)
+    first.end()
+    assert all_of_them.traces == {remote.trace_id}
+    second.end()
+    assert all_of_them.traces == set()
+
+
+def test_traces_that_are_not_sampled_are_not_selected(all_of_them: Bench) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    all_of_them.selection.meet(provider)
+    provider.get_tracer("tests").start_span("entry")
+    assert all_of_them.traces == set()
+
+
+def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_counted(all_of_them: Bench) -> None:
+    spans = [all_of_them.start() for _ in range(MOST_ENTRIES + 20)]
+    assert [_is_marked(span) for span in spans] == [True] * MOST_ENTRIES + [False] * 20
+    assert (len(all_of_them.traces), all_of_them.selection.refused) == (MOST_ENTRIES, 20)
+    spans[0].end()
+    assert _is_marked(all_of_them.start())
+
+
+def test_entries_that_never_end_make_room_after_ten_minutes(all_of_them: Bench) -> None:
+    all_of_them.start()
+    all_of_them.now_ns = LONGEST_NS
+    late = all_of_them.start()
+    all_of_them.selection.keep_short()
+    assert len(all_of_them.traces) == 2
+    all_of_them.now_ns += 1
+    all_of_them.selection.keep_short()
+    assert all_of_them.traces == {late.get_span_context().trace_id}
+
+
+def test_spans_of_before_the_end_of_profiling_concern_nobody_after_it(all_of_them: Bench) -> None:
+    span = all_of_them.start()
+    all_of_them.selection.end()
+    assert all_of_them.traces == set()
+    assert not _is_marked(all_of_them.start())
+    all_of_them.selection.begin(lambda: None)
+    span.end()
+    assert all_of_them.traces == set()
+
+
+def test_what_fails_in_it_never_reaches_the_application(all_of_them: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def failing() -> None:
+        raise ValueError("mine")
+
+    all_of_them.selection.begin(failing)
+    for _ in range(3):
+        all_of_them.start().end()
+    assert len(caplog.records) == 1
+    assert all_of_them.traces == set()
+
+
+def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> None:
+    remote = SpanContext(0xA << 28, 0xB, is_remote=True, trace_flags=SAMPLED)
+
+    def serve() -> None:
+        for _ in range(300):
+            spans = [all_of_them.start(remote), all_of_them.start()]
+            for span in spans:
+                span.end()
+
+    threads = [threading.Thread(target=serve) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all_of_them.traces == set()
+    assert all_of_them.selection.refused == 0

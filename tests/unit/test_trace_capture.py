@@ -1,0 +1,127 @@
+"""What a sample of a selected trace stands for, and that the samples of all threads do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from splunk_profiler.capture import Capture
+from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
+from splunk_profiler.portable import RawSnapshot, RawThread
+from splunk_profiler.trace_capture import TraceCapture
+
+MS = 1_000_000
+PERIOD_NS = 10 * MS
+TRACE, OTHER = SpanRef(1, 11, 1), SpanRef(2, 22, 1)
+
+
+class Began(NamedTuple):
+    time_ns: int
+    ident: int
+    cpu_ns: int
+
+
+@dataclass
+class Selected:
+    """Trace 1, and where it began."""
+
+    began: Began | None = None
+
+    def wants(self, trace_id: int, time_ns: int) -> bool:  # noqa: ARG002  # what it stands for has it
+        return trace_id == TRACE.trace_id
+
+    def beginning(self, trace_id: int) -> Any | None:  # noqa: ARG002
+        return self.began
+
+
+class Bench:
+    """Threads by ident: ident → (context, CPU time in ms) at each tick."""
+
+    def __init__(self, began: Began | None = None) -> None:
+        self._cpu_ns: dict[int, int] = {}
+        self.capture = Capture(lambda context: context, self._clocks, 1_000 * MS)
+        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIOD_NS)
+        self._before_ms = 0
+        self._stacks = {
+            ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
+        }
+
+    def _clocks(self, native_ids: Sequence[int]) -> list[tuple[int, int]]:
+        return [(self._cpu_ns[native_id], 0) for native_id in native_ids]
+
+    def raw(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], *, focused: bool = True) -> RawSnapshot:
+        self._cpu_ns |= {1000 + ident: cpu_ms * MS for ident, (_, cpu_ms) in threads.items()}
+        seen = tuple(
+            RawThread(ident, ident, 1000 + ident, self._stacks[ident], context)
+            for ident, (context, _) in threads.items()
+        )
+        since_ms, self._before_ms = at_ms - self._before_ms, at_ms
+        return RawSnapshot(at_ms * MS, 0, seen, focused, since_ms * MS)
+
+    def see(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]]) -> Snapshot:
+        return self._closely.snapshot(self.raw(at_ms, threads))
+
+    def nobody(self, at_ms: int) -> None:
+        """A tick that finds no thread is in no snapshot."""
+        self._before_ms = at_ms
+
+
+def _spent(snapshot: Snapshot) -> list[tuple[int, float, float]]:
+    seen = [sample.thread for sample in snapshot.samples]
+    return [(one.thread.ident, one.wall_spent_ns / MS, one.cpu_spent_ns / MS) for one in seen]
+
+
+def test_samples_are_of_the_selected_trace_and_say_what_they_are() -> None:
+    snapshot = Bench().see(10, {1: (TRACE, 0), 2: (OTHER, 0), 3: (None, 0)})
+    (sample,) = snapshot.samples
+    assert (sample.source, snapshot.source) == (Source.SNAPSHOT, Source.SNAPSHOT)
+    assert (sample.time_ns, sample.period_ns, sample.span) == (10 * MS, PERIOD_NS, TRACE)
+    assert sample.thread.thread.ident == 1
+
+
+def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
+    bench = Bench()
+    bench.see(10, {1: (TRACE, 100)})
+    assert _spent(bench.see(20, {1: (TRACE, 104)})) == [(1, 10, 4)]
+    assert _spent(bench.see(75, {1: (TRACE, 150)})) == [(1, 55, 46)]  # nobody could tick meanwhile
+
+
+def test_the_first_sample_stands_for_the_time_since_the_trace_came_in_on_its_thread() -> None:
+    bench = Bench(Began(13 * MS, 1, 100 * MS))
+    assert _spent(bench.see(20, {1: (TRACE, 105), 2: (TRACE, 50)})) == [(1, 7, 5), (2, 10, 0)]
+
+
+def test_what_a_thread_did_for_others_in_between_is_not_counted() -> None:
+    bench = Bench()
+    bench.see(10, {1: (TRACE, 100)})
+    for at_ms in range(20, 50, 10):
+        bench.nobody(at_ms)
+    assert _spent(bench.see(50, {1: (TRACE, 140)})) == [(1, 10, 10)]
+    for at_ms in range(60, 90, 10):
+        bench.nobody(at_ms)
+    assert _spent(bench.see(90, {1: (TRACE, 160)})) == [(1, 10, 5)]
+
+
+def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
+    bench = Bench()
+    bench.see(20, {1: (TRACE, 100)})
+    assert _spent(bench.see(19, {1: (TRACE, 90)})) == [(1, 0, 0)]
+    assert _spent(bench.see(30, {1: (TRACE, 0)})) == [(1, 11, 0)]
+
+
+def test_the_samples_of_all_threads_are_the_same_with_and_without() -> None:
+    def run(closely: bool) -> list[Any]:
+        bench, snapshots = Bench(), []
+        for at_ms in (1_000, 2_000, 3_000):
+            threads = {1: (TRACE, at_ms // 2), 2: (None, at_ms // 4)}
+            snapshots.append(bench.capture.snapshot(bench.raw(at_ms, dict(threads), focused=False)))
+            for step in range(10, 100, 10) if closely else ():
+                bench.see(at_ms + step, {1: (TRACE, at_ms // 2 + step)})
+        return [
+            (sample.thread.thread.index, sample.thread.cpu_spent_ns, sample.thread.running, sample.source)
+            for snapshot in snapshots
+            for sample in snapshot.samples
+        ]
+
+    assert run(closely=True) == run(closely=False)
