@@ -187,13 +187,13 @@ class Sampling:
             self._snapshots.take(raw)
 
     def _rest(self) -> None:
+        if self._roots is not None:
+            self._roots.meet(spans.tracer_provider())
         if self._snapshots is not None:
             self._snapshots.rest()
 
     def _handle_all(self, raw: Any) -> None:
         self._at_sample()
-        if self._roots is not None:
-            self._roots.meet(spans.tracer_provider())
         snapshot = self._capture.snapshot(raw)
         if not self._primed:
             self._primed = True
