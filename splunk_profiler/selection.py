@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from splunk_profiler.guard import Guard
+from splunk_profiler.guard import Guard, logger
 from splunk_profiler.listening import SpanListener, is_local_root
 
 ATTRIBUTE = "splunk.snapshot.profiling"
@@ -56,7 +56,9 @@ class Selection(SpanListener):
         self._now_ns = monotonic_ns
         self._guard = Guard("the selection of traces")
         self._notify: Callable[[], None] = _nobody
-        self.refused = 0
+        self.refused = 0  # entries that found no place
+        self._told = False
+        self._last_end_ns = 0
         # The focus of the ticker, which reads it with the GIL held: trace id → where its last entry began.
         self.traces: dict[int, Beginning] = {}
         self._entries: dict[int, int] = {}  # span id → trace id
@@ -97,10 +99,19 @@ class Selection(SpanListener):
 
     def keep_short(self) -> None:
         """Give up entries that have not ended for long: they may never do, and keep others out."""
+        if self.refused and not self._told:
+            self._told = True
+            logger.info(
+                "more than %d selected traces at once: others are not profiled meanwhile (said once)", MOST_ENTRIES
+            )
         oldest_ns = self._now_ns() - LONGEST_NS
         for span_id, since_ns in list(self._since.items()):
             if since_ns < oldest_ns:
                 self._leave(span_id)
+
+    def wants_any(self, time_ns: int) -> bool:
+        """Whether there may be samples of this time of day that belong to a profile."""
+        return bool(self.traces) or time_ns <= self._last_end_ns
 
     def wants(self, trace_id: int, time_ns: int) -> bool:
         """Whether a sample of this trace, taken at this time of day, belongs to its profile."""
@@ -128,7 +139,7 @@ class Selection(SpanListener):
         trace_id = self._entries.pop(span_id, None)
         if trace_id is None or trace_id in self._entries.values():
             return
-        self._ended[trace_id] = time.time_ns()
+        self._ended[trace_id] = self._last_end_ns = time.time_ns()
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
         beginning = self.traces.pop(trace_id, None)

@@ -43,9 +43,10 @@ class Snapshots:
 
     def take(self, raw: RawSnapshot) -> None:
         """Whatever the ticker saw, of all threads or of some; on the worker's thread."""
-        snapshot = self._capture.snapshot(raw)
-        if snapshot.samples:
-            self._recording.take(snapshot)
+        if self.selection.wants_any(raw.time_ns):
+            snapshot = self._capture.snapshot(raw)
+            if snapshot.samples:
+                self._recording.take(snapshot)
 
     def rest(self) -> None:
         """Once a second at least, on the worker's thread."""

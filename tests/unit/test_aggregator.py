@@ -15,6 +15,7 @@ from splunk_profiler.model import (
     Remainder,
     Sample,
     Snapshot,
+    Source,
     SpanRef,
     Stack,
     Thread,
@@ -43,7 +44,12 @@ class Feed:
     """An aggregator, its clock and what it has handed on."""
 
     def __init__(
-        self, *, interval_s: int = 10, bounds: Bounds | None = None, names: dict[int, str] | None = None
+        self,
+        *,
+        interval_s: int = 10,
+        bounds: Bounds | None = None,
+        names: dict[int, str] | None = None,
+        source: Source = Source.CONTINUOUS,
     ) -> None:
         self.now_ns = 50 * SECOND_NS
         self.profiles: list[Profile] = []
@@ -54,6 +60,7 @@ class Feed:
             endpoint_of=lambda root: known.get(root, ""),
             bounds=bounds or Bounds(),
             monotonic_ns=lambda: self.now_ns,
+            source=source,
         )
 
     def tick(self, *samples: Sample, remainders: tuple[Remainder, ...] = (), after_ns: int = SECOND_NS) -> None:
@@ -172,6 +179,24 @@ def test_snapshots_further_apart_than_the_interval_are_a_profile_each() -> None:
     for _ in range(3):
         feed.tick(sample(seen()), after_ns=60 * SECOND_NS)
     assert [profile.aggregates[0].count for profile in feed.profiles] == [1, 1, 1]
+
+
+def test_what_came_before_a_pause_goes_when_its_time_has_come_and_not_with_what_follows() -> None:
+    feed = Feed(interval_s=10, source=Source.SNAPSHOT)
+    feed.tick(sample(seen()))
+    feed.now_ns += 5 * SECOND_NS
+    feed.aggregator.rest()
+    assert not feed.profiles
+    feed.now_ns += 5 * SECOND_NS
+    feed.aggregator.rest()
+    (profile,) = feed.profiles
+    assert (profile.source, profile.duration_ns) == (Source.SNAPSHOT, SECOND_NS)
+    feed.now_ns += 500 * SECOND_NS
+    feed.aggregator.rest()
+    assert len(feed.profiles) == 1
+    feed.tick(sample(seen()))
+    later = feed.close()
+    assert later.duration_ns == SECOND_NS
 
 
 def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:

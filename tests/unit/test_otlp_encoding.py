@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from sample_factory import make_sample
 
 from splunk_profiler.formats.text import body
-from splunk_profiler.model import Sample, SpanRef
+from splunk_profiler.model import Sample, Source, SpanRef
 from splunk_profiler.sinks.encoding import Encoder
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
@@ -69,6 +70,12 @@ def test_ids_keep_their_leading_zeros_and_flags_travel() -> None:
 def test_only_a_stack_that_was_cut_says_so() -> None:
     assert plain(only_record(make_sample(truncated=True)).attributes)["thread.stack.truncated"] is True
     assert "thread.stack.truncated" not in plain(only_record(make_sample(truncated=False)).attributes)
+
+
+def test_only_a_sample_of_a_snapshot_profile_says_so() -> None:
+    samples = make_sample(), replace(make_sample(), source=Source.SNAPSHOT)
+    sources = [plain(only_record(sample).attributes).get("profiling.instrumentation.source") for sample in samples]
+    assert sources == [None, "snapshot"]
 
 
 def test_a_period_below_a_millisecond_is_sent_as_one() -> None:

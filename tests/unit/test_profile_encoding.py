@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -11,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
-from splunk_profiler.model import Profile
+from splunk_profiler.model import Profile, Source
 from splunk_profiler.sinks.profile_encoding import ProfileEncoder
 
 RESOURCE = Resource({"service.name": "shop"})
@@ -45,6 +46,17 @@ def test_a_profile_is_one_record_with_the_attributes_of_the_convention() -> None
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (profile.time_ns, 99)
     assert (record.trace_id, record.span_id) == (b"", b"")
     assert message(record).time_nanos == profile.time_ns
+
+
+def test_profiles_of_both_profilers_are_told_apart() -> None:
+    found = records(small_profile(), replace(small_profile(), source=Source.SNAPSHOT))
+    sources = [
+        pair.value.string_value
+        for record in found
+        for pair in record.attributes
+        if pair.key == "profiling.instrumentation.source"
+    ]
+    assert sources == ["continuous", "snapshot"]
 
 
 def test_each_profile_of_a_batch_is_a_record_of_its_own() -> None:

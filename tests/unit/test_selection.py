@@ -101,11 +101,14 @@ def test_a_trace_is_profiled_until_its_entry_span_ends(all_of_them: Bench) -> No
     trace_id = span.get_span_context().trace_id
     before_ns = time.time_ns()
     assert all_of_them.selection.wants(trace_id, before_ns)
+    assert all_of_them.selection.wants_any(before_ns)
     assert all_of_them.selection.beginning(trace_id) is not None
     span.end()
     assert all_of_them.traces == set()
     assert all_of_them.selection.wants(trace_id, before_ns), "a sample of before may be read after"
-    assert not all_of_them.selection.wants(trace_id, time.time_ns() + 1)
+    later_ns = time.time_ns() + 1
+    assert not all_of_them.selection.wants(trace_id, later_ns)
+    assert (all_of_them.selection.wants_any(before_ns), all_of_them.selection.wants_any(later_ns)) == (True, False)
     assert all_of_them.selection.beginning(trace_id) is None
 
 
@@ -134,10 +137,16 @@ def test_traces_that_are_not_sampled_are_not_selected(all_of_them: Bench) -> Non
     assert all_of_them.traces == set()
 
 
-def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_counted(all_of_them: Bench) -> None:
+def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_counted(
+    all_of_them: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     spans = [all_of_them.start() for _ in range(MOST_ENTRIES + 20)]
     assert [_is_marked(span) for span in spans] == [True] * MOST_ENTRIES + [False] * 20
     assert (len(all_of_them.traces), all_of_them.selection.refused) == (MOST_ENTRIES, 20)
+    with caplog.at_level("INFO", "splunk_profiler"):
+        all_of_them.selection.keep_short()
+        all_of_them.selection.keep_short()
+    assert len(caplog.records) == 1
     spans[0].end()
     assert _is_marked(all_of_them.start())
 
