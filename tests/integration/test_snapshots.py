@@ -18,11 +18,15 @@ _NATIVE = pytest.mark.skipif(
 _walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
 
 
-def _run(scenario: str, walker: str, **more: str) -> tuple[list[Record], dict[str, Any]]:
+def _run(
+    scenario: str, walker: str, *, program: tuple[str, ...] = ("snapshot_service.py",), **more: str
+) -> tuple[list[Record], dict[str, Any]]:
     """Run a scenario to its end; (the records received, its ledger)."""
     settings = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.5", **more}
     with Receiver() as receiver:
-        with Target("snapshot_service.py", scenario, env={**profiled(receiver.url, 50, walker), **settings}) as target:
+        with Target(
+            program[0], scenario, *program[1:], env={**profiled(receiver.url, 50, walker), **settings}
+        ) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
         return receiver.records(), ledger
@@ -65,6 +69,18 @@ def test_of_the_tasks_of_one_loop_only_the_selected_one_is_sampled() -> None:
     assert not any("other_step" in record["body"] for record in closely)
     assert {record["attributes"]["source.event.period"] for record in closely} == {10}
     assert ledger["marked"] == ["selected"]
+
+
+@_NATIVE
+def test_the_cpu_times_of_all_threads_profiles_add_up_beside_it() -> None:
+    settings = {
+        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+        "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "1",
+    }
+    records, ledger = _run("tasks", "native", program=("accounted_work.py", "2"), **settings)
+    continuous = _of(records, "continuous")
+    assert sum(sample.cpu_ns for sample in continuous) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+    assert _of(records, "snapshot")
 
 
 @_walkers
