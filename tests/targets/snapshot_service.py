@@ -31,7 +31,7 @@ import splunk_profiler
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LENGTH_S = 0.6
+LENGTH_S = 0.4
 WANTED = threading.local()
 TRACER = trace.get_tracer("snapshots")
 
