@@ -127,7 +127,7 @@ typedef struct core {
     atomic_llong wanted_ns; /* deadline of the capture that is due, negative if it is one of the focus's; 0: none.
                              * Whoever takes it out captures */
     atomic_bool focused;    /* there may be traces in the focus; set under mutex, unset by a capture that finds none */
-    atomic_bool keeps_all;  /* there are captures of all threads, too; set under mutex */
+    atomic_bool keeps_all;  /* there are captures of all threads, too, as long as nobody runs it without */
 
     /* Counters. */
     atomic_ullong due, missed;

@@ -28,6 +28,7 @@ core *core_new(PyInterpreterState *interp, size_t ring_size)
     c->ring_size = ring_size;
     c->interp = interp;
     atomic_store(&c->references, 1);
+    atomic_store(&c->keeps_all, true);
     core_init_locks(c);
     forks_add(c);
     return c;
