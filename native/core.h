@@ -86,9 +86,9 @@ typedef struct core {
     PyObject *context_var;
     PyObject *make_frame;
     PyObject *make_stack;
-    PyObject *name_key; /* "__name__" */
-    PyObject *traces;   /* the focus: a dict whose keys are trace ids; NULL: there is none */
-    PyObject *span_key; /* under which OpenTelemetry's context has its span; NULL with `traces` */
+    PyObject *name_key;     /* "__name__" */
+    PyObject *traces;       /* the focus: a dict whose keys are trace ids; NULL: there is none */
+    PyObject *span_key;     /* under which OpenTelemetry's context has its span; NULL with `traces` */
     PyObject *context_name; /* "_context" */
     size_t max_depth;
 
@@ -140,7 +140,7 @@ typedef struct core {
 
 /* capture.c: takes snapshots. GIL held. */
 HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused); /* deadline 0: now; false: none taken */
-HIDDEN void stack_release(core *c, raw_stack *stack);       /* one holder less; runs no Python code */
+HIDDEN void stack_release(core *c, raw_stack *stack);                     /* one holder less; runs no Python code */
 HIDDEN int64_t monotonic_ns(void);
 
 /* focus.c: which of the threads that are listed in core.walked to walk. GIL held. */

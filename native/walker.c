@@ -361,7 +361,8 @@ static int module_exec(PyObject *module)
     if (state->raw_thread == NULL) {
         goto error;
     }
-    state->raw_snapshot = add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns");
+    state->raw_snapshot =
+        add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns");
     if (state->raw_snapshot == NULL) {
         goto error;
     }
