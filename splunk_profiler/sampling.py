@@ -85,6 +85,8 @@ class Sampling:
         self._recorder = self._recording.recorder
         if selection is not None:
             period_ns = config.snapshot_period_ns
+            if config.enabled:
+                period_ns = min(period_ns, config.period_ns)  # a tick of all threads serves both
             closely = TraceCapture(self._capture, associate, clocks, selection, period_ns, include_internal=internal)
             self._snapshots = Snapshots(selection, closely, self._recording)
         self._ticker = ticker
