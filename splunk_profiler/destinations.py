@@ -1,7 +1,7 @@
 """Where records go: for each destination that the settings can name, the sink that it takes.
 
-The one place where sinks are chosen. Called on the exporting thread, or by the doctor; loads what a sink needs, which is
-much (gRPC, OpenTelemetry's messages, HTTP), only when that sink is made.
+The one place where sinks are chosen. Called on the exporting thread, or by the doctor; loads what a sink needs, which
+is much (gRPC, OpenTelemetry's messages, HTTP), only when that sink is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A profile in the words that Datadog's backend knows: names of labels and values, and its form for identifiers.
 
-Pure: imports the model. Runs on the exporting thread. The backend finds the samples of a span by the numbers ``span id``
-and ``local root span id`` (64 bits, which pprof calls signed and the backend reads as unsigned), and those of an endpoint
-by ``trace endpoint``. Labels that it has no word for keep their own.
+Pure: imports the model. Runs on the exporting thread. The backend finds the samples of a span by the numbers
+``span id`` and ``local root span id`` (64 bits, which pprof calls signed and the backend reads as unsigned), and those
+of an endpoint by ``trace endpoint``. Labels that it has no word for keep their own.
 """
 
 from __future__ import annotations
