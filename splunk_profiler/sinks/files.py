@@ -110,7 +110,7 @@ class ProfileFiles:
             for entry in entries:
                 if not ours.fullmatch(entry.name):
                     continue
-                with suppress(FileNotFoundError):  # another process makes room too
+                with suppress(OSError):  # another process makes room too; or the file is somebody else's
                     if entry.name.startswith("."):
                         _remove_abandoned(Path(entry.path))
                     else:
