@@ -96,7 +96,7 @@ class ProfileFiles:
             self._make_room(service, len(content))
         self._written += 1
         name = f"{service}-{_time(profile.time_ns)}-{pid}-{self._run}-{self._written}.pprof"
-        with _temporary(self._directory / f".{name}") as (path, descriptor):
+        with _temporary(self._directory / f".{name}.tmp") as (path, descriptor):
             rest = memoryview(content)
             while rest:  # a full disk takes a part before it refuses
                 rest = rest[os.write(descriptor, rest) :]
@@ -104,17 +104,16 @@ class ProfileFiles:
 
     def _make_room(self, service: str, more_bytes: int) -> None:
         """Remove what the dead have left half-written, and the oldest profiles until there is room."""
-        ours = re.compile(r"\.?" + _NAMED.format(re.escape(service)))
+        named = _NAMED.format(re.escape(service))
+        ours, temporary = re.compile(named), re.compile(rf"\.{named}\.tmp")
         files: list[tuple[str, int]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                if not ours.fullmatch(entry.name):
-                    continue
                 with suppress(OSError):  # another process makes room too; or the file is somebody else's
-                    if entry.name.startswith("."):
-                        _remove_abandoned(Path(entry.path))
-                    else:
+                    if ours.fullmatch(entry.name):
                         files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
+                    elif temporary.fullmatch(entry.name):
+                        _remove_abandoned(Path(entry.path))
         files.sort(reverse=True)  # of one service, the name begins with the time
         kept_bytes = more_bytes
         for kept, (name, size) in enumerate(files, 1):
