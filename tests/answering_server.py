@@ -52,6 +52,8 @@ class Answering:
                 if self._ends:
                     return
                 request = _received(connection)
+                if not request:
+                    continue  # somebody has only looked whether a server is here
                 said = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
                 with self._arrived:
                     self.requests.append(request)

@@ -94,6 +94,14 @@ def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
     assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
 
 
+def test_an_agent_that_never_answers_keeps_a_service_neither_from_forking_nor_from_ending() -> None:
+    with Answering(None) as server:
+        with Target("accounted_work.py", "forking", "0.5", env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
+            _, status = target.json("ledger")["child"]
+            assert (status, target.finish()) == (0, 0), target.output
+        server.wait(1)
+
+
 _GREENLETS = """
 from gevent import monkey
 monkey.patch_all()
