@@ -94,12 +94,26 @@ def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
     assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
 
 
+_FORKING = """
+import os, splunk_profiler
+assert splunk_profiler.start()
+input()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+print("child", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
 def test_an_agent_that_never_answers_keeps_a_service_neither_from_forking_nor_from_ending() -> None:
     with Answering(None) as server:
-        with Target("accounted_work.py", "forking", "0.5", env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
-            _, status = target.json("ledger")["child"]
-            assert (status, target.finish()) == (0, 0), target.output
-        server.wait(1)
+        with Target(sys.executable, "-c", _FORKING, env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
+            server.wait(1)
+            target.tell("")
+            assert target.line("child") == "0"
+            assert target.finish() == 0, target.output
+            assert "had to be ended" in target.last_words()
+        assert len(server.requests) > 1, "what was interrupted for the fork is sent again"
 
 
 _GREENLETS = """
