@@ -116,29 +116,8 @@ class DatadogSink:
         return f"no Datadog agent can be reached at {url} ({why}); start one there or correct SPLUNK_PROFILER_OUTPUT"
 
     def _exchange(self, form: Form, until: float) -> Answer:
-        if not self._addresses:
-            look_up = real("socket", "getaddrinfo")
-            self._addresses = look_up(self._agent.host, self._agent.port, type=socket.SOCK_STREAM)
-        failure = OSError("it has no address")
-        for address in self._addresses:
-            try:
-                return self._exchange_at(address, form, until)
-            except ConnectionRefusedError as error:  # "localhost" is two addresses, and an agent may be at one of them
-                failure = error
-        raise failure
-
-    def _exchange_at(self, address: Any, form: Form, until: float) -> Answer:
-        family, kind, protocol, _, place = address
-        opened = real("socket", "socket")(family, kind, protocol)
+        opened = self._connected(until)
         try:
-            with self._lock:
-                self._socket = opened
-            if self._unwanted():  # asked with the socket known: who ends us from now on will find it
-                raise ConnectionAbortedError
-            opened.settimeout(min(_left(until), _CONNECT_S))
-            opened.connect(place)
-            if self._unwanted():  # since before it was connecting: then it could not be ended
-                raise ConnectionAbortedError
             opened.settimeout(_left(until))
             with suppress(BrokenPipeError, ConnectionResetError):  # who refuses early may have said why
                 opened.sendall(_head(self._agent, form) + form.body)
@@ -147,9 +126,45 @@ class DatadogSink:
                 text = response.read(_MOST_ANSWER_BYTES).decode("utf-8", "replace")
                 return response.status, text, _seconds(response.getheader("Retry-After"))
         finally:
-            with self._lock:
-                self._socket = None
-            opened.close()
+            self._close(opened)
+
+    def _connected(self, until: float) -> socket.socket:
+        if not self._addresses:
+            look_up = real("socket", "getaddrinfo")
+            self._addresses = look_up(self._agent.host, self._agent.port, type=socket.SOCK_STREAM)
+        failure = OSError("it has no address")
+        for address in self._addresses:
+            try:
+                return self._connected_to(address, until)
+            except OSError as error:  # another may do: "localhost" has two, of which one often leads nowhere
+                failure = error
+                if self._unwanted():
+                    break
+        raise failure
+
+    def _connected_to(self, address: Any, until: float) -> socket.socket:
+        family, kind, protocol, _, place = address
+        opened: socket.socket = real("socket", "socket")(family, kind, protocol)
+        with self._lock:
+            self._socket = opened
+        try:
+            self._go_on()  # asked with the socket known: who ends us from now on will find it
+            opened.settimeout(min(_left(until), _CONNECT_S))
+            opened.connect(place)
+            self._go_on()  # what was asked just before it was connecting could not end it
+        except BaseException:
+            self._close(opened)
+            raise
+        return opened
+
+    def _close(self, opened: socket.socket) -> None:
+        with self._lock:
+            self._socket = None
+        opened.close()
+
+    def _go_on(self) -> None:
+        if self._unwanted():
+            raise ConnectionAbortedError
 
     def _unwanted(self) -> bool:
         return self._interrupted or self._closed

@@ -54,7 +54,7 @@ def test_each_period_is_a_file_and_parent_and_child_share_the_directory(tmp_path
         assert pids(directory) == {target.pid, child}
         for pid in (target.pid, child):
             assert "__main__.compute" in functions(directory, pid)
-    assert len(profiles(directory)) > 6
+    assert len(profiles(directory)) > 2
     assert all(name.startswith("shop-") and name.endswith(".pprof") for name in profiles(directory))
     assert len(list(directory.iterdir())) == len(profiles(directory))
 
