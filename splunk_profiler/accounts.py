@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from splunk_profiler.model import Remainder, Unseen
 
-
 _YOUNG_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
 
 

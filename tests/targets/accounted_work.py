@@ -1,7 +1,8 @@
 """Work of known cost: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
 
 Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum
-of its threads' lifetimes from the profiler's start to just before its stop and just after, and what else the test of that scenario wants to know.
+of its threads' lifetimes from the profiler's start to just before its stop and just after, and what else the test of
+that scenario wants to know.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Ledger:
         return thread
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the profiler, which closes its accounts at some instant in that: here is what is so before, and after."""
+        """Stop the profiler, which closes its accounts at some instant in that: what is so before, and after."""
         before = self._so_far()
         splunk_profiler.stop(timeout_s)
         self.facts |= {"before": before, "after": self._so_far()}
