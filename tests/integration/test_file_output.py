@@ -93,7 +93,7 @@ def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_pat
     (tmp_path / "file").touch()
     directory = tmp_path / "file" / "profiles"
     with Target("accounted_work.py", "busy", "1", env=written_to(directory)) as target:
-        assert target.json("ledger")["cpu_ns"]
+        assert target.json("ledger")
         assert target.finish() == 0, target.output
         said = target.last_words()
     assert said.count("profiling records are not delivered") == 1
