@@ -6,9 +6,10 @@
 
 #include <stdlib.h>
 
-#define RING_SIZE_MAX 65536
-#define MAX_DEPTH_MAX 1000000
-#define END_CAPSULE   "splunk_profiler._walker"
+#define RING_SIZE_MAX          65536
+#define MAX_DEPTH_MAX          1000000
+#define END_CAPSULE            "splunk_profiler._walker"
+#define COLLECTION_DISTANCE_NS 10000000LL
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
@@ -39,10 +40,10 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     static char *names[] = {
         "context_var", "labels_var", "max_depth", "make_frame", "make_stack", "ring_size", "collection_distance_ns",
         NULL};
-    PyObject *context_var, *labels_var, *make_frame, *make_stack;
-    Py_ssize_t max_depth, ring_size;
-    long long distance_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOnOOnL:Ticker", names, &context_var, &labels_var, &max_depth,
+    PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
+    Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
+    long long distance_ns = COLLECTION_DISTANCE_NS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnL:Ticker", names, &context_var, &labels_var, &max_depth,
                                      &make_frame, &make_stack, &ring_size, &distance_ns)) {
         return NULL;
     }
@@ -370,7 +371,7 @@ static int module_exec(PyObject *module)
     if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
                          &state->raw_thread)
         || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads", &state->raw_snapshot)
-        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation count duration_ns",
+        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
                             &state->collection)
         || !add_named_tuple(module, namedtuple, "Counters",
                             "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum",

@@ -85,6 +85,12 @@ SETTINGS: tuple[Setting, ...] = (
         "form of a record's body",
     ),
     Setting(
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
+        "gc_events",
+        parse_boolean,
+        "samples collections of garbage as well, where profiles are sent",
+    ),
+    Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
         one_of("auto", "native", "portable"),
@@ -154,6 +160,7 @@ class Config:
         include_internal_stacks: also send the threads of the profiler, the OpenTelemetry SDK and gRPC.
         tracing_stacks_only: send only samples that were taken inside a span.
         data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
+        gc_events: also sample collections of garbage, with their durations; only where profiles are sent.
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -178,6 +185,7 @@ class Config:
     include_internal_stacks: bool = False
     tracing_stacks_only: bool = False
     data_format: str = "text"
+    gc_events: bool = True
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -215,6 +223,11 @@ class Config:
     def aggregates(self) -> bool:
         """Whether profiles are sent, not samples."""
         return self.data_format != "text"
+
+    @property
+    def notes_collections(self) -> bool:
+        """Whether collections of garbage are sampled."""
+        return self.gc_events and self.aggregates
 
     @property
     def publishes_correlation(self) -> bool:
