@@ -2,7 +2,7 @@
 
 `labels` blocks tell of themselves (`Outlet.watch`). In an event loop what counts is the task that runs: its own
 context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have changed its
-context without a word (copied contexts, greenlets), labels are missing rather than wrong. `note` runs on the
+context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong. `note` runs on the
 application's threads: must be short and must not raise; `labels_of` runs on the ticker's.
 """
 
@@ -52,7 +52,7 @@ class LabelShadow:
 
     def note(self, labels: LabelSet | None) -> None:
         """These are the labels of the calling thread, or of its task."""
-        if threads_are_greenlets():
+        if threads_are_greenlets() or _in_trio():
             return
         ident = self._get_ident()
         if getattr(self._local, "life", None) is None:
@@ -81,6 +81,15 @@ class LabelShadow:
             return self._of_task.get(task)
         labels: LabelSet | None = context_of().get(IN_FORCE)
         return labels
+
+
+def _in_trio() -> bool:
+    """Whether this thread runs a loop whose tasks nobody can ask for from outside."""
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return False
+    in_trio_run = getattr(getattr(trio, "lowlevel", None), "in_trio_run", None)
+    return in_trio_run is None or bool(in_trio_run())
 
 
 def _put(known: Any, key: Any, labels: LabelSet | None) -> None:
