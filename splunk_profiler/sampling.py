@@ -99,6 +99,7 @@ class Sampling:
         self._ticker = ticker
         self._sampler = Sampler(ticker, config.period_ns, self._handle)
         self._export_thread = Worker("exporter", self._export)
+        self._event_guard = Guard("noticing events")
         self._primed = False
 
     @property
@@ -148,10 +149,9 @@ class Sampling:
         self._events.stop()
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
         whole = ended and not self.resolved.config.tracing_stacks_only
-        if ended and self._primed:
-            with Guard("the last events").watching():
-                self._take(Snapshot(time.time_ns(), self.resolved.config.period_ns, ()))
         with Guard("ending the sampling").watching():
+            if ended and self._primed:
+                self._take(Snapshot(time.time_ns(), self.resolved.config.period_ns, ()))  # the last events
             self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
@@ -186,8 +186,9 @@ class Sampling:
         self._take(snapshot)
 
     def _take(self, snapshot: Snapshot) -> None:
-        if events := self._events.drain():
-            snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
+        with self._event_guard.watching():
+            if events := self._events.drain():
+                snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
             snapshot = replace(snapshot, samples=samples, remainders=())

@@ -1,8 +1,8 @@
 """Work that leaves garbage: ``collected_work.py SCENARIO SECONDS``, profiled as the environment says.
 
 Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used, the
-collections that CPython has counted from the profiler's start to its stop, what is left in `gc.callbacks`, and what else
-the test of that scenario wants to know.
+collections that CPython has counted from the profiler's start to its stop, how many callbacks the collector had
+meanwhile and has then, and what else the test of that scenario wants to know.
 """
 
 from __future__ import annotations
