@@ -1,4 +1,5 @@
-"""The user's own labels: what `splunk_profiler.labels` sets, and the form in which host profilers get it.
+"""The user's own labels: what `splunk_profiler.labels` sets, and the form in which host profilers get it. The form that
+samples carry is in `sample_labels`.
 
 The labels in force are kept in a `contextvars` variable, so tasks, copied contexts and executors that copy them inherit
 them. While publishing is on, their published form stands in a second variable, which the C extension reads at every
@@ -110,15 +111,18 @@ OUTLET = Outlet()
 
 
 class labels:  # noqa: N801  # used like a function
-    """Name what this thread, task or call is at work on, for host profilers: ``with labels(route="/checkout"):``.
+    """Name what this thread, task or call is at work on: ``with labels(route="/checkout"):``.
+
+    They are on the samples of profiles, and host profilers see them.
 
     Labels of an inner block are added to those of the outer one and override equal names. They are inherited as
     `contextvars` are: by asyncio tasks, `asyncio.to_thread` and `contextvars.copy_context`. One object may be used many
     times, at the same time too. It also decorates functions, async ones included; not generators, whose body runs
     in between the code of others: use the block inside them.
 
-    Readers show 7 labels, names of up to 25 bytes and values of up to 53; what is beyond is cut off, with one warning
-    in the log. Values of other types are turned into text. While nothing is published this sets a variable and no more.
+    Samples carry 10 labels, names of up to 64 characters and values of up to 128; host profilers show 7, names of up to
+    25 bytes and values of up to 53. What is beyond is cut off, with one warning in the log. Values of other types are
+    turned into text. While nothing is published this sets a variable and no more.
 
     Args:
         pairs: name=value.
