@@ -2,8 +2,8 @@
 
 For collections: CPU time of an empty collection of the young generation, 43 frames deep, without a callback, with one
 in C that does nothing, and with the walkers' (those that are only counted, and those that are kept with their stack);
-and of a program that does nothing but leave garbage. For labels: the GIL held per thread of a snapshot, with and without looking
-for them. All that is compared is taken in turns in one run.
+and of a program that does nothing but leave garbage. For labels: the GIL held per thread of a
+snapshot, with and without looking for them. All that is compared is taken in turns in one run.
 """
 
 from __future__ import annotations

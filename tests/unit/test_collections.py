@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.capture import RawCollection, Ticker, choose_walker
+from splunk_profiler.capture import Capture, RawCollection, Ticker, choose_walker
 from splunk_profiler.events import CollectorEvents, NoEvents, collector_events
-from splunk_profiler.model import Event, Frame, Stack
+from splunk_profiler.model import Event, Frame, Sample, Stack
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
+from splunk_profiler.threads import Worker
 
 NEVER_NS = 1 << 62
 MOST_KEPT = 256
@@ -228,6 +229,47 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
     alive = leave_garbage()
     gc.collect()
     assert alive() is None
+
+
+def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
+    """What becomes of the collections that `work` has."""
+    capture = Capture(lambda _: None, lambda ids: [(0, 0)] * len(ids), 1, labels_of=lambda found: found, **settings)
+    events = CollectorEvents(ticker)
+    events.start()
+    try:
+        work()
+    finally:
+        events.stop()
+    samples = capture.event_samples(events.drain())
+    ticker.capture()
+    (raw,) = ticker.drain(0)
+    again = {sample.thread.thread.ident: sample.thread.thread for sample in capture.snapshot(raw).samples}
+    here = [sample.thread.thread for sample in samples if sample.thread.thread.ident == threading.get_ident()]
+    assert all(thread is again[thread.ident] for thread in here)
+    return samples
+
+
+def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> None:
+    ticker = make()
+    ticker.capture()  # the portable walker knows a thread once it has been in a snapshot
+    ticker.drain(0)
+    (sample,) = sampled(ticker, partial(collect_often, 1))
+    assert sample.thread.stack.frames[0].function == "collect_often"
+    assert (sample.thread.wall_spent_ns, sample.thread.cpu_spent_ns) == (0, 0)
+    assert sample.event is not None
+    assert sample.event.amount > 0
+
+
+def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: Make) -> None:
+    def work() -> None:
+        worker = Worker("collecting", partial(collect_often, 1))
+        worker.start()
+        assert worker.join(60)
+
+    (hidden,) = sampled(make(), work)
+    assert [frame.function for frame in hidden.thread.stack.frames] == ["internal"]
+    (shown,) = sampled(make(), work, include_internal=True)
+    assert "_run" in [frame.function for frame in shown.thread.stack.frames]
 
 
 def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
