@@ -48,6 +48,7 @@ void core_drop(core *c)
     free(c->last);
     free(c->frames);
     free(c->ring);
+    free(c->collections);
     free(c);
 }
 

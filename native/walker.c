@@ -6,14 +6,16 @@
 
 #include <stdlib.h>
 
-#define RING_SIZE_MAX 65536
-#define MAX_DEPTH_MAX 1000000
-#define END_CAPSULE   "splunk_profiler._walker"
+#define RING_SIZE_MAX          65536
+#define MAX_DEPTH_MAX          1000000
+#define END_CAPSULE            "splunk_profiler._walker"
+#define COLLECTION_DISTANCE_NS 10000000LL
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
     PyTypeObject *raw_thread;   /* owned */
     PyTypeObject *raw_snapshot; /* owned */
+    PyTypeObject *collection;   /* owned */
     PyTypeObject *counters;     /* owned */
 } module_state;
 
@@ -24,18 +26,28 @@ typedef struct {
 
 /* ---- Ticker ---- */
 
+static bool is_variable(const char *name, PyObject *given)
+{
+    if (given == Py_None || PyContextVar_CheckExact(given)) {
+        return true;
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be a ContextVar or None, not %.100s", name, Py_TYPE(given)->tp_name);
+    return false;
+}
+
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context_var", "max_depth", "make_frame", "make_stack", "ring_size", NULL};
-    PyObject *context_var, *make_frame, *make_stack;
-    Py_ssize_t max_depth, ring_size;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OnOOn:Ticker", names, &context_var, &max_depth, &make_frame,
-                                     &make_stack, &ring_size)) {
+    static char *names[] = {
+        "context_var", "labels_var", "max_depth", "make_frame", "make_stack", "ring_size", "collection_distance_ns",
+        NULL};
+    PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
+    Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
+    long long distance_ns = COLLECTION_DISTANCE_NS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnL:Ticker", names, &context_var, &labels_var, &max_depth,
+                                     &make_frame, &make_stack, &ring_size, &distance_ns)) {
         return NULL;
     }
-    if (context_var != Py_None && !PyContextVar_CheckExact(context_var)) {
-        PyErr_Format(PyExc_TypeError, "context_var must be a ContextVar or None, not %.100s",
-                     Py_TYPE(context_var)->tp_name);
+    if (!is_variable("context_var", context_var) || !is_variable("labels_var", labels_var)) {
         return NULL;
     }
     if (!PyCallable_Check(make_frame) || !PyCallable_Check(make_stack)) {
@@ -50,6 +62,9 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", RING_SIZE_MAX, ring_size);
         return NULL;
     }
+    if (distance_ns < 0) {
+        return PyErr_Format(PyExc_ValueError, "collection_distance_ns must not be negative, it is %lld", distance_ns);
+    }
     if (forks_prepare_process() != 0) {
         return PyErr_NoMemory();
     }
@@ -63,12 +78,15 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     }
     made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
+    made->labels_var = labels_var == Py_None ? NULL : Py_NewRef(labels_var);
     made->make_frame = Py_NewRef(make_frame);
     made->make_stack = Py_NewRef(make_stack);
     made->max_depth = (size_t)max_depth;
+    made->collection_distance_ns = distance_ns;
     made->name_key = PyUnicode_InternFromString("__name__");
+    made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
     self->core = made;
-    if (made->name_key == NULL) {
+    if (made->generation_key == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -159,7 +177,7 @@ static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    value_types types = {state->raw_thread, state->raw_snapshot};
+    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
     core_release_dead(c);
     if (timeout_ns > 0 && atomic_load(&c->ready) == 0) {
         Py_BEGIN_ALLOW_THREADS
@@ -201,6 +219,26 @@ error:
     return NULL;
 }
 
+/* A callback of the collector, which calls it with ("start" or "stop", {"generation": 0, ...}). */
+static PyObject *ticker_note_collection(Ticker *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || !PyUnicode_Check(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "note_collection takes a phase and a dict, as the collector gives them");
+        return NULL;
+    }
+    return collections_note(self->core, args[0], args[1]);
+}
+
+static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
+    if (state == NULL) {
+        return NULL;
+    }
+    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
+    return collections_drain(self->core, &types);
+}
+
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 {
     core *c = self->core;
@@ -223,6 +261,10 @@ static PyMethodDef ticker_methods[] = {
     {"capture", (PyCFunction)ticker_capture, METH_NOARGS, "capture($self, /)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
+    {"note_collection", (PyCFunction)(void (*)(void))ticker_note_collection, METH_FASTCALL,
+     "note_collection($self, phase, info, /)\n--\n\nTo be one of gc.callbacks."},
+    {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
+     "drain_collections($self, /)\n--\n\nThe collections kept, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nWhat was done since it was made."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
@@ -294,7 +336,8 @@ static int note_end_of_interpreter(void)
     return result;
 }
 
-static PyTypeObject *add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields)
+static bool add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields,
+                            PyTypeObject **added)
 {
     PyObject *type = NULL;
     PyObject *arguments = Py_BuildValue("(ss)", name, fields);
@@ -307,7 +350,8 @@ static PyTypeObject *add_named_tuple(PyObject *module, PyObject *namedtuple, con
     if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
         Py_CLEAR(type);
     }
-    return (PyTypeObject *)type;
+    *added = (PyTypeObject *)type;
+    return type != NULL;
 }
 
 static int module_exec(PyObject *module)
@@ -324,18 +368,14 @@ static int module_exec(PyObject *module)
     if (namedtuple == NULL || note_end_of_interpreter() != 0) {
         goto error;
     }
-    state->raw_thread = add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context");
-    if (state->raw_thread == NULL) {
-        goto error;
-    }
-    state->raw_snapshot = add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads");
-    if (state->raw_snapshot == NULL) {
-        goto error;
-    }
-    state->counters =
-        add_named_tuple(module, namedtuple, "Counters",
-                        "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum");
-    if (state->counters == NULL) {
+    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
+                         &state->raw_thread)
+        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads", &state->raw_snapshot)
+        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
+                            &state->collection)
+        || !add_named_tuple(module, namedtuple, "Counters",
+                            "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum",
+                            &state->counters)) {
         goto error;
     }
     state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
@@ -355,6 +395,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->ticker);
     Py_VISIT(state->raw_thread);
     Py_VISIT(state->raw_snapshot);
+    Py_VISIT(state->collection);
     Py_VISIT(state->counters);
     return 0;
 }
@@ -365,6 +406,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->ticker);
     Py_CLEAR(state->raw_thread);
     Py_CLEAR(state->raw_snapshot);
+    Py_CLEAR(state->collection);
     Py_CLEAR(state->counters);
     return 0;
 }

@@ -96,6 +96,12 @@ SETTINGS: tuple[Setting, ...] = (
         "what takes the profiles: a collector (otlp), a directory or a Datadog agent",
     ),
     Setting(
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
+        "gc_events",
+        parse_boolean,
+        "samples collections of garbage as well, where profiles are sent",
+    ),
+    Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
         one_of("auto", "native", "portable"),
@@ -169,6 +175,7 @@ class Config:
         data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
         output: ``otlp`` (a collector), ``file:DIRECTORY`` or ``datadog:http://HOST:PORT`` (a Datadog agent); the last
             two take profiles only, whatever `data_format` says.
+        gc_events: also sample collections of garbage, with their durations; only where profiles are sent.
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -194,6 +201,7 @@ class Config:
     tracing_stacks_only: bool = False
     data_format: str = "text"
     output: str = "otlp"
+    gc_events: bool = True
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -239,6 +247,11 @@ class Config:
     def aggregates(self) -> bool:
         """Whether profiles are sent, not samples."""
         return self.data_format != "text" or not isinstance(self.destination, Collector)
+
+    @property
+    def notes_collections(self) -> bool:
+        """Whether collections of garbage are sampled."""
+        return self.gc_events and self.aggregates
 
     @property
     def publishes_correlation(self) -> bool:

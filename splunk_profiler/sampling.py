@@ -11,15 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from splunk_profiler import capture, destinations, spans
+from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
+from splunk_profiler.events import EventSource, NoEvents, collector_events
 from splunk_profiler.guard import Guard, logger
+from splunk_profiler.model import Snapshot
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
+from splunk_profiler.runtime.labels import LabelShadow
 from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sampler import Sampler
 from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.threads import Worker
+from splunk_profiler.user_labels import IN_FORCE
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -57,6 +61,7 @@ class Sampling:
         self._shadow: ContextShadow = (
             ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
         )
+        self._label_shadow: LabelShadow = LabelShadow() if parents is None else parents._label_shadow
         self._roots: Roots | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
             self._roots = (None if parents is None else parents._roots) or Roots(local_root)
@@ -65,12 +70,23 @@ class Sampling:
             self._choice = capture.Choice(
                 "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
             )
-        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth)
+        ticker = capture.make_ticker(
+            self._choice,
+            variable,
+            self._shadow.context_of,
+            config.max_stack_depth,
+            labels_var=IN_FORCE if config.aggregates else None,  # text has no place for labels
+            labels_of=self._label_shadow.labels_of,
+        )
+        if parents is not None:
+            parents._events.stop()  # a child has its parent's callbacks
+        self._events: EventSource = collector_events(ticker) if config.notes_collections else NoEvents()
         self._capture = capture.Capture(
             spans.span_ref if self._roots is None else self._roots.span_ref,
             capture.thread_clocks(self._choice),
             config.period_ns,
             include_internal=config.include_internal_stacks,
+            labels_of=sample_labels.on_samples,
         )
         self._sink: LateSink[Any] = LateSink(self._open_sink, self._is_described)
         interval_ns = config.export_interval_ns
@@ -83,6 +99,7 @@ class Sampling:
         self._ticker = ticker
         self._sampler = Sampler(ticker, config.period_ns, self._handle)
         self._export_thread = Worker("exporter", self._export)
+        self._event_guard = Guard("noticing events")
         self._primed = False
 
     @property
@@ -99,6 +116,8 @@ class Sampling:
         resolved, choice = self.resolved, self._choice
         if choice.name == "portable":
             self._shadow.install()
+            if resolved.config.aggregates:
+                self._label_shadow.install()
             log = logger.info if resolved.config.walker == "portable" else logger.warning
             log(
                 "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
@@ -108,6 +127,7 @@ class Sampling:
         try:
             self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
             self._sampler.start()
+            self._events.start()
             self._recorder.expect_run()
             self._export_thread.start()
             if self._roots is not None:
@@ -125,14 +145,18 @@ class Sampling:
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
+        self._events.stop()
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
         whole = ended and not self.resolved.config.tracing_stacks_only
         with Guard("ending the sampling").watching():
+            if ended and self._primed:
+                self._take(Snapshot(time.time_ns(), self.resolved.config.period_ns, ()))  # the last events
             self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
             self._shadow.remove()
+            self._label_shadow.remove()
         if self._roots is not None:
             self._roots.leave()
 
@@ -158,6 +182,12 @@ class Sampling:
         if not self._primed:
             self._primed = True
             return
+        self._take(snapshot)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        with self._event_guard.watching():
+            if events := self._events.drain():
+                snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
             snapshot = replace(snapshot, samples=samples, remainders=())

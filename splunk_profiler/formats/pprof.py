@@ -28,6 +28,10 @@ _GZIP = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and
 _SLICE = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a time of day would be shown in hours
+# For each kind of event, type and unit of their number and of what they take. In every profile, with events or without:
+# readers that add profiles up want the same types in all of them.
+_EVENT_VALUES = {"gc": (("collections", "count"), ("gc", "nanoseconds"))}
+_OF_NO_EVENT = 2 * len(_EVENT_VALUES) * varint(0)
 _MAPPING = varint(1)
 _IN_MAPPING = proto.LOCATION_MAPPING_ID + _MAPPING
 
@@ -113,6 +117,7 @@ def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str,
     _, samples, count, wall, cpu, ns = (
         strings[text] for text in ("", samples_text, "count", wall_text, cpu_text, "nanoseconds")
     )
+    of_events = [_value_type(strings[kind], strings[unit]) for both in _EVENT_VALUES.values() for kind, unit in both]
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)
     stacks = _Stacks(_Locations(functions, places))
@@ -121,6 +126,7 @@ def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str,
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(samples, count)),
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(wall, ns)),
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(cpu, ns)),
+        *[field(proto.PROFILE_SAMPLE_TYPE, kind) for kind in of_events],
     ]
     frame_count = 0
     for counted, aggregate in enumerate(profile.aggregates, 1):
@@ -151,9 +157,18 @@ def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str,
 
 def _sample(aggregate: Aggregate, stacks: _Stacks, labels: _Labels) -> bytes:
     values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
+    values += _OF_NO_EVENT if not aggregate.event else _event_values(aggregate)
     return b"".join(
         (stacks[aggregate.stack], field(proto.SAMPLE_VALUE, values), *[labels[label] for label in aggregate.labels])
     )
+
+
+def _event_values(aggregate: Aggregate) -> bytes:
+    values = b""
+    for event in _EVENT_VALUES:
+        is_it = event == aggregate.event
+        values += varint(aggregate.event_count if is_it else 0) + varint(aggregate.event_amount if is_it else 0)
+    return values
 
 
 def _value_type(kind: bytes, unit: bytes) -> bytes:
