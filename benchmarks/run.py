@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 MEASURES = (
     "capture_cost",
+    "collection_cost",
     "idle_threads",
     "ticks",
     "throughput",

@@ -27,6 +27,11 @@ int64_t monotonic_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
+int64_t time_of_day_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME);
+}
+
 /* Writes the frames to core.frames from `first` on and compares them with the thread's last stack on the way. False if
  * the room did not suffice. */
 static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thread *thread)
@@ -50,6 +55,15 @@ static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thr
     thread->truncated = frame != NULL;
     thread->same = same && depth == comparable && last->truncated == thread->truncated ? last : NULL;
     return true;
+}
+
+static void identify(walked_thread *thread, const PyThreadState *state, const fork_survivor *survivor)
+{
+    thread->key = state->id;
+    thread->ident = state->thread_id;
+    /* Without Python's hook the thread state keeps the id that the thread had in the parent. */
+    thread->native_id = state->id <= survivor->newest_inherited ? survivor->native_id : compat_native_id(state);
+    thread->context = state->context;
 }
 
 /* Needs the head lock. Lists threads with their contexts, newest first, and reads nothing of their stacks. */
@@ -83,8 +97,7 @@ static walk_result walk_threads(core *c, const size_t *chosen, size_t *count)
         if (chosen != NULL && (choice == *chosen || c->chosen[choice] != state->id)) {
             continue;
         }
-        bool inherited = state->id <= survivor->newest_inherited;
-        if (inherited && state->thread_id != survivor->ident) {
+        if (state->id <= survivor->newest_inherited && state->thread_id != survivor->ident) {
             /* C code forked and ran no Python hook, so the parent's threads are still listed. Part of their chain of
              * frames lies on C stacks, and the memory of those may have other users by now. */
             continue;
@@ -101,11 +114,7 @@ static walk_result walk_threads(core *c, const size_t *chosen, size_t *count)
         }
         bool known = last < c->last_count && c->last[last].key == state->id;
         walked_thread *thread = &c->walked[threads];
-        thread->key = state->id;
-        thread->ident = state->thread_id;
-        /* Without Python's hook the thread state keeps the id that the thread had in the parent. */
-        thread->native_id = inherited ? survivor->native_id : compat_native_id(state);
-        thread->context = state->context;
+        identify(thread, state, survivor);
         thread->first = frames;
         if (!walk_stack(c, frame, known ? c->last[last].stack : NULL, thread)) {
             return NO_ROOM_FRAMES;
@@ -269,6 +278,23 @@ static void remember(core *c, const raw_snapshot *snapshot)
     }
 }
 
+static void own_thread(core *c, PyThreadState *self, const walked_thread *walked, raw_stack *stack, raw_thread *thread)
+{
+    /* A thread in a span and nothing else has one variable: then there are no labels to look for. */
+    Py_ssize_t variables = compat_variable_count(walked->context);
+    PyObject *context = variables > 0 ? compat_context_value(self, walked->context, c->context_var) : NULL;
+    bool has_more = variables > (context != NULL);
+    stack->holders++;
+    *thread = (raw_thread){
+        .key = walked->key,
+        .ident = walked->ident,
+        .native_id = walked->native_id,
+        .stack = stack,
+        .context = context,
+        .labels = has_more ? compat_context_value(self, walked->context, c->labels_var) : NULL,
+    };
+}
+
 static raw_snapshot *own_walked(core *c, size_t count)
 {
     raw_snapshot *snapshot = malloc(sizeof(raw_snapshot) + count * sizeof(raw_thread));
@@ -288,15 +314,32 @@ static raw_snapshot *own_walked(core *c, size_t count)
             c->overwritten_count++;
             return NULL;
         }
-        stack->holders++;
-        raw_thread *thread = &snapshot->threads[snapshot->count++];
-        thread->key = walked->key;
-        thread->ident = walked->ident;
-        thread->native_id = walked->native_id;
-        thread->stack = stack;
-        thread->context = compat_context_value(self, walked->context, c->context_var);
+        own_thread(c, self, walked, stack, &snapshot->threads[snapshot->count++]);
     }
     return snapshot;
+}
+
+/* Its own thread state and frames hold still while it is here, so this needs no head lock. */
+bool capture_calling_thread(core *c, raw_thread *thread)
+{
+    PyThreadState *self = PyThreadState_Get();
+    compat_frame *frame = compat_top_frame(self);
+    walked_thread walked = {.first = 0};
+    if (frame == NULL) {
+        return false;
+    }
+    identify(&walked, self, forks_survivor());
+    while (!walk_stack(c, frame, NULL, &walked)) {
+        if (!grow((void **)&c->frames, &c->frames_room, sizeof(raw_frame), 4096)) {
+            return false;
+        }
+    }
+    raw_stack *stack = stack_new(c, &walked);
+    if (stack == NULL) {
+        return false;
+    }
+    own_thread(c, self, &walked, stack, thread);
+    return true;
 }
 
 static void ring_put(core *c, raw_snapshot *snapshot)
@@ -321,7 +364,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
 {
     size_t count;
     int64_t begin = monotonic_ns();
-    int64_t time_ns = clock_ns(CLOCK_REALTIME), since_ns = c->before_ns == 0 ? 0 : begin - c->before_ns;
+    int64_t time_ns = time_of_day_ns(), since_ns = c->before_ns == 0 ? 0 : begin - c->before_ns;
     /* A worker that never drains leaves at most two rings of snapshots behind: then there are no more. */
     if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, focused, &count)) {
         return false;

@@ -169,8 +169,7 @@ error:
     return PyErr_Occurred() ? NULL : raw->stack;
 }
 
-/* New reference. */
-static PyObject *convert_thread(core *c, const value_types *types, const raw_thread *raw)
+PyObject *convert_thread(core *c, const value_types *types, const raw_thread *raw)
 {
     PyObject *made = NULL;
     PyObject *key = PyLong_FromUnsignedLongLong(raw->key);
@@ -183,7 +182,7 @@ static PyObject *convert_thread(core *c, const value_types *types, const raw_thr
     if (stack == NULL) {
         goto error;
     }
-    made = compat_new_tuple(types->raw_thread, 5);
+    made = compat_new_tuple(types->raw_thread, 6);
     if (made == NULL) {
         goto error;
     }
@@ -192,6 +191,7 @@ static PyObject *convert_thread(core *c, const value_types *types, const raw_thr
     PyTuple_SET_ITEM(made, 2, Py_NewRef(native_id));
     PyTuple_SET_ITEM(made, 3, Py_NewRef(stack));
     PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->context != NULL ? raw->context : Py_None));
+    PyTuple_SET_ITEM(made, 5, Py_NewRef(raw->labels != NULL ? raw->labels : Py_None));
 error:
     Py_XDECREF(key);
     Py_XDECREF(ident);

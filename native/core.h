@@ -41,6 +41,7 @@ typedef struct {
     unsigned long native_id;
     raw_stack *stack;  /* one of its holders */
     PyObject *context; /* owned, or NULL */
+    PyObject *labels;  /* owned, or NULL */
 } raw_thread;
 
 /* All threads at one instant, oldest first. GIL. */
@@ -53,6 +54,24 @@ typedef struct raw_snapshot {
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
+
+/* A collection of garbage, the thread that it ran on, and what else it stands for. GIL. */
+typedef struct {
+    int64_t time_ns; /* its end */
+    int generation;
+    uint64_t count;      /* it, and those of its generation since the one that was kept before */
+    int64_t duration_ns; /* of all of them */
+    raw_thread thread;
+} raw_collection;
+
+/* Collections of one generation that no raw_collection stands for yet. GIL. */
+typedef struct {
+    uint64_t count;
+    int64_t duration_ns;
+    int64_t kept_ns; /* when the last one was kept; monotonic */
+} uncounted_collections;
+
+#define GENERATIONS 3
 
 /* A thread while it is being walked; nothing here is owned. */
 typedef struct {
@@ -84,12 +103,14 @@ typedef struct core {
 
     /* What Python gave. Owned, GIL; NULL once cleared. */
     PyObject *context_var;
+    PyObject *labels_var;
     PyObject *make_frame;
     PyObject *make_stack;
-    PyObject *name_key;     /* "__name__" */
-    PyObject *traces;       /* the focus: a dict whose keys are trace ids; NULL: there is none */
-    PyObject *span_key;     /* under which OpenTelemetry's context has its span; NULL with `traces` */
-    PyObject *context_name; /* "_context" */
+    PyObject *name_key;       /* "__name__" */
+    PyObject *generation_key; /* "generation" */
+    PyObject *traces;         /* the focus: a dict whose keys are trace ids; NULL: there is none */
+    PyObject *span_key;       /* under which OpenTelemetry's context has its span; NULL with `traces` */
+    PyObject *context_name;   /* "_context"; NULL with `traces` */
     size_t max_depth;
 
     /* Snapshots. GIL; `ready` is atomic so that drain can look without the GIL. */
@@ -111,6 +132,13 @@ typedef struct core {
     size_t threads_room;
     raw_frame *frames;
     size_t frames_room;
+
+    /* Collections. GIL. */
+    raw_collection *collections; /* a ring; NULL until the first is kept */
+    size_t collections_first, collections_ready;
+    uncounted_collections uncounted[GENERATIONS];
+    int64_t collection_distance_ns; /* between two of a generation that are kept */
+    int64_t collection_began_ns;    /* of the one under way; 0: none */
 
     known_frame *known; /* open addressing; GIL */
     size_t known_size;
@@ -140,25 +168,37 @@ typedef struct core {
 
 /* capture.c: takes snapshots. GIL held. */
 HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused); /* deadline 0: now; false: none taken */
+HIDDEN bool capture_calling_thread(core *c, raw_thread *thread);          /* false: nothing is in `thread` */
 HIDDEN void stack_release(core *c, raw_stack *stack);                     /* one holder less; runs no Python code */
 HIDDEN int64_t monotonic_ns(void);
+HIDDEN int64_t time_of_day_ns(void);
+
+/* collections.c: collections of garbage. GIL held. */
+HIDDEN PyObject *collections_note(core *c, PyObject *phase, PyObject *info); /* a str and a dict, of the collector */
+HIDDEN bool collections_take(core *c, raw_collection *taken); /* the oldest, with what it owns; false: there is none */
+HIDDEN int collections_traverse(core *c, visitproc visit, void *arg);
 
 /* focus.c: which of the threads that are listed in core.walked to walk. GIL held. */
 HIDDEN size_t focus_choose(core *c, size_t count); /* writes core.chosen, and says how many there are */
 HIDDEN bool focus_is_empty(const core *c);
+HIDDEN bool focus_take(core *c, PyObject *focus); /* None, or (traces, span_key); false and an exception */
 
 /* snapshots.c: gives references up, may run Python code. GIL held. */
+HIDDEN void thread_release(core *c, raw_thread *thread);
 HIDDEN void snapshot_free(core *c, raw_snapshot *snapshot);
 HIDDEN void core_release_dead(core *c);
 HIDDEN void core_release_all(core *c);
 HIDDEN int core_traverse(core *c, visitproc visit, void *arg);
 
-/* convert.c: makes Python values of snapshots on the worker thread. GIL held. */
+/* convert.c and, for collections, collections.c: make Python values of snapshots on the worker thread. GIL held. */
 typedef struct {
     PyTypeObject *raw_thread;   /* borrowed from the module */
     PyTypeObject *raw_snapshot; /* borrowed from the module */
+    PyTypeObject *collection;   /* borrowed from the module */
 } value_types;
 HIDDEN PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *snapshot);
+HIDDEN PyObject *convert_thread(core *c, const value_types *types, const raw_thread *thread); /* new reference */
+HIDDEN PyObject *collections_drain(core *c, const value_types *types);
 HIDDEN void known_frames_clear(core *c);
 
 /* clocks.c: a method of the module. */
@@ -188,6 +228,7 @@ typedef struct {
     uint64_t newest_inherited;
 } fork_survivor;
 HIDDEN const fork_survivor *forks_survivor(void);
+HIDDEN PyObject *watch_forks(PyObject *module, PyObject *args, PyObject *kwargs); /* a method of the module */
 HIDDEN void core_init_locks(core *c);
 
 #endif

@@ -64,3 +64,25 @@ bool focus_is_empty(const core *c)
 {
     return c->traces == NULL || PyDict_GET_SIZE(c->traces) == 0;
 }
+
+bool focus_take(core *c, PyObject *focus)
+{
+    PyObject *traces, *span_key;
+    if (focus == Py_None) {
+        return true;
+    }
+    if (!PyTuple_Check(focus)) {
+        PyErr_Format(PyExc_TypeError, "focus must be a tuple or None, not %.100s", Py_TYPE(focus)->tp_name);
+        return false;
+    }
+    if (!PyArg_ParseTuple(focus, "O!U:focus", &PyDict_Type, &traces, &span_key)) {
+        return false;
+    }
+    c->context_name = PyUnicode_InternFromString("_context");
+    if (c->context_name == NULL) {
+        return false;
+    }
+    c->span_key = Py_NewRef(span_key);
+    c->traces = Py_NewRef(traces);
+    return true;
+}

@@ -157,6 +157,12 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
     return value;
 }
 
+/* How many variables a context has a value of. The context is borrowed, or NULL. */
+static inline Py_ssize_t compat_variable_count(PyObject *context)
+{
+    return context == NULL ? 0 : ((PyContext *)context)->ctx_vars->h_count;
+}
+
 /* The context around one that is entered; borrowed, or NULL. */
 static inline PyObject *compat_context_around(PyObject *context)
 {

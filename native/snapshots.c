@@ -26,11 +26,17 @@ static void stack_free(core *c, raw_stack *stack)
     free(stack);
 }
 
+void thread_release(core *c, raw_thread *thread)
+{
+    stack_release(c, thread->stack);
+    Py_XDECREF(thread->context);
+    Py_XDECREF(thread->labels);
+}
+
 void snapshot_free(core *c, raw_snapshot *snapshot)
 {
     for (size_t i = 0; i < snapshot->count; i++) {
-        stack_release(c, snapshot->threads[i].stack);
-        Py_XDECREF(snapshot->threads[i].context);
+        thread_release(c, &snapshot->threads[i]);
     }
     free(snapshot);
 }
@@ -58,6 +64,10 @@ void core_release_all(core *c)
         atomic_fetch_sub(&c->ready, 1);
         snapshot_free(c, snapshot);
     }
+    raw_collection collection;
+    while (collections_take(c, &collection)) {
+        thread_release(c, &collection.thread);
+    }
     size_t count = c->last_count;
     c->last_count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -66,18 +76,21 @@ void core_release_all(core *c)
     core_release_dead(c);
     known_frames_clear(c);
     Py_CLEAR(c->context_var);
+    Py_CLEAR(c->labels_var);
     Py_CLEAR(c->make_frame);
     Py_CLEAR(c->make_stack);
     Py_CLEAR(c->name_key);
     Py_CLEAR(c->traces);
     Py_CLEAR(c->span_key);
     Py_CLEAR(c->context_name);
+    Py_CLEAR(c->generation_key);
 }
 
 static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg)
 {
     for (size_t i = 0; i < snapshot->count; i++) {
         Py_VISIT(snapshot->threads[i].context);
+        Py_VISIT(snapshot->threads[i].labels);
     }
     return 0;
 }
@@ -86,6 +99,7 @@ static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void
 int core_traverse(core *c, visitproc visit, void *arg)
 {
     Py_VISIT(c->context_var);
+    Py_VISIT(c->labels_var);
     Py_VISIT(c->make_frame);
     Py_VISIT(c->make_stack);
     Py_VISIT(c->traces);
@@ -107,6 +121,10 @@ int core_traverse(core *c, visitproc visit, void *arg)
         if (stop != 0) {
             return stop;
         }
+    }
+    int stop = collections_traverse(c, visit, arg);
+    if (stop != 0) {
+        return stop;
     }
     for (size_t i = 0; i < c->known_size; i++) {
         if (c->known[i].frame != NULL) {

@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE_NS     1000000LL                /* how long the pending call may take before the loop takes the GIL */
-#define LONGEST_WAIT_NS (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
+#define PATIENCE_NS       1000000LL /* how long the pending call may take before the loop takes the GIL */
+#define LONGEST_PERIOD_NS (86400LL * 1000000000LL)
+#define LONGEST_WAIT_NS   (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
 
 core *core_new(PyInterpreterState *interp, size_t ring_size)
 {
@@ -50,6 +51,7 @@ void core_drop(core *c)
     free(c->chosen);
     free(c->frames);
     free(c->ring);
+    free(c->collections);
     free(c);
 }
 
@@ -217,6 +219,18 @@ static void keep_schedule(core *c, rhythm r, PyThreadState *self)
 
 int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
 {
+    if (period_ns < 0 || period_ns > LONGEST_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
+        PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", (long long)period_ns);
+        return -1;
+    }
+    if (focused_period_ns < 0 || focused_period_ns > LONGEST_PERIOD_NS) {
+        PyErr_Format(PyExc_ValueError, "focused_period_ns must be 0 to a day, not %lld", (long long)focused_period_ns);
+        return -1;
+    }
+    if (focused_period_ns > 0 && c->traces == NULL) {
+        PyErr_SetString(PyExc_ValueError, "a ticker without focus has no focused_period_ns");
+        return -1;
+    }
     pthread_mutex_lock(&c->mutex);
     bool already = c->running;
     c->running = true;

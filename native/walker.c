@@ -6,15 +6,16 @@
 
 #include <stdlib.h>
 
-#define RING_SIZE_MAX     65536
-#define MAX_DEPTH_MAX     1000000
-#define LONGEST_PERIOD_NS (86400LL * 1000000000LL)
-#define END_CAPSULE       "splunk_profiler._walker"
+#define RING_SIZE_MAX          65536
+#define MAX_DEPTH_MAX          1000000
+#define END_CAPSULE            "splunk_profiler._walker"
+#define COLLECTION_DISTANCE_NS 10000000LL
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
     PyTypeObject *raw_thread;   /* owned */
     PyTypeObject *raw_snapshot; /* owned */
+    PyTypeObject *collection;   /* owned */
     PyTypeObject *counters;     /* owned */
 } module_state;
 
@@ -25,18 +26,29 @@ typedef struct {
 
 /* ---- Ticker ---- */
 
+static bool is_variable(const char *name, PyObject *given)
+{
+    if (given == Py_None || PyContextVar_CheckExact(given)) {
+        return true;
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be a ContextVar or None, not %.100s", name, Py_TYPE(given)->tp_name);
+    return false;
+}
+
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context_var", "max_depth", "make_frame", "make_stack", "ring_size", "focus", NULL};
-    PyObject *context_var, *make_frame, *make_stack, *focus, *traces = NULL, *span_key = NULL;
-    Py_ssize_t max_depth, ring_size;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OnOOnO:Ticker", names, &context_var, &max_depth, &make_frame,
-                                     &make_stack, &ring_size, &focus)) {
+    static char *names[] = {
+        "context_var", "labels_var", "max_depth", "make_frame", "make_stack", "ring_size", "collection_distance_ns",
+        "focus",       NULL};
+    PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
+    PyObject *focus = Py_None;
+    Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
+    long long distance_ns = COLLECTION_DISTANCE_NS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLO:Ticker", names, &context_var, &labels_var, &max_depth,
+                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus)) {
         return NULL;
     }
-    if (context_var != Py_None && !PyContextVar_CheckExact(context_var)) {
-        PyErr_Format(PyExc_TypeError, "context_var must be a ContextVar or None, not %.100s",
-                     Py_TYPE(context_var)->tp_name);
+    if (!is_variable("context_var", context_var) || !is_variable("labels_var", labels_var)) {
         return NULL;
     }
     if (!PyCallable_Check(make_frame) || !PyCallable_Check(make_stack)) {
@@ -51,14 +63,8 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", RING_SIZE_MAX, ring_size);
         return NULL;
     }
-    if (focus != Py_None) {
-        if (!PyTuple_Check(focus)) {
-            PyErr_Format(PyExc_TypeError, "focus must be a tuple or None, not %.100s", Py_TYPE(focus)->tp_name);
-            return NULL;
-        }
-        if (!PyArg_ParseTuple(focus, "O!U:focus", &PyDict_Type, &traces, &span_key)) {
-            return NULL;
-        }
+    if (distance_ns < 0) {
+        return PyErr_Format(PyExc_ValueError, "collection_distance_ns must not be negative, it is %lld", distance_ns);
     }
     if (forks_prepare_process() != 0) {
         return PyErr_NoMemory();
@@ -73,15 +79,15 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     }
     made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
+    made->labels_var = labels_var == Py_None ? NULL : Py_NewRef(labels_var);
     made->make_frame = Py_NewRef(make_frame);
     made->make_stack = Py_NewRef(make_stack);
     made->max_depth = (size_t)max_depth;
+    made->collection_distance_ns = distance_ns;
     made->name_key = PyUnicode_InternFromString("__name__");
-    made->context_name = PyUnicode_InternFromString("_context");
-    made->traces = Py_XNewRef(traces);
-    made->span_key = Py_XNewRef(span_key);
+    made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
     self->core = made;
-    if (made->name_key == NULL || made->context_name == NULL) {
+    if (made->generation_key == NULL || !focus_take(made, focus)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -120,16 +126,6 @@ static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"period_ns", "focused_period_ns", NULL};
     long long period_ns, focused_period_ns = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|L:run", names, &period_ns, &focused_period_ns)) {
-        return NULL;
-    }
-    if (period_ns < 0 || period_ns > LONGEST_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
-        return PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", period_ns);
-    }
-    if (focused_period_ns < 0 || focused_period_ns > LONGEST_PERIOD_NS) {
-        return PyErr_Format(PyExc_ValueError, "focused_period_ns must be 0 to a day, not %lld", focused_period_ns);
-    }
-    if (focused_period_ns > 0 && self->core->traces == NULL) {
-        PyErr_SetString(PyExc_ValueError, "a ticker without focus has no focused_period_ns");
         return NULL;
     }
     if (core_run(self->core, period_ns, focused_period_ns) != 0) {
@@ -190,7 +186,7 @@ static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    value_types types = {state->raw_thread, state->raw_snapshot};
+    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
     core_release_dead(c);
     if (timeout_ns > 0 && atomic_load(&c->ready) == 0) {
         Py_BEGIN_ALLOW_THREADS
@@ -232,6 +228,26 @@ error:
     return NULL;
 }
 
+/* A callback of the collector, which calls it with ("start" or "stop", {"generation": 0, ...}). */
+static PyObject *ticker_note_collection(Ticker *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || !PyUnicode_Check(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "note_collection takes a phase and a dict, as the collector gives them");
+        return NULL;
+    }
+    return collections_note(self->core, args[0], args[1]);
+}
+
+static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
+    if (state == NULL) {
+        return NULL;
+    }
+    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
+    return collections_drain(self->core, &types);
+}
+
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 {
     core *c = self->core;
@@ -256,6 +272,10 @@ static PyMethodDef ticker_methods[] = {
      "capture($self, *, focused=False)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
+    {"note_collection", (PyCFunction)(void (*)(void))ticker_note_collection, METH_FASTCALL,
+     "note_collection($self, phase, info, /)\n--\n\nTo be one of gc.callbacks."},
+    {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
+     "drain_collections($self, /)\n--\n\nThe collections kept, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nWhat was done since it was made."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
@@ -278,26 +298,6 @@ static PyType_Spec ticker_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = ticker_slots,
 };
-
-/* ---- functions ---- */
-
-static PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"in_child", NULL};
-    PyObject *in_child;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:watch_forks", names, &in_child)) {
-        return NULL;
-    }
-    if (in_child != Py_None && !PyCallable_Check(in_child)) {
-        return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s",
-                            Py_TYPE(in_child)->tp_name);
-    }
-    if (forks_prepare_process() != 0) {
-        return PyErr_NoMemory();
-    }
-    forks_watch(PyInterpreterState_Get(), in_child == Py_None ? NULL : in_child);
-    Py_RETURN_NONE;
-}
 
 /* ---- module ---- */
 
@@ -327,7 +327,8 @@ static int note_end_of_interpreter(void)
     return result;
 }
 
-static PyTypeObject *add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields)
+static bool add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields,
+                            PyTypeObject **added)
 {
     PyObject *type = NULL;
     PyObject *arguments = Py_BuildValue("(ss)", name, fields);
@@ -340,7 +341,8 @@ static PyTypeObject *add_named_tuple(PyObject *module, PyObject *namedtuple, con
     if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
         Py_CLEAR(type);
     }
-    return (PyTypeObject *)type;
+    *added = (PyTypeObject *)type;
+    return type != NULL;
 }
 
 static int module_exec(PyObject *module)
@@ -357,19 +359,15 @@ static int module_exec(PyObject *module)
     if (namedtuple == NULL || note_end_of_interpreter() != 0) {
         goto error;
     }
-    state->raw_thread = add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context");
-    if (state->raw_thread == NULL) {
-        goto error;
-    }
-    state->raw_snapshot =
-        add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns");
-    if (state->raw_snapshot == NULL) {
-        goto error;
-    }
-    state->counters =
-        add_named_tuple(module, namedtuple, "Counters",
-                        "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum");
-    if (state->counters == NULL) {
+    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
+                         &state->raw_thread)
+        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns",
+                            &state->raw_snapshot)
+        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
+                            &state->collection)
+        || !add_named_tuple(module, namedtuple, "Counters",
+                            "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum",
+                            &state->counters)) {
         goto error;
     }
     state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
@@ -389,6 +387,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->ticker);
     Py_VISIT(state->raw_thread);
     Py_VISIT(state->raw_snapshot);
+    Py_VISIT(state->collection);
     Py_VISIT(state->counters);
     return 0;
 }
@@ -399,6 +398,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->ticker);
     Py_CLEAR(state->raw_thread);
     Py_CLEAR(state->raw_snapshot);
+    Py_CLEAR(state->collection);
     Py_CLEAR(state->counters);
     return 0;
 }

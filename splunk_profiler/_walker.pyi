@@ -16,6 +16,7 @@ class RawThread(NamedTuple, Generic[_Stack]):
     native_id: int
     stack: _Stack
     context: Any | None
+    labels: Any | None
 
 class RawSnapshot(NamedTuple, Generic[_Stack]):
     """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
@@ -29,6 +30,15 @@ class RawSnapshot(NamedTuple, Generic[_Stack]):
     threads: tuple[RawThread[_Stack], ...]
     focused: bool
     since_ns: int
+
+class RawCollection(NamedTuple, Generic[_Stack]):
+    """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
+
+    time_ns: int
+    thread: RawThread[_Stack]
+    generation: int
+    stands_for: int  # it, and those of its generation since the one that was kept before
+    duration_ns: int  # of all of them
 
 class Counters(NamedTuple):
     """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
@@ -51,7 +61,9 @@ class Ticker(Generic[_Frame, _Stack]):
         make_frame: Callable[[CodeType, int, dict[str, Any]], _Frame],  # code, offset in bytes (f_lasti), globals
         make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
         ring_size: int,
-        focus: tuple[dict[int, Any], str] | None,  # trace ids as keys; key of the span in OpenTelemetry's context
+        labels_var: ContextVar[Any] | None = None,
+        collection_distance_ns: int = 10_000_000,  # of two collections of one generation that are kept
+        focus: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits.
@@ -68,6 +80,10 @@ class Ticker(Generic[_Frame, _Stack]):
         """Take one snapshot now, in this thread, into the ring; counted as missed if none could be taken."""
     def drain(self, timeout_ns: int) -> list[RawSnapshot[_Stack]]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""
+    def note_collection(self, phase: str, info: dict[str, Any], /) -> None:
+        """To be one of `gc.callbacks`. Runs no Python code, so that no signal handler runs and raises in there."""
+    def drain_collections(self) -> list[RawCollection[_Stack]]:
+        """The collections that were kept, oldest first; up to 256 are, then the next one stands for the others."""
     def counters(self) -> Counters: ...
 
 def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -4,8 +4,9 @@ Stands in front of the recorder's queue. `Aggregator.take` runs on the sampling 
 stops the profiler, after it. Imports the model and `threads`, never OpenTelemetry, a format or a sink.
 
 What it holds is bounded however many spans, threads and stacks there are. Beyond the bounds samples are told apart by
-less: first not by span, then not by thread, then not by anything but the stack, at last not by the stack. Their number
-and their times are always kept, and how many have lost a label is counted (`Profile.dropped_labels`).
+less: first not by span, then not by thread and the user's labels, then not by anything but the stack, at last not by
+the stack; kinds of events always are. Their number and their times are always kept, and how many have lost a label is
+counted (`Profile.dropped_labels`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from splunk_profiler.model import (
 from splunk_profiler.threads import let_others_run, real_lock
 
 Label = tuple[str, str | int]
+_Event = tuple[str, tuple[Label, ...]]  # its name, and what distinguishes it
 _SAMPLED = 1  # the W3C trace flag
 _SLICE = 64  # samples or aggregates between two offers of the GIL
 
@@ -43,7 +45,7 @@ class Bounds:
     Attributes:
         spans: aggregates with all of their labels.
         threads: further ones without span and trace.
-        states: further ones without the thread, either.
+        states: further ones without the thread and the user's labels, either.
         stacks: further ones with nothing but their stack.
         frames: frames of all distinct stacks together.
     """
@@ -71,6 +73,8 @@ class _Kept(NamedTuple):
     state: str = ""
     endpoint: str = ""
     span: SpanRef | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    event: _Event | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +86,8 @@ class _Sum:
     count: int = 0
     wall_ns: int = 0
     cpu_ns: int = 0
+    event_count: int = 0
+    event_amount: int = 0
 
 
 class _Period:
@@ -108,12 +114,16 @@ class _Period:
         self._sums: dict[tuple[object, ...], _Sum] = {}  # those of the first level by what is quickly made of a sample
         # The index of a thread → its last stack, and the one that stands for it.
         self._last: dict[int, tuple[Stack, Stack]] = {}
-        self._merged = _Sum(0, 0)
+        self._merged: dict[_Event | None, _Sum] = {}
 
     def add(self, sample: Sample) -> None:
         """Count a sample where it belongs, or where there is room."""
         found = self._sum_of(sample)
         seen = sample.thread
+        if (event := sample.event) is not None:
+            found.event_count += event.count
+            found.event_amount += event.amount
+            return
         found.count += 1
         found.wall_ns += seen.wall_spent_ns
         found.cpu_ns += seen.cpu_spent_ns
@@ -127,14 +137,16 @@ class _Period:
         """All that was counted."""
         for level in self.levels:
             yield from level.items()
-        if self._merged.count:
-            yield _Kept(MERGED), self._merged
+        for event, found in self._merged.items():
+            yield _Kept(MERGED, event=event), found
 
     def _sum_of(self, sample: Sample) -> _Sum:
         stack = self._stack(sample)
         if stack is not None:
             thread, span = sample.thread.thread, sample.span
-            key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running)
+            key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running, sample.labels)
+            if sample.event is not None:
+                key += (sample.event.name, sample.event.labels)
             if span is not None:
                 key += (span.trace_id, span.span_id, span.local_root_id)
             known = self._sums.get(key)
@@ -152,9 +164,7 @@ class _Period:
                     self.dropped_labels += kept != whole
                     return found
         self.dropped_labels += 1
-        if not self._merged.count:
-            self._merged = _Sum(sample.time_ns, sample.period_ns)
-        return self._merged
+        return self._merged.setdefault(_event_of(sample), _Sum(sample.time_ns, sample.period_ns))
 
     def _stack(self, sample: Sample) -> Stack | None:
         """The stack that stands for all with these frames; None if there is no room for another."""
@@ -169,7 +179,8 @@ class _Period:
                 return None
             self._frames_left -= len(stack.frames)
             known = self._stacks[frames] = stack
-        self._last[index] = (stack, known)
+        if sample.event is None:
+            self._last[index] = (stack, known)
         return known
 
 
@@ -272,8 +283,21 @@ class Aggregator:
         for number, (kept, found) in enumerate(period.sums(), 1):
             if number % _SLICE == 0:
                 let_others_run()
-            labels = (*_time_labels(found.first_ns, found.period_ns), *self._labels(kept))
-            aggregates.append(Aggregate(kept.stack, labels, found.count, found.wall_ns, found.cpu_ns))
+            every_ns = found.period_ns if kept.event is None else None
+            labels = (*_time_labels(found.first_ns, every_ns), *self._labels(kept))
+            event = "" if kept.event is None else kept.event[0]
+            aggregates.append(
+                Aggregate(
+                    kept.stack,
+                    labels,
+                    found.count,
+                    found.wall_ns,
+                    found.cpu_ns,
+                    event,
+                    found.event_count,
+                    found.event_amount,
+                )
+            )
         for why, (wall_ns, cpu_ns) in period.remainders.items():
             labels = _time_labels(period.time_ns, period_ns)
             aggregates.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
@@ -282,6 +306,8 @@ class Aggregator:
 
     def _labels(self, kept: _Kept) -> tuple[Label, ...]:
         found: list[Label] = [("source.event.name", "timer")] if kept.state else []
+        if kept.event is not None:
+            found = [("source.event.name", kept.event[0]), *kept.event[1]]
         if (thread := kept.thread) is not None:
             found.append(("thread.id", thread.ident))
             if thread.native_id:
@@ -301,7 +327,7 @@ class Aggregator:
                 endpoint = self._endpoint_of(span.local_root_id) or endpoint
         if endpoint:
             found.append(("endpoint", endpoint))
-        return tuple(found)
+        return (*found, *kept.labels)
 
 
 def estimated_size(profile: Profile) -> int:
@@ -309,11 +335,9 @@ def estimated_size(profile: Profile) -> int:
     return 1000 + sum(1000 + 8 * len(aggregate.stack.frames) for aggregate in profile.aggregates)
 
 
-def _time_labels(time_ns: int, period_ns: int) -> tuple[Label, ...]:
-    return (
-        ("source.event.time", time_ns // 1_000_000),
-        ("source.event.period", max(period_ns // 1_000_000, 1)),
-    )
+def _time_labels(time_ns: int, period_ns: int | None) -> tuple[Label, ...]:
+    at: Label = ("source.event.time", time_ns // 1_000_000)
+    return (at,) if period_ns is None else (at, ("source.event.period", max(period_ns // 1_000_000, 1)))
 
 
 def _told_apart(sample: Sample, stack: Stack) -> _Kept:
@@ -322,11 +346,19 @@ def _told_apart(sample: Sample, stack: Stack) -> _Kept:
     if span is not None:
         endpoint = span.endpoint
         span = SpanRef(span.trace_id, span.span_id, span.trace_flags, span.local_root_id)
-    return _Kept(stack, seen.thread, "RUNNABLE" if seen.running else "WAITING", endpoint, span)
+    state = "RUNNABLE" if seen.running else "WAITING"
+    return _Kept(stack, seen.thread, state, endpoint, span, sample.labels, _event_of(sample))
+
+
+def _event_of(sample: Sample) -> _Event | None:
+    return None if sample.event is None else (sample.event.name, sample.event.labels)
 
 
 def _coarser(whole: _Kept, level: int) -> _Kept:
     if level == 0:
         return whole
-    stack, thread, state, endpoint, _ = whole
-    return (_Kept(stack, thread, state, endpoint), _Kept(stack, None, state, endpoint), _Kept(stack))[level - 1]
+    if level == 1:
+        return whole._replace(span=None)
+    if level == 2:
+        return whole._replace(span=None, thread=None, labels=())
+    return _Kept(whole.stack, event=whole.event)

@@ -15,19 +15,34 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from splunk_profiler.accounts import Accounts, Birth
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.focus import Focus
-from splunk_profiler.model import Remainder, Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample, Unseen
+from splunk_profiler.model import (
+    Event,
+    Frame,
+    Remainder,
+    Sample,
+    Snapshot,
+    SpanRef,
+    Stack,
+    Thread,
+    ThreadSample,
+    Unseen,
+)
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
+from splunk_profiler.portable_collections import CollectionLog
 from splunk_profiler.threads import let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
+Labels = tuple[tuple[str, str], ...]
+_INTERNAL = Stack((Frame("[process]", Unseen.INTERNAL.value, "unknown", None),), truncated=False)
 _RING_SIZE = 64
 _SLICE = 64  # threads between two offers of the GIL
 _MOST_LIVES = 16_384
@@ -46,6 +61,38 @@ class RawThread(Protocol):
     def stack(self) -> Stack: ...
     @property
     def context(self) -> Any | None: ...
+    @property
+    def labels(self) -> Any | None: ...
+
+
+class RawCollection(Protocol):
+    """What a walker says of a collection of garbage; see ``_walker.pyi``."""
+
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def thread(self) -> RawThread: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def stands_for(self) -> int: ...
+    @property
+    def duration_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawEvent:
+    """An event as its source (`events`) has noticed it.
+
+    Attributes:
+        time_ns: when, nanoseconds since the epoch.
+        thread: on which thread, with its stack, context and labels at that moment.
+        event: what.
+    """
+
+    time_ns: int
+    thread: RawThread
+    event: Event
 
 
 class RawSnapshot(Protocol):
@@ -90,6 +137,9 @@ class Ticker(Protocol):
     def stop(self) -> None: ...
     def capture(self, *, focused: bool = False) -> None: ...
     def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
+    @property
+    def note_collection(self) -> Callable[[str, dict[str, Any]], None]: ...
+    def drain_collections(self) -> Sequence[RawCollection]: ...
     def counters(self) -> Counters: ...
 
 
@@ -115,11 +165,18 @@ def choose_walker(wanted: str = "auto") -> Choice:
     return Choice("native", f"it was built for CPython {sys.version_info.major}.{sys.version_info.minor}")
 
 
+def _no_labels(_ident: int) -> None:
+    """No thread has any."""
+
+
 def make_ticker(
     choice: Choice,
     context_var: ContextVar[Any] | None,
     context_of: Callable[[int], Any | None],
     max_depth: int,
+    *,
+    labels_var: ContextVar[Any] | None = None,
+    labels_of: Callable[[int], Any | None] = _no_labels,
     focus: Focus | None = None,
 ) -> Ticker:
     """A ticker of the chosen kind.
@@ -129,6 +186,8 @@ def make_ticker(
         context_var: holds the OpenTelemetry context; read by the native walker.
         context_of: thread ident → context; asked by the portable walker.
         max_depth: frames kept of a stack, from the leaf.
+        labels_var: holds the user's labels; None: they are not wanted.
+        labels_of: thread ident → labels; asked by the portable walker.
         focus: the traces whose threads are looked at more often.
     """
     namer = FrameNamer()
@@ -137,6 +196,7 @@ def make_ticker(
 
         native: Ticker = _walker.Ticker(
             context_var=context_var,
+            labels_var=labels_var,
             max_depth=max_depth,
             make_frame=namer.frame,
             make_stack=Stack,
@@ -146,12 +206,19 @@ def make_ticker(
         return native
     return PortableTicker(
         context_of=context_of,
+        labels_of=labels_of,
         max_depth=max_depth,
         make_frame=namer.frame,
         make_stack=Stack,
         ring_size=_RING_SIZE,
+        collections=CollectionLog(_value_of(context_var), _value_of(labels_var), max_depth),
         focus=focus,
     )
+
+
+def _value_of(variable: ContextVar[Any] | None) -> Callable[[], Any | None]:
+    """The value that a variable has for the calling thread."""
+    return (lambda: None) if variable is None else partial(variable.get, None)
 
 
 def portable_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -195,10 +262,20 @@ class Capture:
         clocks: native ids → (CPU ns, nice value) each.
         period_ns: distance between two snapshots.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
+        labels_of: what the walker found in the variable of the user's labels → what a sample carries of it.
     """
 
-    def __init__(self, associate: Associate, clocks: Clocks, period_ns: int, *, include_internal: bool = False) -> None:
+    def __init__(
+        self,
+        associate: Associate,
+        clocks: Clocks,
+        period_ns: int,
+        *,
+        include_internal: bool = False,
+        labels_of: Callable[[Any], Labels] = lambda _: (),
+    ) -> None:
         self._associate = associate
+        self._labels_of = labels_of
         self._clocks = clocks
         self._period_ns = period_ns
         self._include_internal = include_internal
@@ -239,7 +316,8 @@ class Capture:
                 life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait, spent.wall_ns, spent.cpu_ns
             )
             span = None if seen.context is None else self._associate(seen.context)
-            samples.append(Sample(raw.time_ns, self._period_ns, sample, span))
+            labels = () if seen.labels is None else self._labels_of(seen.labels)
+            samples.append(Sample(raw.time_ns, self._period_ns, sample, span, labels))
         return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
 
     def lives(self, threads: Sequence[RawThread]) -> list[Life]:
@@ -250,6 +328,24 @@ class Capture:
         for seen in threads:
             self._lives[seen.key] = self._life(seen, names)
         return [self._lives[seen.key] for seen in threads]
+
+    def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
+        """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
+        names = _names()
+        samples = []
+        for happened in events:
+            seen = happened.thread
+            life = self._lives[seen.key] = self._life(seen, names)
+            stack, span = seen.stack, None
+            labels: Labels = ()
+            if not self._include_internal and (not stack.frames or is_left_out(stack, life.thread.name)):
+                stack = _INTERNAL
+            else:
+                span = None if seen.context is None else self._associate(seen.context)
+                labels = () if seen.labels is None else self._labels_of(seen.labels)
+            sample = ThreadSample(life.thread, stack, life.cpu_ns, 0, 0, running=True, waiting_on="")
+            samples.append(Sample(happened.time_ns, self._period_ns, sample, span, labels, happened.event))
+        return samples
 
     def remainders(self) -> tuple[Remainder, ...]:
         """What the process has used since the last snapshot; there must be none after this."""

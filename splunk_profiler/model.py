@@ -131,6 +131,23 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """Why a sample was taken, if it was not that the time had come.
+
+    Attributes:
+        name: the kind of event (``gc``).
+        labels: what distinguishes events of this kind; few different ones.
+        count: how many events the sample stands for: itself, and those of which none was taken.
+        amount: what they have taken together, in the unit of the kind (``gc``: nanoseconds).
+    """
+
+    name: str
+    labels: tuple[tuple[str, str | int], ...]
+    count: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One thread's part of a snapshot joined to its span: one record to be exported.
 
@@ -139,6 +156,9 @@ class Sample:
         period_ns: distance between two snapshots.
         thread: what the thread was doing.
         span: the span that was active on it, or None.
+        labels: the user's labels that were in force on it: (name, value) each, in one order for all.
+        event: what it was taken at; None: at a snapshot. The sample of an event has neither wall nor CPU time, which
+            are all in those of the snapshots.
         source: which profiler it is of.
     """
 
@@ -146,6 +166,8 @@ class Sample:
     period_ns: int
     thread: ThreadSample
     span: SpanRef | None
+    labels: tuple[tuple[str, str], ...] = ()
+    event: Event | None = None
     source: Source = Source.CONTINUOUS
 
 
@@ -182,7 +204,7 @@ class Snapshot:
     Attributes:
         time_ns: when the stacks were read, nanoseconds since the epoch.
         period_ns: the configured distance between two snapshots.
-        samples: one for each thread that ran Python code, oldest thread first.
+        samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
         remainders: what the process has used besides, so that all of it adds up.
         source: which profiler all of this is of.
     """
@@ -201,9 +223,12 @@ class Aggregate:
     Attributes:
         stack: their stack.
         labels: (key, value) each, strings and numbers as they are sent, in one order for all.
-        count: how many there were.
+        count: how many there were; 0 for events.
         wall_ns: the wall time they stand for.
         cpu_ns: the CPU time they stand for.
+        event: the kind of event at which they were taken; empty if at snapshots.
+        event_count: events they stand for.
+        event_amount: what these have taken, in the unit of the kind.
     """
 
     stack: Stack
@@ -211,6 +236,9 @@ class Aggregate:
     count: int
     wall_ns: int
     cpu_ns: int
+    event: str = ""
+    event_count: int = 0
+    event_amount: int = 0
 
 
 @dataclass(frozen=True, slots=True)

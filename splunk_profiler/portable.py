@@ -13,14 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, islice, repeat
+from contextlib import contextmanager
+from itertools import chain
 from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from splunk_profiler.focus import Focus, Rhythm
 from splunk_profiler.model import Frame, Stack
+from splunk_profiler.portable_collections import CollectionLog, Place, places_below
 from splunk_profiler.threads import Signal
 
 _KNOWN_FRAMES = 16_384
@@ -35,6 +36,7 @@ class RawThread(NamedTuple):
     native_id: int
     stack: Stack
     context: Any | None
+    labels: Any | None
 
 
 class RawSnapshot(NamedTuple):
@@ -45,6 +47,16 @@ class RawSnapshot(NamedTuple):
     threads: tuple[RawThread, ...]
     focused: bool
     since_ns: int
+
+
+class RawCollection(NamedTuple):
+    """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
+
+    time_ns: int
+    thread: RawThread
+    generation: int
+    stands_for: int
+    duration_ns: int
 
 
 class Counters(NamedTuple):
@@ -60,8 +72,6 @@ class Counters(NamedTuple):
     held_ns_sum: int = 0
 
 
-_Place = tuple[CodeType, int, dict[str, Any]]
-_PLACE = attrgetter("f_code", "f_lasti", "f_globals")
 _PLACE_AND_CALLER = attrgetter("f_code", "f_lasti", "f_globals", "f_back")
 
 
@@ -69,7 +79,7 @@ class _Top(NamedTuple):
     """The frame a thread runs in. `frame` is only compared: it may not outlive the moment (`_top_frames`)."""
 
     frame: FrameType
-    place: _Place
+    place: Place
     back: FrameType | None
 
     def is_at(self, other: _Top | None) -> bool:
@@ -81,9 +91,10 @@ class _Walk(NamedTuple):
     """The places and the context of one thread, before anything is named."""
 
     ident: int
-    places: list[_Place]
+    places: list[Place]
     truncated: bool
     context: Any | None
+    labels: Any | None
 
 
 def _other_interpreters() -> bool:
@@ -130,20 +141,15 @@ def _top_frames() -> dict[int, _Top]:
     }
 
 
-def _places_below(frame: FrameType | None, most: int) -> list[_Place]:
-    """Where `frame` and its callers stand, at most so many; one call into C, for the same reason."""
-    places: list[_Place] = []
-    callers: Iterator[Any] = accumulate(repeat("f_back"), getattr, initial=frame)
-    with suppress(AttributeError):  # the caller of the first frame is None, which has no code
-        places.extend(islice(map(_PLACE, callers), most))
-    return places
-
-
 class Clock(Protocol):
     """Monotonic time and the time of day, both in nanoseconds."""
 
     def monotonic_ns(self) -> int: ...
     def time_ns(self) -> int: ...
+
+
+def _nothing(_ident: int) -> None:
+    """No thread has labels."""
 
 
 class _Identities:
@@ -159,6 +165,11 @@ class _Identities:
             self._next += 1
             known = self._known[ident] = (self._next, thread)
         return known[0]
+
+    def known_key(self, ident: int, thread: threading.Thread | None) -> int:
+        """The key, from another thread than the ticker's; of one that has been in no snapshot, a negative number."""
+        known = self._known.get(ident)
+        return known[0] if known is not None and known[1] is thread else -ident
 
     def keep_only(self, idents: Any) -> None:
         for ident in self._known.keys() - idents:
@@ -176,10 +187,15 @@ class PortableTicker:
         make_frame: Callable[[CodeType, int, dict[str, Any]], Frame],
         make_stack: Callable[[tuple[Frame, ...], bool], Stack],
         ring_size: int,
+        labels_of: Callable[[int], Any | None] = _nothing,
+        collections: CollectionLog | None = None,
         focus: Focus | None = None,
         clock: Clock = time,
     ) -> None:
         self._context_of = context_of
+        self._labels_of = labels_of
+        self._collections = CollectionLog() if collections is None else collections
+        self.note_collection = self._collections.note  # not a method around it: less to be run by the collector
         self._max_depth = max_depth
         self._focus = focus
         self._focused = False  # there may be traces in the focus
@@ -220,6 +236,7 @@ class PortableTicker:
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
         self._stopped = True
+        self._collections.close()
         self._wake.set()
         self._filled.set()
 
@@ -234,6 +251,17 @@ class PortableTicker:
         drained: list[RawSnapshot] = []
         while self._ring:
             drained.append(self._ring.popleft())
+        return drained
+
+    def drain_collections(self) -> list[RawCollection]:
+        """The collections that were kept, oldest first; raises what has gone wrong while they were noted."""
+        drained = []
+        for kept in self._collections.drain():
+            stack = self._make_stack(tuple(self._frame(*place) for place in kept.places), kept.truncated)
+            key = self._identities.known_key(kept.ident, kept.thread)
+            native_id = (kept.thread.native_id or 0) if kept.thread is not None else 0
+            thread = RawThread(key, kept.ident, native_id, stack, kept.context, kept.labels)
+            drained.append(RawCollection(kept.time_ns, thread, kept.generation, kept.stands_for, kept.duration_ns))
         return drained
 
     def counters(self) -> Counters:
@@ -264,7 +292,7 @@ class PortableTicker:
             key = self._identities.key(walk.ident, thread)
             stack = self._stack(key, walk, previous)
             native_id = (thread.native_id or 0) if thread is not None else 0
-            threads.append(RawThread(key, walk.ident, native_id, stack, walk.context))
+            threads.append(RawThread(key, walk.ident, native_id, stack, walk.context, walk.labels))
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
         self._ring.append(RawSnapshot(now, late_ns, tuple(threads), focused, since_ns))
@@ -307,18 +335,23 @@ class PortableTicker:
         return now, [walk for walk in walks if walk.ident not in moved]
 
     def _places(self, ident: int, top: _Top) -> _Walk:
-        places, below = [top.place], _places_below(top.back, self._max_depth)
+        places, below = [top.place], places_below(top.back, self._max_depth)
         places += below
         truncated = len(places) > self._max_depth
-        return _Walk(ident, places[: self._max_depth], truncated, self._context_of(ident))
+        return _Walk(ident, places[: self._max_depth], truncated, self._context_of(ident), self._labels_of(ident))
 
     def _moved(self, tops: dict[int, _Top], walks: list[_Walk]) -> set[int]:
         """Idents of threads that have run since they were walked; this thread is where it is."""
         again, here = _top_frames(), threading.get_ident()
         return {
             ident
-            for ident, _, _, context in walks
-            if ident != here and (not tops[ident].is_at(again.get(ident)) or self._context_of(ident) is not context)
+            for ident, _, _, context, labels in walks
+            if ident != here
+            and not (
+                tops[ident].is_at(again.get(ident))
+                and self._context_of(ident) is context
+                and self._labels_of(ident) is labels
+            )
         }
 
     def _stack(self, key: int, walk: _Walk, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
@@ -362,7 +395,7 @@ class PortableTicker:
         )
 
 
-def _same(before: list[tuple[CodeType, int]], now: list[_Place]) -> bool:
+def _same(before: list[tuple[CodeType, int]], now: list[Place]) -> bool:
     """Whether both are the same places; codes by identity, since comparing two by value is slow."""
     return len(before) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(before, now, strict=True))
 

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from splunk_profiler import capture, spans
+from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
+from splunk_profiler.events import EventSource, NoEvents, collector_events
 from splunk_profiler.guard import Guard, logger
+from splunk_profiler.model import Snapshot
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
+from splunk_profiler.runtime.labels import LabelShadow
 from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sampler import Sampler
 from splunk_profiler.selection import Selection
@@ -23,6 +26,7 @@ from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.snapshots import Snapshots, focus_of
 from splunk_profiler.threads import Worker
 from splunk_profiler.trace_capture import TraceCapture
+from splunk_profiler.user_labels import IN_FORCE
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -60,6 +64,7 @@ class Sampling:
         self._shadow: ContextShadow = (
             ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
         )
+        self._label_shadow: LabelShadow = LabelShadow() if parents is None else parents._label_shadow
         self._roots: Roots | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
             self._roots = (None if parents is None else parents._roots) or Roots(local_root)
@@ -70,11 +75,29 @@ class Sampling:
             )
         self._snapshots: Snapshots | None = None
         selection = self._selection(parents)
-        focus = None if selection is None else focus_of(selection)
-        ticker = capture.make_ticker(self._choice, variable, self._shadow.context_of, config.max_stack_depth, focus)
+        ticker = capture.make_ticker(
+            self._choice,
+            variable,
+            self._shadow.context_of,
+            config.max_stack_depth,
+            labels_var=IN_FORCE if config.aggregates else None,  # text has no place for labels
+            labels_of=self._label_shadow.labels_of,
+            focus=None if selection is None else focus_of(selection),
+        )
+        if parents is not None:
+            parents._events.stop()  # a child has its parent's callbacks
+        self._events: EventSource = (
+            collector_events(ticker) if config.enabled and config.notes_collections else NoEvents()
+        )
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
         clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
-        self._capture = capture.Capture(associate, clocks, config.period_ns, include_internal=internal)
+        self._capture = capture.Capture(
+            associate,
+            clocks,
+            config.period_ns,
+            include_internal=internal,
+            labels_of=sample_labels.on_samples,
+        )
         self._sink: LateSink[Any] = LateSink(self._open_sink, self._is_described)
         interval_ns = config.export_interval_ns
         self._recording: Recording = (
@@ -87,7 +110,15 @@ class Sampling:
             period_ns = config.snapshot_period_ns
             if config.enabled:
                 period_ns = min(period_ns, config.period_ns)  # a tick of all threads serves both
-            closely = TraceCapture(self._capture, associate, clocks, selection, period_ns, include_internal=internal)
+            closely = TraceCapture(
+                self._capture,
+                associate,
+                clocks,
+                selection,
+                period_ns,
+                include_internal=internal,
+                labels_of=sample_labels.on_samples,
+            )
             self._snapshots = Snapshots(selection, closely, self._recording)
         self._ticker = ticker
         self._sampler = Sampler(
@@ -98,6 +129,7 @@ class Sampling:
             rest=self._rest,
         )
         self._export_thread = Worker("exporter", self._export)
+        self._event_guard = Guard("noticing events")
         self._primed = False
 
     @property
@@ -114,6 +146,8 @@ class Sampling:
         resolved, choice = self.resolved, self._choice
         if choice.name == "portable":
             self._shadow.install()
+            if resolved.config.aggregates:
+                self._label_shadow.install()
             log = logger.info if resolved.config.walker == "portable" else logger.warning
             log(
                 "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
@@ -124,6 +158,7 @@ class Sampling:
             if resolved.config.enabled:
                 self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
             self._sampler.start()
+            self._events.start()
             self._recorder.expect_run()
             self._export_thread.start()
             if self._roots is not None:
@@ -134,27 +169,30 @@ class Sampling:
             self.stop(0.1)
             raise
         logger.info(
-            "profiling %s with the %s walker; records go to %s (from %s)",
+            "profiling %s with the %s walker; records go to %s",
             _what(resolved.config),
             choice.name,
-            resolved.endpoint.url,
-            resolved.endpoint.setting,
+            destinations.said(resolved),
         )
 
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
+        self._events.stop()
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL
         if self._snapshots is not None:
             self._snapshots.stop()
         config = self.resolved.config
         whole = ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").watching():
+            if ended and self._primed:
+                self._take(Snapshot(time.time_ns(), self.resolved.config.period_ns, ()))  # the last events
             self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
             self._shadow.remove()
+            self._label_shadow.remove()
         if self._roots is not None:
             self._roots.leave()
 
@@ -200,6 +238,12 @@ class Sampling:
         if not self._primed:
             self._primed = True
             return
+        self._take(snapshot)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        with self._event_guard.watching():
+            if events := self._events.drain():
+                snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
             snapshot = replace(snapshot, samples=samples, remainders=())
@@ -211,11 +255,7 @@ class Sampling:
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
-        from splunk_profiler.formats.text import body  # noqa: PLC0415
-        from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415  # loads OpenTelemetry's messages
-        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
-        from splunk_profiler.sinks.profile_encoding import ProfileEncoder  # noqa: PLC0415
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
         completed = self._completed
@@ -223,17 +263,7 @@ class Sampling:
         def resource() -> Any:
             return completed(current_resource())
 
-        if self._roots is None:
-            encode: Callable[[Any], bytes] = Encoder(resource, body).encode
-        else:
-            encode = ProfileEncoder(resource).encode
-        return OtlpSink(
-            self.resolved.endpoint,
-            encode,
-            self.resolved.transport,
-            spans.tracer_provider,
-            share_connection=not self._forked,
-        )
+        return destinations.make_sink(self.resolved, resource, share_connection=not self._forked)
 
 
 def _what(config: settings.Config) -> str:

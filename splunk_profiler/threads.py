@@ -122,6 +122,17 @@ def real_lock() -> _thread.LockType:
     return lock
 
 
+def real(module: str, name: str) -> Any:
+    """`module.name` as it was before gevent or eventlet replaced it: what blocks there blocks only its own thread."""
+    return _original(module, name)
+
+
+def real_get_ident() -> Callable[[], int]:
+    """The function that says which real thread calls it; gevent's and eventlet's tell greenlets apart."""
+    get_ident: Callable[[], int] = _original("_thread", "get_ident")
+    return get_ident
+
+
 def threads_are_greenlets() -> bool:
     """Whether gevent or eventlet has replaced threads: a lock of `threading` is then none between real threads."""
     return _original("_thread", "start_new_thread") is not _thread.start_new_thread

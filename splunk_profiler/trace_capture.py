@@ -7,9 +7,20 @@ OpenTelemetry.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.capture import Associate, Capture, Clocks, Life, RawSnapshot, RawThread, boottime_ns, is_left_out
+from splunk_profiler.capture import (
+    Associate,
+    Capture,
+    Clocks,
+    Labels,
+    Life,
+    RawSnapshot,
+    RawThread,
+    boottime_ns,
+    is_left_out,
+)
 from splunk_profiler.filtering import waiting_on
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
 
@@ -44,6 +55,7 @@ class TraceCapture:
         selected: which traces.
         period_ns: distance of two ticks.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
+        labels_of: see `Capture`.
     """
 
     def __init__(
@@ -55,7 +67,9 @@ class TraceCapture:
         period_ns: int,
         *,
         include_internal: bool = False,
+        labels_of: Callable[[Any], Labels] = lambda _: (),
     ) -> None:
+        self._labels_of = labels_of
         self._capture = capture
         self._associate = associate
         self._clocks = clocks
@@ -97,7 +111,8 @@ class TraceCapture:
             wall_spent_ns,
             cpu_spent_ns,
         )
-        return Sample(raw.time_ns, self._period_ns, thread, span, Source.SNAPSHOT)
+        labels = () if seen.labels is None else self._labels_of(seen.labels)
+        return Sample(raw.time_ns, self._period_ns, thread, span, labels, source=Source.SNAPSHOT)
 
     def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, cpu_ns: int) -> tuple[int, int]:
         """Wall and CPU time that a sample stands for."""

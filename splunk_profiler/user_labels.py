@@ -1,4 +1,5 @@
-"""The user's own labels: what `splunk_profiler.labels` sets, and the form in which host profilers get it.
+"""The user's own labels: what `splunk_profiler.labels` sets, and the form in which host profilers get it. The form that
+samples carry is in `sample_labels`.
 
 The labels in force are kept in a `contextvars` variable, so tasks, copied contexts and executors that copy them inherit
 them. While publishing is on, their published form stands in a second variable, which the C extension reads at every
@@ -22,6 +23,7 @@ RESERVED = frozenset({"trace_id", "span_id", "local_root_span_id"})
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 Make = Callable[[Pairs], Any]
+Made = TypeVar("Made")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -33,13 +35,14 @@ class LabelSet:
         outer: the set that comes back in force after this one.
     """
 
-    __slots__ = ("_form", "_made_by", "outer", "pairs")
+    __slots__ = ("_form", "_made_by", "_on_samples", "outer", "pairs")
 
     def __init__(self, pairs: dict[str, str], outer: LabelSet | None) -> None:
         self.pairs = pairs
         self.outer = outer
         self._made_by: Make | None = None
         self._form: Any = None
+        self._on_samples: Any = None
 
     def published_form(self, make: Make, say: Callable[[str, str], None]) -> Any:
         """What is published of it, made once by `make`; `say` is told what the limits cost."""
@@ -47,6 +50,13 @@ class LabelSet:
             self._form = make(encode(self.pairs, say))
             self._made_by = make
         return self._form
+
+    def on_samples(self, make: Callable[[dict[str, str]], Made]) -> Made:
+        """What samples carry of it, made once by `make`, which is always the same."""
+        if self._on_samples is None:
+            self._on_samples = make(self.pairs)
+        made: Made = self._on_samples
+        return made
 
 
 IN_FORCE: ContextVar[LabelSet | None] = ContextVar("splunk_profiler_labels", default=None)
@@ -60,6 +70,7 @@ class Outlet:
         self._make: Make | None = None
         self._put: Callable[[ContextVar[Any], Any], None] | None = None
         self._said: dict[str, object] = {}
+        self._watcher: Callable[[LabelSet | None], None] | None = None
 
     def open(self, make: Make, put: Callable[[ContextVar[Any], Any], None]) -> None:
         """Publish labels from the next change on: `make` encodes a set, `put` gives the variable this value and has the
@@ -72,8 +83,15 @@ class Outlet:
         """Publish no labels any more."""
         self._make = self._put = None
 
+    def watch(self, watcher: Callable[[LabelSet | None], None] | None) -> None:
+        """Have `watcher`, which must not raise, called with the labels that come into force on the calling thread."""
+        self._watcher = watcher
+
     def show(self, labels: LabelSet | None) -> None:
         """Labels have changed on the calling thread, to these."""
+        watcher = self._watcher
+        if watcher is not None:
+            watcher(labels)
         make, put = self._make, self._put
         if make is not None and put is not None:
             put(PUBLISHED, None if labels is None else labels.published_form(make, self.say_once))
@@ -93,15 +111,18 @@ OUTLET = Outlet()
 
 
 class labels:  # noqa: N801  # used like a function
-    """Name what this thread, task or call is at work on, for host profilers: ``with labels(route="/checkout"):``.
+    """Name what this thread, task or call is at work on: ``with labels(route="/checkout"):``.
+
+    They are on the samples of profiles, and host profilers see them.
 
     Labels of an inner block are added to those of the outer one and override equal names. They are inherited as
     `contextvars` are: by asyncio tasks, `asyncio.to_thread` and `contextvars.copy_context`. One object may be used many
     times, at the same time too. It also decorates functions, async ones included; not generators, whose body runs
     in between the code of others: use the block inside them.
 
-    Readers show 7 labels, names of up to 25 bytes and values of up to 53; what is beyond is cut off, with one warning
-    in the log. Values of other types are turned into text. While nothing is published this sets a variable and no more.
+    Samples carry 10 labels, names of up to 64 characters and values of up to 128; host profilers show 7, names of up to
+    25 bytes and values of up to 53. What is beyond is cut off, with one warning in the log. Values of other types are
+    turned into text. While nothing is published this sets a variable and no more.
 
     Args:
         pairs: name=value.

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Before any tracer provider: a child of fork runs the SDK's hook first otherwise, which submits to an executor while
 # the lock of all executors is still held for the fork, and waits for ever.
 import concurrent.futures.thread  # noqa: F401
+import gc
 import os
 import tempfile
 import threading
@@ -15,12 +16,18 @@ from typing import TYPE_CHECKING
 
 import opentelemetry.context as otel_context
 import pytest
+from hypothesis import HealthCheck, settings
 from wheel_builder import build_wheel, copy_of_the_sources
 
 from splunk_profiler.threads import NAME_PREFIX
 
 if TYPE_CHECKING:
     from own_memory import OwnMemory, Publishing  # they need the extension, which is not built everywhere
+
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def _sockets() -> set[str]:
@@ -68,7 +75,11 @@ def memory(publishing: Publishing) -> OwnMemory:
 def nothing_is_left_behind() -> Iterator[None]:
     """Fails a test that leaves a thread, a hook, a socket or an environment variable of ours behind."""
     environment, sockets = dict(os.environ), _sockets()
+    callbacks = [*gc.callbacks]
     yield
+    assert [callback for callback in gc.callbacks if "collection" in repr(callback)] == [
+        callback for callback in callbacks if "collection" in repr(callback)
+    ], "the test left a callback of the collector"
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment.pop("PYTEST_CURRENT_TEST", None)
     assert ours == environment, "the test changed the environment"

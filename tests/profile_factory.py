@@ -17,7 +17,7 @@ _SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa
 
 
 def small_profile() -> Profile:
-    """Ten seconds of one thread, once in a span and in code that a compiler would name badly, once waiting."""
+    """Ten seconds of one thread: in a span, in code that a compiler would name badly, waiting, collecting garbage."""
     period = ("source.event.period", 10)
     return Profile(
         time_ns=1_780_000_000_000_000_000,
@@ -50,6 +50,24 @@ def small_profile() -> Profile:
                 count=600,
                 wall_ns=5_999_600_000,
                 cpu_ns=0,
+            ),
+            Aggregate(
+                Stack((_CHECKOUT, _SERVE), truncated=False),
+                (
+                    ("source.event.time", 1_780_000_000_500),
+                    ("source.event.name", "gc"),
+                    ("gc.generation", "2"),
+                    *_THREAD,
+                    ("thread.state", "RUNNABLE"),
+                    *_SPAN,
+                    ("tenant", "acme"),
+                ),
+                count=0,
+                wall_ns=0,
+                cpu_ns=0,
+                event="gc",
+                event_count=3,
+                event_amount=36_000_000,
             ),
         ),
     )

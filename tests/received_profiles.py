@@ -21,6 +21,8 @@ class ProfileSample:
     wall_ns: int
     cpu_ns: int
     labels: dict[str, Label]
+    collections: int = 0
+    gc_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
         ("samples", "count"),
         ("wall", "nanoseconds"),
         ("cpu", "nanoseconds"),
+        ("collections", "count"),
+        ("gc", "nanoseconds"),
     ]
     functions = {function.id: texts[function.name] for function in message.function}
     places = {place.id: functions[place.line[0].function_id] for place in message.location}
@@ -55,6 +59,8 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
             sample.value[1],
             sample.value[2],
             {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
+            sample.value[3],
+            sample.value[4],
         )
         for sample in message.sample
     )

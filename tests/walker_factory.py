@@ -35,18 +35,22 @@ def pair(frames: Frames, truncated: bool) -> tuple[Frames, bool]:
 def make(
     *,
     context_var: Any = current,
+    labels_var: Any = None,
     max_depth: int = 100,
     make_frame: Callable[[CodeType, int, dict[str, Any]], str] = name,
     make_stack: Callable[[Frames, bool], Any] = pair,
     ring_size: int = 4,
+    collection_distance_ns: int = 0,
     focus: tuple[dict[int, Any], str] | None = None,
 ) -> Ticker:
     return walker.Ticker(
         context_var=context_var,
+        labels_var=labels_var,
         max_depth=max_depth,
         make_frame=make_frame,
         make_stack=make_stack,
         ring_size=ring_size,
+        collection_distance_ns=collection_distance_ns,
         focus=focus,
     )
 

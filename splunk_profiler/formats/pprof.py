@@ -21,12 +21,17 @@ from splunk_profiler.formats.profile_proto import field, number, varint
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
+VALUE_TYPES = ("samples", "wall", "cpu")
 
 _LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and name empty
 _SLICE = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a time of day would be shown in hours
+# For each kind of event, type and unit of their number and of what they take. In every profile, with events or without:
+# readers that add profiles up want the same types in all of them.
+_EVENT_VALUES = {"gc": (("collections", "count"), ("gc", "nanoseconds"))}
+_OF_NO_EVENT = 2 * len(_EVENT_VALUES) * varint(0)
 _MAPPING = varint(1)
 _IN_MAPPING = proto.LOCATION_MAPPING_ID + _MAPPING
 
@@ -59,13 +64,11 @@ def parts(
         most_body_bytes: how long the `body` of a part may be. A part of one sample is as long as it is.
         pause: called again and again in between, so that other threads may run.
     """
-    encoded, frame_count = _encode(profile, pause)
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    gzipped = compressor.compress(encoded) + compressor.flush()
+    all_of_it = whole(profile, pause=pause)
     count = len(profile.aggregates)
-    times = 4 * -(-len(gzipped) // 3) / most_body_bytes
+    times = 4 * -(-len(all_of_it.gzipped) // 3) / most_body_bytes
     if times <= 1 or count <= 1:
-        return [Part(gzipped, frame_count)]
+        return [all_of_it]
     each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: parts repeat what they have in common
     found = []
     for first in range(0, count, each):
@@ -78,6 +81,24 @@ def parts(
     return found
 
 
+def whole(
+    profile: Profile,
+    *,
+    pause: Callable[[], None] = lambda: None,
+    value_types: tuple[str, str, str] = VALUE_TYPES,
+) -> Part:
+    """`profile` in one part, however long.
+
+    Args:
+        profile: what to encode.
+        pause: see `parts`.
+        value_types: what the number of samples, their wall time and their CPU time are called.
+    """
+    encoded, frame_count = _encode(profile, pause, value_types)
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    return Part(compressor.compress(encoded) + compressor.flush(), frame_count)
+
+
 def body(part: Part) -> str:
     """The body of a log record whose ``profiling.data.format`` is ``pprof-gzip-base64``."""
     return base64.b64encode(part.gzipped).decode("ascii")
@@ -85,16 +106,18 @@ def body(part: Part) -> str:
 
 def message(profile: Profile) -> bytes:
     """`profile` as one message, however long, not compressed."""
-    return _encode(profile, lambda: None)[0]
+    return _encode(profile, lambda: None, VALUE_TYPES)[0]
 
 
-def _encode(profile: Profile, pause: Callable[[], None]) -> tuple[bytes, int]:
+def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str, str, str]) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
     strings: _Ids[str] = _Ids(0)
+    samples_text, wall_text, cpu_text = value_types
     # The empty text has to be number 0.
     _, samples, count, wall, cpu, ns = (
-        strings[text] for text in ("", "samples", "count", "wall", "cpu", "nanoseconds")
+        strings[text] for text in ("", samples_text, "count", wall_text, cpu_text, "nanoseconds")
     )
+    of_events = [_value_type(strings[kind], strings[unit]) for both in _EVENT_VALUES.values() for kind, unit in both]
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)
     stacks = _Stacks(_Locations(functions, places))
@@ -103,6 +126,7 @@ def _encode(profile: Profile, pause: Callable[[], None]) -> tuple[bytes, int]:
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(samples, count)),
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(wall, ns)),
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(cpu, ns)),
+        *[field(proto.PROFILE_SAMPLE_TYPE, kind) for kind in of_events],
     ]
     frame_count = 0
     for counted, aggregate in enumerate(profile.aggregates, 1):
@@ -133,9 +157,18 @@ def _encode(profile: Profile, pause: Callable[[], None]) -> tuple[bytes, int]:
 
 def _sample(aggregate: Aggregate, stacks: _Stacks, labels: _Labels) -> bytes:
     values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
+    values += _OF_NO_EVENT if not aggregate.event else _event_values(aggregate)
     return b"".join(
         (stacks[aggregate.stack], field(proto.SAMPLE_VALUE, values), *[labels[label] for label in aggregate.labels])
     )
+
+
+def _event_values(aggregate: Aggregate) -> bytes:
+    values = b""
+    for event in _EVENT_VALUES:
+        is_it = event == aggregate.event
+        values += varint(aggregate.event_count if is_it else 0) + varint(aggregate.event_amount if is_it else 0)
+    return values
 
 
 def _value_type(kind: bytes, unit: bytes) -> bytes:

@@ -49,7 +49,8 @@ def test_threads_of_selected_traces_are_sampled_often_beside_all_threads_at_leis
     assert ledger["marked"] == ["selected"]
     assert {sample.labels["trace_id"] for sample in closely} == {request["trace_id"]}
     assert {sample.labels["source.event.period"] for sample in closely} == {10}
-    assert {sample.labels["source.event.period"] for sample in continuous} == {50}
+    ticks = [sample for sample in continuous if sample.labels.get("source.event.name") != "gc"]
+    assert {sample.labels["source.event.period"] for sample in ticks} == {50}
     # The portable walker cannot see the context that the pool's thread runs in.
     assert _functions(closely) == {"selected_work"} | ({"helping_work"} if walker == "native" else set())
     assert _functions(continuous) == {"selected_work", "helping_work", "other_work", "untraced_work"}
@@ -79,7 +80,8 @@ def test_the_cpu_times_of_all_threads_profiles_add_up_beside_it() -> None:
     }
     records, ledger = _run("tasks", "native", program=("accounted_work.py", "2"), **settings)
     continuous = _of(records, "continuous")
-    assert sum(sample.cpu_ns for sample in continuous) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+    used_ns = sum(sample.cpu_ns for sample in continuous)
+    assert ledger["before"]["cpu_ns"] * 0.97 <= used_ns <= ledger["after"]["cpu_ns"] * 1.03
     assert _of(records, "snapshot")
 
 

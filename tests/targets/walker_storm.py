@@ -30,6 +30,7 @@ MAX_DEPTH = 128
 PERIOD_NS = 500_000
 ROOTS = {"_bootstrap", "<module>", "_remove"}  # the last: a weak reference to what a thread's end frees
 current: ContextVar[Tag] = ContextVar("current")
+labels: ContextVar[Tag] = ContextVar("labels")
 links: list[Callable[[random.Random], object]] = []
 wrong: list[str] = []
 
@@ -90,6 +91,7 @@ def last(chance: random.Random) -> object:
 
 def work(chance: random.Random) -> None:
     current.set(Tag())
+    labels.set(Tag())
     links[0](chance)
 
 
@@ -147,12 +149,23 @@ def churn(threads: int) -> None:
             thread.join()
 
 
+def has_tags(thread: walker.RawThread[Any]) -> bool:
+    return all(isinstance(value, (Tag, type(None))) for value in (thread.context, thread.labels))
+
+
 def main(captures: int, threads: int) -> None:
     links.extend(make_link(number) for number in range(LINKS))
     links.append(last)
     ticker = walker.Ticker(
-        context_var=current, max_depth=MAX_DEPTH, make_frame=name, make_stack=check, ring_size=64, focus=None
+        context_var=current,
+        labels_var=labels,
+        max_depth=MAX_DEPTH,
+        make_frame=name,
+        make_stack=check,
+        ring_size=64,
+        collection_distance_ns=0,
     )
+    gc.callbacks.append(ticker.note_collection)
     over = threading.Event()
     run = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
     steps = (work, work, dying_code, collect, tasks)
@@ -168,13 +181,17 @@ def main(captures: int, threads: int) -> None:
     churning = threading.Thread(target=churn, args=(threads,))
     for thread in (*busy, churning):
         thread.start()
-    drained = 0
+    drained = collections = 0
     while drained < captures or churning.is_alive() or deep.is_alive():
         for snapshot in ticker.drain(100_000_000):
             drained += 1
             keys = [thread.key for thread in snapshot.threads]
-            if keys != sorted(set(keys)) or any(not isinstance(t.context, (Tag, type(None))) for t in snapshot.threads):
+            if keys != sorted(set(keys)) or not all(has_tags(thread) for thread in snapshot.threads):
                 wrong.append(f"threads {keys}")
+        for collection in ticker.drain_collections():
+            collections += collection.stands_for
+            if not has_tags(collection.thread) or not collection.thread.stack:
+                wrong.append(f"collection {collection}")
         if drained > captures // 2 and not tracemalloc.is_tracing() and not deep.is_alive():
             sys.setrecursionlimit(400)
             tracemalloc.start(1)
@@ -185,11 +202,14 @@ def main(captures: int, threads: int) -> None:
     over.set()
     for thread in (*busy, churning, deep):
         thread.join()
+    gc.callbacks.remove(ticker.note_collection)
     ticker.stop()
     run.join()
     ticker.drain(0)
+    if not collections:
+        wrong.append("no collection was noticed")
     counters = ticker.counters()
-    del snapshot, ticker, busy, churning, deep, thread  # since 3.14 a Thread keeps its context
+    del snapshot, collection, ticker, busy, churning, deep, thread  # since 3.14 a Thread keeps its context
     gc.collect()
     if len(Tag.alive) > 1:
         wrong.append(f"{len(Tag.alive)} contexts are kept alive")

@@ -10,6 +10,7 @@ import pytest
 from splunk_profiler.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
 from splunk_profiler.model import (
     Aggregate,
+    Event,
     Frame,
     Profile,
     Remainder,
@@ -36,8 +37,13 @@ def seen(
     return ThreadSample(named, stack, 0, 0, 0, running, "", wall_ms * MS, cpu_ms * MS)
 
 
-def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0) -> Sample:
-    return Sample(time_ns, SECOND_NS, thread, span)
+def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0, **user_labels: str) -> Sample:
+    return Sample(time_ns, SECOND_NS, thread, span, tuple(user_labels.items()))
+
+
+def collection(generation: int = 0, *, count: int = 1, ms: int = 2, thread: int = 1, stack: Stack = STACK) -> Sample:
+    event = Event("gc", (("gc.generation", str(generation)),), count, ms * MS)
+    return replace(sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0)), event=event)
 
 
 class Feed:
@@ -250,6 +256,73 @@ def test_stacks_beyond_the_room_for_their_frames_are_merged() -> None:
     profile = feed.close()
     assert [one.stack for one in profile.aggregates] == [STACK, STACK, MERGED]
     assert profile.dropped_labels == 1
+
+
+def test_samples_with_other_labels_of_the_users_are_others_and_carry_them_last() -> None:
+    feed = Feed()
+    feed.tick(sample(seen(), route="/a"), sample(seen(), route="/b"), sample(seen(), route="/a"), sample(seen()))
+    found = feed.close().aggregates
+    assert [(labels(one).get("route"), one.count) for one in found] == [("/a", 2), ("/b", 1), (None, 1)]
+    assert found[0].labels[-1] == ("route", "/a")
+
+
+def test_the_users_labels_go_with_the_thread_and_never_a_sample() -> None:
+    feed = Feed(bounds=Bounds(spans=1, threads=1, states=1, stacks=1))
+    for number in range(3):
+        feed.tick(sample(seen(), SpanRef(number + 1, number + 1, 1), route="/", user=str(number)))
+    profile = feed.close()
+    kept = [{"route", "user", "thread.name", "span_id"} & labels(one).keys() for one in profile.aggregates]
+    assert kept == [{"route", "user", "thread.name", "span_id"}, {"route", "user", "thread.name"}, set()]
+    assert profile.dropped_labels == 2
+    assert totals(profile) == (3, 3000, 30)
+
+
+def test_thirty_thousand_different_labels_of_the_users_take_bounded_memory_and_lose_no_time() -> None:
+    feed = Feed()
+    tracemalloc.start()
+    try:
+        for tick in range(300):
+            feed.tick(*[sample(seen(), user=f"{tick}-{number}" * 10) for number in range(100)], after_ns=MS)
+        profile = feed.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert totals(profile) == (30_000, 30_000_000, 300_000)
+    assert profile.dropped_labels == 30_000 - 2048 - 512
+    assert peak < 8 << 20
+
+
+def test_collections_are_counted_with_what_they_took_and_as_no_samples() -> None:
+    feed = Feed()
+    feed.tick(sample(seen()), collection(), collection(count=5, ms=10), collection(2, ms=40))
+    profile = feed.close()
+    timer, young, full = profile.aggregates
+    assert totals(profile) == (1, 1000, 10)
+    assert (timer.event, timer.event_count, timer.event_amount) == ("", 0, 0)
+    assert (young.event, young.event_count, young.event_amount) == ("gc", 6, 12 * MS)
+    assert (full.event, full.event_count, full.event_amount) == ("gc", 1, 40 * MS)
+    assert labels(young) == {
+        "source.event.time": 51_000,
+        "source.event.name": "gc",
+        "gc.generation": "0",
+        "thread.id": 0x7001,
+        "thread.os.id": 101,
+        "thread.name": "worker-1",
+        "thread.state": "RUNNABLE",
+    }
+
+
+def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_samples_of_the_timer() -> None:
+    feed = Feed(bounds=Bounds(spans=1, threads=1, states=1, stacks=1, frames=2))
+    deep = Stack((WORK,) * 4, truncated=False)
+    feed.tick(*[sample(seen(thread=number)) for number in range(4)])
+    feed.tick(*[collection(number % 3, thread=number, stack=deep) for number in range(6)])
+    feed.tick(sample(seen(deep)))
+    profile = feed.close()
+    merged = [one for one in profile.aggregates if one.stack is MERGED]
+    assert [(one.event, one.event_count, one.count) for one in merged] == [*[("gc", 2, 0)] * 3, ("", 0, 1)]
+    assert [labels(one).get("gc.generation") for one in merged] == ["0", "1", "2", None]
+    assert totals(profile) == (5, 5000, 50)
 
 
 def test_every_period_begins_with_all_the_room() -> None:

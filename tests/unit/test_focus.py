@@ -91,7 +91,7 @@ class Bench:
         self._over = threading.Event()
         self._threads = ExitStack()
         focus = Focus(self.traces, spans.span_key(), spans.trace_id)
-        self.ticker: Ticker = make_ticker(Choice(walker, "tested"), CURRENT, self._contexts.get, 100, focus)
+        self.ticker: Ticker = make_ticker(Choice(walker, "tested"), CURRENT, self._contexts.get, 100, focus=focus)
 
     def hold(self, context: Any) -> int:
         """The ident of a new thread whose OpenTelemetry context is `context`; None: it has none."""

@@ -45,7 +45,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     frames = draw(st.lists(FRAMES, min_size=1, max_size=6))
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
-    aggregates = st.builds(Aggregate, st.sampled_from(stacks), LABELS, AMOUNTS, AMOUNTS, AMOUNTS)
+    aggregates = st.builds(
+        Aggregate, st.sampled_from(stacks), LABELS, *[AMOUNTS] * 3, st.sampled_from(["", "gc"]), AMOUNTS, AMOUNTS
+    )
     return draw(
         st.builds(Profile, AMOUNTS, AMOUNTS, AMOUNTS, st.lists(aggregates, max_size=8).map(tuple), st.integers(0, 9))
     )
@@ -73,7 +75,8 @@ def recorded(aggregate: Aggregate) -> tuple[Any, ...]:
         for key, value in aggregate.labels
         if value != ""
     )
-    return frames, labels, (aggregate.count, aggregate.wall_ns, aggregate.cpu_ns)
+    of_event = (aggregate.event_count, aggregate.event_amount) if aggregate.event == "gc" else (0, 0)
+    return frames, labels, (aggregate.count, aggregate.wall_ns, aggregate.cpu_ns, *of_event)
 
 
 def read(decoded: Any) -> list[tuple[Any, ...]]:
@@ -130,7 +133,8 @@ def test_values_have_types_and_units_and_cpu_is_shown_first() -> None:
     decoded = decode(message(small_profile()))
     text = decoded.string_table
     types = [(text[kind.type], text[kind.unit]) for kind in decoded.sample_type]
-    assert types == [("samples", "count"), ("wall", "nanoseconds"), ("cpu", "nanoseconds")]
+    times = [("samples", "count"), ("wall", "nanoseconds"), ("cpu", "nanoseconds")]
+    assert types == [*times, ("collections", "count"), ("gc", "nanoseconds")]
     assert (text[decoded.period_type.type], text[decoded.period_type.unit]) == ("wall", "nanoseconds")
     assert text[decoded.default_sample_type] == "cpu"
 
@@ -164,7 +168,7 @@ def test_functions_of_one_name_that_begin_on_different_lines_are_two() -> None:
 def test_a_profile_of_nothing_is_complete() -> None:
     decoded = decode(message(Profile(5, 6, 7, ())))
     assert (decoded.time_nanos, decoded.duration_nanos, decoded.period) == (5, 6, 7)
-    assert len(decoded.sample_type) == 3
+    assert len(decoded.sample_type) == 5
     assert not decoded.sample
 
 
@@ -184,7 +188,7 @@ def test_a_body_is_the_gzipped_message_in_base64_and_the_same_each_time() -> Non
 
 def test_the_frames_of_all_samples_are_counted() -> None:
     (part,) = parts(small_profile())
-    assert part.frame_count == 3 + 2 + 2
+    assert part.frame_count == 3 + 2 + 2 + 2
 
 
 def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() -> None:

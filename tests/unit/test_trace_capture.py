@@ -53,7 +53,7 @@ class Bench:
     def raw(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], *, focused: bool = True) -> RawSnapshot:
         self._cpu_ns |= {1000 + ident: cpu_ms * MS for ident, (_, cpu_ms) in threads.items()}
         seen = tuple(
-            RawThread(ident, ident, 1000 + ident, self._stacks[ident], context)
+            RawThread(ident, ident, 1000 + ident, self._stacks[ident], context, None)
             for ident, (context, _) in threads.items()
         )
         since_ms, self._before_ms = at_ms - self._before_ms, at_ms

@@ -102,6 +102,8 @@ def test_wherever_memory_runs_out_the_drain_fails_cleanly_and_the_next_works() -
     ("wrong", "error"),
     [
         ({"context_var": 1}, TypeError),
+        ({"labels_var": 1}, TypeError),
+        ({"collection_distance_ns": -1}, ValueError),
         ({"make_frame": 1}, TypeError),
         ({"make_stack": None}, TypeError),
         ({"max_depth": 0}, ValueError),
@@ -156,3 +158,70 @@ def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
         walker.watch_forks(1)  # type: ignore[arg-type]
     walker.watch_forks(None)
     assert alive() is None
+
+
+@pytest.mark.parametrize("failing", ["make_frame", "make_stack"])
+def test_a_failing_constructor_fails_this_drain_of_collections_and_not_the_next(failing: str) -> None:
+    failures = [ValueError("once")]
+
+    def fail_once(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return arguments[0]
+
+    made: dict[str, Any] = {failing: fail_once}
+    ticker = make(**made)
+    _collect(ticker, 3)
+    with pytest.raises(ValueError, match="once"):
+        ticker.drain_collections()
+    assert len(ticker.drain_collections()) == 2
+
+
+def test_a_constructor_in_which_garbage_is_collected_does_no_harm() -> None:
+    def make_stack(frames: Frames, truncated: bool) -> object:
+        _collect(ticker, 1)
+        return pair(frames, truncated)
+
+    ticker = make(make_stack=make_stack)
+    _collect(ticker, 2)
+    assert len(ticker.drain_collections()) == 2
+    assert len(ticker.drain_collections()) == 2, "those that came meanwhile"
+
+
+def test_wherever_memory_runs_out_the_drain_of_collections_fails_cleanly_and_the_next_works() -> None:
+    testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
+    failed = 0
+    for nth in range(100):
+        ticker = make()
+        _collect(ticker, 2)
+        testing.set_nomemory(nth, nth + 1)
+        try:
+            ticker.drain_collections()
+        except (MemoryError, SystemError):
+            failed += 1
+        finally:
+            testing.remove_mem_hooks()
+        ticker.drain_collections()
+        _collect(ticker, 1)
+        assert len(ticker.drain_collections()) == 1
+    assert 0 < failed < 100
+
+
+def test_what_the_collector_does_not_say_is_refused() -> None:
+    ticker: Any = make()
+    wrong_calls: list[tuple[Any, ...]] = [(), ("start",), (1, {}), ("start", 1), ("start", {}, 1)]
+    for wrong in wrong_calls:
+        with pytest.raises(TypeError):
+            ticker.note_collection(*wrong)
+    ticker.note_collection("start", {})
+    with pytest.raises(TypeError):
+        ticker.note_collection("stop", {"generation": "young"})
+    with pytest.raises(OverflowError):
+        ticker.note_collection("stop", {"generation": 1 << 80})
+
+
+def _collect(ticker: walker.Ticker[Any, Any], count: int) -> None:
+    """So many collections, as far as the ticker can tell."""
+    for _ in range(count):
+        ticker.note_collection("start", {"generation": 0})
+        ticker.note_collection("stop", {"generation": 0})

@@ -1,0 +1,201 @@
+"""What it costs that collections of garbage are noticed, and that snapshots look for the user's labels.
+
+For collections: CPU time of an empty collection of the young generation, 43 frames deep, without a callback, with one
+in C that does nothing, and with the walkers' (those that are only counted, and those that are kept with their stack);
+and of a program that does nothing but leave garbage. For labels: the GIL held per thread of a
+snapshot, with and without looking for them. All that is compared is taken in turns in one run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Event, Thread
+
+from population import FRAMES
+from result import Result, main, median, middle_half
+
+from splunk_profiler.capture import Choice, Ticker, make_ticker
+from splunk_profiler.model import Stack
+from splunk_profiler.naming import FrameNamer
+from splunk_profiler.portable import PortableTicker
+from splunk_profiler.portable_collections import CollectionLog
+
+NEVER_NS = 1 << 62
+COLLECTIONS = 200  # in a stretch: fewer than a walker keeps
+THREADS = 100
+span: contextvars.ContextVar[object] = contextvars.ContextVar("span")
+other: contextvars.ContextVar[object] = contextvars.ContextVar("other")
+labels: contextvars.ContextVar[object] = contextvars.ContextVar("labels")
+
+Callback = Callable[[str, dict[str, int]], object]
+
+
+class Node:
+    """Refers to itself: garbage that only the collector finds."""
+
+    __slots__ = ("itself",)
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def native(distance_ns: int, labels_var: contextvars.ContextVar[object] | None = labels) -> Ticker:
+    """A native ticker that keeps collections at a distance."""
+    from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+
+    ticker: Ticker = _walker.Ticker(
+        context_var=span,
+        labels_var=labels_var,
+        max_depth=1024,
+        make_frame=FrameNamer().frame,
+        make_stack=Stack,
+        ring_size=4,
+        collection_distance_ns=distance_ns,
+    )
+    return ticker
+
+
+def portable(distance_ns: int) -> Ticker:
+    """A portable one."""
+    log = CollectionLog(partial(span.get, None), partial(labels.get, None), 1024, distance_ns)
+    return PortableTicker(
+        context_of=lambda _: None,
+        max_depth=1024,
+        make_frame=FrameNamer().frame,
+        make_stack=Stack,
+        ring_size=4,
+        collections=log,
+    )
+
+
+def deep(frames: int, call: Callable[[], float]) -> float:
+    """`call`, so many frames down."""
+    return deep(frames - 1, call) if frames else call()
+
+
+def collect() -> float:
+    """Nanoseconds of CPU time for one of many empty collections."""
+    begun = time.thread_time_ns()
+    for _ in range(COLLECTIONS):
+        gc.collect(0)
+    return (time.thread_time_ns() - begun) / COLLECTIONS
+
+
+def litter() -> float:
+    """Milliseconds of CPU time to leave a quarter of a million pieces of garbage."""
+    begun = time.thread_time_ns()
+    for _ in range(250_000):
+        Node()
+    return (time.thread_time_ns() - begun) / 1e6
+
+
+def with_callback(callback: Callback | None, work: Callable[[], float]) -> float:
+    """What `work` measures while the collector has this callback and no other."""
+    others, gc.callbacks[:] = [*gc.callbacks], [] if callback is None else [callback]
+    try:
+        return work()
+    finally:
+        gc.callbacks[:] = others
+
+
+def collections(rounds: int) -> Iterator[Result]:
+    """Empty collections."""
+    tickers = {
+        "native, counted": native(NEVER_NS),
+        "native, kept": native(0),
+        "portable, counted": portable(NEVER_NS),
+        "portable, kept": portable(0),
+    }
+    nothing: dict[str, object] = {}
+    callbacks: dict[str, Callback | None] = {"none": None, "one in C that does nothing": nothing.setdefault}
+    callbacks |= {name: ticker.note_collection for name, ticker in tickers.items()}
+    found: dict[str, list[float]] = {name: [] for name in callbacks}
+    work = partial(deep, FRAMES - 2, collect)
+    gc.disable()
+    for _ in range(rounds):
+        for name, callback in callbacks.items():
+            found[name].append(with_callback(callback, work))
+            if (ticker := tickers.get(name)) is not None:
+                ticker.drain_collections()
+    gc.enable()
+    plain = median(found.pop("none"))
+    for name, times in found.items():
+        details = {"plain_ns": plain, "middle_half": middle_half(times), "rounds": rounds}
+        yield Result(f"callback of a collection: {name}", median(times) - plain, "ns", details=details)
+
+
+def program(rounds: int) -> Iterator[Result]:
+    """A program that does nothing else."""
+    ticker = make_ticker(Choice("native", "measured"), span, lambda _: None, 1024, labels_var=labels)
+    ratios = []
+    count = sum(generation["collections"] for generation in gc.get_stats())
+    plain = []
+    for number in range(rounds):
+        both = [None, ticker.note_collection] if number % 2 else [ticker.note_collection, None]
+        times = {callback is None: with_callback(callback, litter) for callback in both}
+        ratios.append(times[False] / times[True])
+        plain.append(times[True])
+        ticker.drain_collections()
+    count = sum(generation["collections"] for generation in gc.get_stats()) - count
+    rate = count / (2 * rounds) / (median(plain) / 1000)
+    details = {"collections_per_second": round(rate), "middle_half": middle_half(ratios), "rounds": rounds}
+    yield Result("CPU of a program that only leaves garbage, noticed / not", median(ratios), "times", details=details)
+
+
+def looking_for_labels(rounds: int) -> Iterator[Result]:
+    """Snapshots of many threads that wait."""
+    for name, variables in {
+        "no variables": (),
+        "in a span": (span,),
+        "in a span, with another variable": (span, other),
+        "in a span, with labels": (span, labels),
+    }.items():
+        over = Event()
+
+        def wait(variables: tuple[contextvars.ContextVar[object], ...] = variables, over: Event = over) -> None:
+            for variable in variables:
+                variable.set(variable)
+            over.wait()
+
+        threads = [Thread(target=wait) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        without, looking = native(0, None), native(0)
+        differences = []
+        held: list[float] = []
+        for _ in range(rounds):
+            times = [_held_ns(ticker) / THREADS for ticker in (without, looking)]
+            held.append(times[0])
+            differences.append(times[1] - times[0])
+        over.set()
+        for thread in threads:
+            thread.join()
+        details = {"without_ns": median(held), "middle_half": middle_half(differences), "rounds": rounds}
+        yield Result(f"GIL held per thread to look for labels: {name}", median(differences), "ns", details=details)
+
+
+def _held_ns(ticker: Ticker) -> float:
+    times = []
+    for _ in range(20):
+        before = ticker.counters().held_ns_sum
+        ticker.capture()
+        times.append(ticker.counters().held_ns_sum - before)
+        ticker.drain(0)
+    return statistics.median(times)
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """All of it."""
+    rounds = 3 if quick else 200
+    yield from collections(rounds)
+    yield from program(max(rounds // 5, 2))
+    yield from looking_for_labels(rounds)
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

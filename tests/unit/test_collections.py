@@ -1,0 +1,324 @@
+"""What is noticed of the collector's work, by both walkers: where, how long, and how much of it in a storm."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import pytest
+
+from splunk_profiler.capture import Capture, RawCollection, Ticker, choose_walker
+from splunk_profiler.events import CollectorEvents, NoEvents, collector_events
+from splunk_profiler.model import Event, Frame, Sample, Stack
+from splunk_profiler.naming import FrameNamer
+from splunk_profiler.portable import PortableTicker
+from splunk_profiler.portable_collections import CollectionLog
+from splunk_profiler.threads import Worker
+
+NEVER_NS = 1 << 62
+MOST_KEPT = 256
+context: ContextVar[Any] = ContextVar("context")
+labels: ContextVar[Any] = ContextVar("labels")
+
+
+class Thing:
+    """Can be seen to die."""
+
+
+Make = Callable[..., Ticker]
+
+
+@pytest.fixture(params=["native", "portable"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes tickers that keep collections at a distance."""
+    choice = choose_walker(request.param)
+    if choice.name != request.param:
+        pytest.skip(f"no native walker: {choice.reason}")
+
+    def native(distance_ns: int = 0, max_depth: int = 100) -> Ticker:
+        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+
+        ticker: Ticker = _walker.Ticker(
+            context_var=context,
+            labels_var=labels,
+            max_depth=max_depth,
+            make_frame=FrameNamer().frame,
+            make_stack=Stack,
+            ring_size=4,
+            collection_distance_ns=distance_ns,
+        )
+        return ticker
+
+    def portable(distance_ns: int = 0, max_depth: int = 100) -> Ticker:
+        return PortableTicker(
+            context_of=lambda _: None,
+            max_depth=max_depth,
+            make_frame=FrameNamer().frame,
+            make_stack=Stack,
+            ring_size=4,
+            collections=CollectionLog(
+                partial(context.get, None), partial(labels.get, None), max_depth, distance_ns=distance_ns
+            ),
+        )
+
+    return native if request.param == "native" else portable
+
+
+@pytest.fixture(autouse=True)
+def only_wanted_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RawCollection]:
+    """What is kept of the collections that `work` has."""
+    events = CollectorEvents(ticker)
+    events.start()
+    try:
+        work()
+    finally:
+        events.stop()
+    return [*ticker.drain_collections()]
+
+
+def functions(collection: RawCollection) -> list[str]:
+    return [frame.function for frame in collection.thread.stack.frames]
+
+
+def collect_often(count: int, generation: int = 0) -> None:
+    for _ in range(count):
+        gc.collect(generation)
+
+
+def test_a_collection_is_seen_on_its_thread_with_its_stack_context_and_labels(make: Make) -> None:
+    ticker, thing, other = make(), Thing(), Thing()
+    idents = {}
+
+    def checkout(name: str, value: object) -> None:
+        idents[name] = threading.get_ident()
+        context.set(value)
+        labels.set(name)
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+
+    def work() -> None:
+        for name, value in (("one", thing), ("two", other)):
+            thread = threading.Thread(target=checkout, args=(name, value))
+            thread.start()
+            thread.join()
+
+    first, second = noticed(ticker, work)
+    for seen, name, value in ((first, "one", thing), (second, "two", other)):
+        assert functions(seen)[0] == "checkout"
+        assert (seen.thread.labels, seen.thread.context, seen.thread.ident) == (name, value, idents[name])
+        assert (seen.generation, seen.stands_for) == (2, 1)
+        assert seen.duration_ns > 0
+    assert first.time_ns <= second.time_ns
+    assert ticker.drain_collections() == []
+
+
+def test_a_thread_has_the_key_that_it_has_in_snapshots(make: Make) -> None:
+    ticker = make()
+    ticker.capture()
+    (snapshot,) = ticker.drain(0)
+    (seen,) = noticed(ticker, gc.collect)
+    assert [raw.key for raw in snapshot.threads if raw.ident == threading.get_ident()] == [seen.thread.key]
+
+
+def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the_rest(make: Make) -> None:
+    ticker = make()
+    kept = noticed(ticker, partial(collect_often, 5_000))
+    assert [seen.stands_for for seen in kept] == [1] * MOST_KEPT
+    (late,) = noticed(ticker, partial(collect_often, 1))
+    assert late.stands_for == 5_001 - MOST_KEPT
+
+
+def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
+    ticker = make(NEVER_NS)  # since the machine was started, not even once
+    assert noticed(ticker, partial(collect_often, 100)) == []
+    ticker = make(1_000_000_000)
+
+    def work() -> None:
+        collect_often(50)
+        collect_often(1, generation=2)
+        collect_often(50)
+
+    kept = noticed(ticker, work)
+    assert [(seen.generation, seen.stands_for) for seen in kept if seen.generation == 2] == [(2, 1)]
+    assert 1 <= len([seen for seen in kept if seen.generation == 0]) < 50
+
+
+def test_frames_beyond_the_depth_are_left_out_at_the_root_and_that_is_said(make: Make) -> None:
+    (seen,) = noticed(make(max_depth=1), partial(collect_often, 1))
+    assert (functions(seen), seen.thread.stack.truncated) == (["collect_often"], True)
+    (whole,) = noticed(make(max_depth=1000), partial(collect_often, 1))
+    assert not whole.thread.stack.truncated
+
+
+def test_an_end_without_a_beginning_and_generations_that_nobody_knows_are_none(make: Make) -> None:
+    ticker = make()
+    ticker.note_collection("stop", {"generation": 0})
+    for info in ({"generation": 3}, {"generation": -1}, {}):
+        ticker.note_collection("start", info)
+        ticker.note_collection("stop", info)
+    assert ticker.drain_collections() == []
+
+
+def test_a_stopped_ticker_keeps_none_and_gives_out_what_it_has(make: Make) -> None:
+    ticker = make()
+    noticed_before = CollectorEvents(ticker)
+    noticed_before.start()
+    gc.collect()
+    ticker.stop()
+    gc.collect()
+    noticed_before.stop()
+    assert len(ticker.drain_collections()) == 1
+
+
+def test_what_a_collection_had_in_its_hands_is_given_up(make: Make) -> None:
+    ticker, thing = make(), Thing()
+    alive = weakref.ref(thing)
+
+    def work(value: object) -> None:
+        context.set(value)
+        labels.set(value)
+        gc.collect()
+        context.set(None)
+        labels.set(None)
+
+    events = CollectorEvents(ticker)
+    events.start()
+    thread = threading.Thread(target=work, args=(thing,))
+    del thing
+    thread.start()
+    thread.join()
+    events.stop()
+    assert alive() is not None
+    del thread
+    kept = ticker.drain_collections()
+    assert kept[0].thread.labels is alive()
+    del kept
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: Make) -> None:
+    def work(value: object) -> None:
+        labels.set(value)
+        gc.collect()
+
+    def leave_garbage() -> weakref.ref[Thing]:
+        ticker, thing = make(), Thing()
+        events = CollectorEvents(ticker)
+        events.start()
+        thread = threading.Thread(target=work, args=([ticker, thing],))
+        thread.start()
+        thread.join()
+        events.stop()
+        return weakref.ref(thing)
+
+    alive = leave_garbage()
+    gc.collect()
+    assert alive() is None
+
+
+def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
+    """What becomes of the collections that `work` has."""
+    capture = Capture(lambda _: None, lambda ids: [(0, 0)] * len(ids), 1, labels_of=lambda found: found, **settings)
+    events = CollectorEvents(ticker)
+    events.start()
+    try:
+        work()
+    finally:
+        events.stop()
+    samples = capture.event_samples(events.drain())
+    ticker.capture()
+    (raw,) = ticker.drain(0)
+    again = {sample.thread.thread.ident: sample.thread.thread for sample in capture.snapshot(raw).samples}
+    here = [sample.thread.thread for sample in samples if sample.thread.thread.ident == threading.get_ident()]
+    assert all(thread is again[thread.ident] for thread in here)
+    return samples
+
+
+def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> None:
+    ticker = make()
+    ticker.capture()  # the portable walker knows a thread once it has been in a snapshot
+    ticker.drain(0)
+    (sample,) = sampled(ticker, partial(collect_often, 1))
+    assert sample.thread.stack.frames[0].function == "collect_often"
+    assert (sample.thread.wall_spent_ns, sample.thread.cpu_spent_ns) == (0, 0)
+    assert sample.event is not None
+    assert sample.event.amount > 0
+
+
+def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: Make) -> None:
+    def work() -> None:
+        worker = Worker("collecting", partial(collect_often, 1))
+        worker.start()
+        assert worker.join(60)
+
+    (hidden,) = sampled(make(), work)
+    assert [frame.function for frame in hidden.thread.stack.frames] == ["internal"]
+    (shown,) = sampled(make(), work, include_internal=True)
+    assert "_run" in [frame.function for frame in shown.thread.stack.frames]
+
+
+def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
+    before = [*gc.callbacks]
+    ticker = PortableTicker(
+        context_of=lambda _: None, max_depth=1, make_frame=FrameNamer().frame, make_stack=Stack, ring_size=4
+    )
+    events = collector_events(ticker)
+    events.start()
+    events.start()
+    assert len(gc.callbacks) == len(before) + 1
+    gc.collect()
+    (seen,) = events.drain()
+    assert isinstance(seen.event, Event)
+    assert (seen.event.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
+    gc.callbacks.remove(ticker.note_collection)  # somebody has cleared the list
+    events.stop()
+    events.stop()
+    assert gc.callbacks == before
+    nothing = NoEvents()
+    nothing.start()
+    nothing.stop()
+    assert nothing.drain() == ()
+
+
+def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    failures = [LookupError("once")]
+
+    def labels_here() -> None:
+        if failures:
+            raise failures.pop()
+
+    ticker = PortableTicker(
+        context_of=lambda _: None,
+        max_depth=10,
+        make_frame=lambda code, *_: Frame("", code.co_name, "", 1),
+        make_stack=Stack,
+        ring_size=4,
+        collections=CollectionLog(labels_here=labels_here, distance_ns=0),
+    )
+    events = CollectorEvents(ticker)
+    events.start()
+    collect_often(3)
+    events.stop()
+    with pytest.raises(LookupError, match="once"):
+        ticker.drain_collections()
+    assert [seen.stands_for for seen in ticker.drain_collections()] == [2, 1]
+    assert said == []

@@ -1,0 +1,207 @@
+"""The user's labels on samples: those of the thread or task at that instant, by both walkers; names and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from splunk_profiler import labels, spans
+from splunk_profiler.capture import Capture, Choice, choose_walker, make_ticker, thread_clocks
+from splunk_profiler.model import Sample
+from splunk_profiler.runtime.labels import LabelShadow
+from splunk_profiler.runtime.otel import ContextShadow
+from splunk_profiler.sample_labels import (
+    MOST_LABELS,
+    MOST_NAME_CHARACTERS,
+    MOST_VALUE_CHARACTERS,
+    OWN_NAMES,
+    OWN_PREFIXES,
+    bounded,
+    on_samples,
+)
+from splunk_profiler.user_labels import IN_FORCE
+
+HERE = threading.get_ident
+
+
+class Watcher:
+    """A walker and a capture of one kind, which look for labels."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.reads_the_interpreter = choice.name == "native"  # and sees labels that nobody has told of
+        self.shadow = LabelShadow()
+        contexts = ContextShadow(spans.runtime_context(), lambda: None)
+        self._ticker = make_ticker(
+            choice,
+            spans.context_variable(),
+            contexts.context_of,
+            100,
+            labels_var=IN_FORCE,
+            labels_of=self.shadow.labels_of,
+        )
+        self._capture = Capture(spans.span_ref, thread_clocks(choice), 1, labels_of=on_samples)
+
+    def look(self) -> list[Sample]:
+        self._ticker.capture()
+        (raw,) = self._ticker.drain(0)
+        return [*self._capture.snapshot(raw).samples]
+
+    def seen(self, ident: int | None = None) -> dict[str, str]:
+        """The labels of a thread, the calling one if none is named."""
+        wanted = HERE() if ident is None else ident
+        (found,) = [sample for sample in self.look() if sample.thread.thread.ident == wanted]
+        return dict(found.labels)
+
+
+@pytest.fixture(params=["native", "portable"])
+def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
+    choice = choose_walker(request.param)
+    if choice.name != request.param:
+        pytest.skip(f"no native walker: {choice.reason}")
+    watcher = Watcher(choice)
+    if request.param == "portable":
+        watcher.shadow.install()
+    yield watcher
+    watcher.shadow.remove()
+
+
+def shown(**pairs: object) -> dict[str, str]:
+    with labels(**pairs):
+        return dict(on_samples(IN_FORCE.get()))
+
+
+def test_each_thread_has_its_own_labels_and_none_when_they_are_over(watcher: Watcher) -> None:
+    there, over = threading.Barrier(3), threading.Barrier(3)
+
+    def work(number: int) -> None:
+        with labels(worker=number), labels(step="one"):
+            there.wait()
+            over.wait()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    there.wait()
+    try:
+        found = [watcher.seen(thread.ident) for thread in threads]
+        assert found == [{"worker": str(number), "step": "one"} for number in range(2)]
+        assert watcher.seen() == {}
+    finally:
+        over.wait()
+        for thread in threads:
+            thread.join()
+    with labels(route="/"):
+        assert watcher.seen() == {"route": "/"}
+        with labels(route="/checkout"):
+            assert watcher.seen() == {"route": "/checkout"}
+        assert watcher.seen() == {"route": "/"}
+    assert watcher.seen() == {}
+
+
+def test_a_task_has_its_own_labels_and_not_those_of_one_that_waits(watcher: Watcher) -> None:
+    knows_contexts = watcher.reads_the_interpreter or sys.version_info >= (3, 12)
+    found: dict[str, dict[str, str]] = {}
+
+    async def inherit() -> None:
+        found["inherited"] = watcher.seen()
+
+    async def first(started: asyncio.Event, over: asyncio.Event) -> None:
+        with labels(task="first"):
+            started.set()
+            await over.wait()
+            found["first"] = watcher.seen()
+            await asyncio.create_task(inherit())
+
+    async def main() -> None:
+        started, over = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(first(started, over))
+        await started.wait()
+        found["none"] = watcher.seen()
+        with labels(task="second"):
+            found["second"] = watcher.seen()
+            over.set()
+            await task
+        found["after"] = watcher.seen()
+
+    asyncio.run(main())
+    assert found == {
+        "none": {},
+        "second": {"task": "second"},
+        "first": {"task": "first"},
+        "inherited": {"task": "first"} if knows_contexts else {},
+        "after": {},
+    }
+    assert watcher.seen() == {}
+    with labels(around="a loop that is over"):
+        assert watcher.seen() == {"around": "a loop that is over"}
+
+
+def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Watcher) -> None:
+    with labels(route="/"):
+        context = contextvars.copy_context()
+    found: list[dict[str, str]] = []
+    thread = threading.Thread(target=context.run, args=(lambda: found.append(watcher.seen()),))
+    thread.start()
+    thread.join()
+    assert found == [{"route": "/"} if watcher.reads_the_interpreter else {}]
+
+
+def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
+    shadow = LabelShadow()
+    shadow.install()
+    try:
+        idents: list[int] = []
+
+        def leave_them() -> None:
+            labels(route="/").__enter__()  # on purpose: the block is never left
+            idents.append(HERE())
+            assert shadow.labels_of(HERE()) is not None
+
+        thread = threading.Thread(target=leave_them)
+        thread.start()
+        thread.join()
+        assert shadow.labels_of(idents[0]) is None
+    finally:
+        shadow.remove()
+
+
+@pytest.mark.parametrize("name", [*sorted(OWN_NAMES), *(prefix + "name" for prefix in OWN_PREFIXES)])
+def test_a_label_with_a_name_of_the_profilers_own_is_sent_under_another(name: str) -> None:
+    assert shown(**{name: "mine", "route": "/"}) == {f"user.{name}": "mine", "route": "/"}
+
+
+def test_equal_labels_are_equal_however_they_came_about() -> None:
+    with labels(a=1), labels(b=2):
+        one = on_samples(IN_FORCE.get())
+    with labels(b=2, a=1):
+        assert on_samples(IN_FORCE.get()) == one == (("a", "1"), ("b", "2"))
+    assert on_samples(None) == ()
+
+
+def test_what_is_beyond_the_limits_is_cut_off_and_said() -> None:
+    said: list[str] = []
+
+    def say(kind: str, sentence: str) -> None:
+        said.append(f"{kind}: {sentence}")
+
+    found = bounded({"n" * 100: "v" * 200, "": "nameless"}, say)
+    assert found == (("n" * MOST_NAME_CHARACTERS, "v" * MOST_VALUE_CHARACTERS),)
+    assert [line.partition(":")[0] for line in said] == ["sample.long", "sample.long", "sample.empty"]
+    said.clear()
+    many = bounded({f"name{number:02}": "" for number in range(MOST_LABELS + 2)}, say)
+    assert [name for name, _ in many] == [f"name{number:02}" for number in range(MOST_LABELS)]
+    assert [line.partition(":")[0] for line in said] == ["sample.many"] * 2
+
+
+def test_a_name_that_says_something_else_of_itself_is_taken_for_what_it_is() -> None:
+    class Name(str):
+        def __str__(self) -> str:
+            return "trace_id"
+
+    ((name, _),) = bounded({Name("route"): "/"}, lambda *_: None)
+    assert (type(name), name) == (str, "route")
