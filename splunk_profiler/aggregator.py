@@ -77,8 +77,8 @@ class _Sum:
     """The samples of one `_Kept`."""
 
     first_ns: int
-    period_ns: int
     count: int = 0
+    period_ns: int = 0  # of all together: the distance of snapshots may have changed in between
     wall_ns: int = 0
     cpu_ns: int = 0
 
@@ -107,13 +107,14 @@ class _Period:
         self._sums: dict[tuple[object, ...], _Sum] = {}  # those of the first level by what is quickly made of a sample
         # The index of a thread → its last stack, and the one that stands for it.
         self._last: dict[int, tuple[Stack, Stack]] = {}
-        self._merged = _Sum(0, 0)
+        self._merged = _Sum(0)
 
     def add(self, sample: Sample) -> None:
         """Count a sample where it belongs, or where there is room."""
         found = self._sum_of(sample)
         seen = sample.thread
         found.count += 1
+        found.period_ns += sample.period_ns
         found.wall_ns += seen.wall_spent_ns
         found.cpu_ns += seen.cpu_spent_ns
 
@@ -144,7 +145,7 @@ class _Period:
                 kept = _coarser(whole, level)
                 found = sums.get(kept)
                 if found is None and len(sums) < room:
-                    found = sums[kept] = _Sum(sample.time_ns, sample.period_ns)
+                    found = sums[kept] = _Sum(sample.time_ns)
                     if level == 0:
                         self._sums[key] = found
                 if found is not None:
@@ -152,7 +153,7 @@ class _Period:
                     return found
         self.dropped_labels += 1
         if not self._merged.count:
-            self._merged = _Sum(sample.time_ns, sample.period_ns)
+            self._merged = _Sum(sample.time_ns)
         return self._merged
 
     def _stack(self, sample: Sample) -> Stack | None:
@@ -258,7 +259,7 @@ class Aggregator:
         for number, (kept, found) in enumerate(period.sums(), 1):
             if number % _SLICE == 0:
                 let_others_run()
-            labels = (*_time_labels(found.first_ns, found.period_ns), *self._labels(kept))
+            labels = (*_time_labels(found.first_ns, found.period_ns // found.count), *self._labels(kept))
             aggregates.append(Aggregate(kept.stack, labels, found.count, found.wall_ns, found.cpu_ns))
         for why, (wall_ns, cpu_ns) in period.remainders.items():
             labels = _time_labels(period.time_ns, period_ns)

@@ -23,7 +23,7 @@ from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.model import Remainder, Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample, Unseen
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
-from splunk_profiler.threads import let_others_run
+from splunk_profiler.threads import cpu_time_ns, let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
@@ -51,6 +51,8 @@ class RawSnapshot(Protocol):
 
     @property
     def time_ns(self) -> int: ...
+    @property
+    def period_ns(self) -> int: ...
     @property
     def threads(self) -> Sequence[RawThread]: ...
 
@@ -80,6 +82,7 @@ class Ticker(Protocol):
     """The contract of both walkers; see ``_walker.pyi``."""
 
     def run(self, period_ns: int) -> None: ...
+    def pace(self, period_ns: int) -> None: ...
     def stop(self) -> None: ...
     def capture(self) -> None: ...
     def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
@@ -145,8 +148,7 @@ def _clock(native_id: int) -> tuple[int, int]:
     if native_id <= 0 or not sys.platform.startswith("linux"):
         return 0, 0
     try:
-        # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
-        return time.clock_gettime_ns((~native_id << 3) | 6), os.getpriority(os.PRIO_PROCESS, native_id)
+        return cpu_time_ns(native_id), os.getpriority(os.PRIO_PROCESS, native_id)
     except OSError:
         return 0, 0
 
@@ -175,7 +177,7 @@ class Capture:
     Args:
         associate: OpenTelemetry context → the span that is active in it, or None.
         clocks: native ids → (CPU ns, nice value) each.
-        period_ns: distance between two snapshots.
+        period_ns: distance between two snapshots, where a raw one does not say its own.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
     """
 
@@ -197,6 +199,7 @@ class Capture:
         names = _names()
         lives = {seen.key: self._life(seen, names) for seen in raw.threads}
         self._lives = lives
+        period_ns = raw.period_ns or self._period_ns
         accounts = self._accounts
         accounts.begin(_captured_at_ns(raw.time_ns))
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
@@ -221,8 +224,8 @@ class Capture:
                 life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait, spent.wall_ns, spent.cpu_ns
             )
             span = None if seen.context is None else self._associate(seen.context)
-            samples.append(Sample(raw.time_ns, self._period_ns, sample, span))
-        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
+            samples.append(Sample(raw.time_ns, period_ns, sample, span))
+        return Snapshot(raw.time_ns, period_ns, tuple(samples), accounts.end())
 
     def remainders(self) -> tuple[Remainder, ...]:
         """What the process has used since the last snapshot; there must be none after this."""
