@@ -15,10 +15,11 @@ from __future__ import annotations
 _NS = 1_000_000_000
 _MS = 1_000_000
 _WINDOW_NS = _NS  # the shortest time that the cost of a snapshot is worked out of
-_SAVED_S, _OWED_S = 5.0, 20.0  # how much can be saved and owed, in seconds of the limit
+_SAVED_S, _OWED_S = 5.0, 10.0  # how much can be saved and owed, in seconds of the limit
 _LEAST_SAVED_NS = 100 * _MS
 _AIM = 0.85  # of the limit, while the distance is stretched
-_RISE, _FALL = 0.5, 0.25  # how much a window says of the cost, if it is more and if it is less than before
+_RISE = 0.5  # how much one snapshot says of the cost if that is more than before; several in one window say more
+_FALL = 0.25  # how much a window says of it if that is less
 _MOST_DEARER = 4.0  # that one snapshot may make the cost seem: it may have been interrupted, or have collected garbage
 _STEP = 1.25  # where the debt grows although the cost of a snapshot does not say why
 _FASTEST_RETURN = 0.5  # of the distance, in one window
@@ -84,7 +85,8 @@ class Pacer:
     def _learn(self, used_ns: int, snapshots: float) -> None:
         cost_ns, known_ns = used_ns / snapshots, self._cost_ns
         if cost_ns > known_ns:
-            self._cost_ns += (min(cost_ns, known_ns * _MOST_DEARER * snapshots) - known_ns) * _RISE
+            believed_ns = min(cost_ns, known_ns * _MOST_DEARER * snapshots)
+            self._cost_ns += (believed_ns - known_ns) * (1 - (1 - _RISE) ** min(snapshots, 4.0))
         else:
             self._cost_ns += (cost_ns - known_ns) * _FALL
 
