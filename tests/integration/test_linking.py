@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,10 @@ def _links_in(records: list[dict[str, Any]], data_format: str) -> Counter[tuple[
     return found
 
 
+def _is_of(pid: int, record: dict[str, Any]) -> bool:
+    return bool(record["resource"]["process.pid"] == pid)
+
+
 @pytest.mark.parametrize("data_format", _FORMATS)
 def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(data_format: str) -> None:
     with Receiver() as receiver:
@@ -50,7 +55,7 @@ def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_th
         with Target("linked_service.py", env=env) as target:
             pids = {int(pid) for pid in target.lines(_PROCESSES, "ready")}
             for pid in pids:
-                receiver.records(3, lambda record, pid=pid: record["resource"]["process.pid"] == pid)
+                receiver.records(3, partial(_is_of, pid))
             target.tell("stop")
             assert target.line("done") == "0"
             assert target.finish() == 0, target.output
