@@ -97,14 +97,14 @@ class Sampler:
                 for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
                     with self._guard.watching():
                         self._handle(raw)
-                    if self._limit is not None:
-                        self._keep_to(self._limit)
+                    with self._guard.watching():
+                        self._keep_to_limit()
             if stopping:
                 return
 
-    def _keep_to(self, limit: Limit) -> None:
-        now_ns = time.monotonic_ns()
-        if not limit.pacer.is_due(now_ns):
+    def _keep_to_limit(self) -> None:
+        limit, now_ns = self._limit, time.monotonic_ns()
+        if limit is None or not limit.pacer.is_due(now_ns):
             return
         period_ns = limit.pacer.advance(now_ns, self._used_ns() + limit.others_ns())
         if period_ns != self._period_ns:

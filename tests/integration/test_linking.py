@@ -12,7 +12,6 @@ from received_profiles import read
 from receiver_process import Receiver
 from target_process import Target, profiled
 
-_FORMATS = ["pprof-gzip-base64", "text"]
 _PROCESSES = 2
 
 
@@ -48,11 +47,13 @@ def _is_of(pid: int, record: dict[str, Any]) -> bool:
     return bool(record["resource"]["process.pid"] == pid)
 
 
-@pytest.mark.parametrize("data_format", _FORMATS)
-def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(data_format: str) -> None:
+@pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])
+def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(
+    data_format: str, provider: str
+) -> None:
     with Receiver() as receiver:
         env = profiled(receiver.url, 5, SPLUNK_PROFILER_DATA_FORMAT=data_format, SPLUNK_PROFILER_EXPORT_INTERVAL="200")
-        with Target("linked_service.py", env=env) as target:
+        with Target("linked_service.py", provider, env=env) as target:
             pids = {int(pid) for pid in target.lines(_PROCESSES, "ready")}
             for pid in pids:
                 receiver.records(3, partial(_is_of, pid))

@@ -1,14 +1,16 @@
-"""A service whose spans are exported, and which forks, while it is profiled: ``linked_service.py``.
+"""A service whose spans are exported, and which forks, while it is profiled: ``linked_service.py WHEN``.
 
-The provider and a tracer are there before the profiler; each process exports on its own, as under a server that forks
-its workers. Prints ``ready``; parent and child work in spans until a line arrives on the parent's standard input, which
-then says ``done`` and the status of the child.
+The provider and a tracer are there before the profiler (``early``) or come after it (``late``), before the fork in any
+case; each process exports on its own, as under a server that forks its workers. Prints ``ready``; parent and child work
+in spans until a line arrives on the parent's standard input, which then says ``done`` and the status of the child.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import sys
+import time
 
 from marked_work import load_exporter, say
 from opentelemetry import trace
@@ -33,13 +35,18 @@ def serve(tracer: trace.Tracer, until: int) -> None:
             price_items()
 
 
-def main() -> None:
+def main(when: str) -> None:
     """Serve, in two processes."""
+    load_exporter()
+    if when == "late":
+        assert splunk_profiler.start()
     provider = TracerProvider(resource=Resource({"service.name": "linked"}))
     trace.set_tracer_provider(provider)
     tracer = trace.get_tracer("before")
-    load_exporter()
-    assert splunk_profiler.start()
+    if when == "early":
+        assert splunk_profiler.start()
+    while "runtime-id" not in provider.resource.attributes:  # a late one is found by a thread that looks for it
+        time.sleep(0.001)
     of_child, kept = os.pipe()
     child = os.fork()
     if child == 0:
@@ -58,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

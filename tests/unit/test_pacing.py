@@ -125,9 +125,9 @@ def test_cpu_time_that_seems_to_go_back_harms_nothing() -> None:
         assert pacer.advance(second * S, (60 - second) * MS) == S
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
-    configured_ms=st.integers(1, 5000),
+    configured_ms=st.integers(10, 5000),
     limit=st.floats(0.001, 1.0),
     needed=st.floats(0.01, 200.0),
     always=st.floats(0.0, 0.4),
@@ -143,7 +143,7 @@ def test_in_the_long_run_the_limit_is_never_exceeded(
     work = Work(
         configured_ms, limit, lambda _: cost_ms, each_ten_seconds_ms=sent * limit * 10_000, always=always * limit
     )
-    work.go_on(900)
-    seconds = 1800 if configured_ms > 20 else 300
+    work.go_on(600)
+    seconds = 1200
     allowance = 5 * limit + 0.1  # what may have been saved
     assert work.go_on(seconds) * seconds <= limit * seconds + allowance
