@@ -296,6 +296,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns)
     }
     snapshot->time_ns = time_ns;
     snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
+    snapshot->period_ns = deadline_ns == 0 ? 0 : atomic_load(&c->waited_ns);
     remember(c, snapshot);
     ring_put(c, snapshot);
     atomic_fetch_add(&c->captured, 1);

@@ -49,6 +49,7 @@ typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
     int64_t latency_ns;
+    int64_t period_ns; /* 0: not taken at a deadline */
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
@@ -139,13 +140,15 @@ typedef struct core {
 
     /* Schedule. */
     pthread_mutex_t mutex;
-    pthread_cond_t tick;   /* mutex: stop wanted */
+    pthread_cond_t tick;   /* mutex: stop or another period wanted */
     pthread_cond_t filled; /* mutex: a snapshot is ready, or the end */
     bool running;          /* mutex */
     atomic_bool stopped;   /* set under mutex */
     atomic_bool closed;    /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
     atomic_bool posted;    /* a pending call is under way */
     atomic_llong wanted_ns; /* deadline of the capture that is due; 0: none. Whoever takes it out captures */
+    atomic_llong period_ns; /* set under mutex: distance of the deadlines from now on */
+    atomic_llong waited_ns; /* distance of the capture that is due from the one before; set before wanted_ns */
 
     /* Counters. */
     atomic_ullong due, missed;
@@ -193,6 +196,7 @@ HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwarg
 HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */
 HIDDEN void core_drop(core *c);
 HIDDEN int core_run(core *c, int64_t period_ns); /* GIL held, released while it waits; -1 and an exception */
+HIDDEN void core_pace(core *c, int64_t period_ns); /* from the next deadline on, which it moves */
 HIDDEN void core_stop(core *c);
 HIDDEN void core_capture(core *c);                         /* GIL held */
 HIDDEN void core_wait_filled(core *c, int64_t timeout_ns); /* GIL not held */

@@ -115,6 +115,18 @@ static bool wait_until(core *c, int64_t at_ns)
     return !ended(c);
 }
 
+/* Needs the mutex; false if the ticker was ended. The deadline moves with the period. */
+static bool await_deadline(core *c, int64_t last_ns)
+{
+    int64_t at_ns = last_ns + atomic_load(&c->period_ns);
+    while (!ended(c) && monotonic_ns() < at_ns) {
+        struct timespec at = timespec_of(at_ns);
+        pthread_cond_timedwait(&c->tick, &c->mutex, &at);
+        at_ns = last_ns + atomic_load(&c->period_ns);
+    }
+    return !ended(c);
+}
+
 /* Needs the mutex. Gives the pending call `patience`, and more while somebody runs Python: that thread takes the
  * snapshot at its next check, whereas asking it for the GIL could take the turns of all others, and the deadlines of that
  * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. */
@@ -130,14 +142,17 @@ static void await_capture(core *c, int64_t patience, int64_t until_ns)
 
 /* Needs the mutex, and not the GIL. Returns when the ticker is ended. If the interpreter ends while this waits for the
  * GIL, CPython ends or parks this thread there; it holds nothing then. */
-static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
+static void keep_schedule(core *c, PyThreadState *self)
 {
-    int64_t patience = period_ns / 4 < PATIENCE_NS ? period_ns / 4 : PATIENCE_NS;
-    int64_t deadline = monotonic_ns() + period_ns;
-    while (wait_until(c, deadline)) {
+    int64_t deadline = monotonic_ns(); /* the last one */
+    while (await_deadline(c, deadline)) {
+        int64_t period_ns = atomic_load(&c->period_ns);
+        int64_t patience = period_ns / 4 < PATIENCE_NS ? period_ns / 4 : PATIENCE_NS;
+        deadline += period_ns;
         int64_t skipped = (monotonic_ns() - deadline) / period_ns;
         deadline += skipped * period_ns; /* after a stall one capture, not a burst */
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
+        atomic_store(&c->waited_ns, period_ns);
         if (atomic_exchange(&c->wanted_ns, deadline) != 0) {
             skipped++; /* nobody came to take the one before */
         }
@@ -153,7 +168,6 @@ static void keep_schedule(core *c, int64_t period_ns, PyThreadState *self)
             pthread_mutex_lock(&c->mutex);
         }
         pthread_cond_broadcast(&c->filled);
-        deadline += period_ns;
     }
     if (atomic_exchange(&c->wanted_ns, 0) != 0) {
         atomic_fetch_add(&c->missed, 1);
@@ -165,6 +179,9 @@ int core_run(core *c, int64_t period_ns)
     pthread_mutex_lock(&c->mutex);
     bool already = c->running;
     c->running = true;
+    if (!already) {
+        atomic_store(&c->period_ns, period_ns);
+    }
     pthread_mutex_unlock(&c->mutex);
     if (already) {
         PyErr_SetString(PyExc_RuntimeError, "the ticker is running already");
@@ -172,12 +189,20 @@ int core_run(core *c, int64_t period_ns)
     }
     PyThreadState *self = PyEval_SaveThread();
     pthread_mutex_lock(&c->mutex);
-    keep_schedule(c, period_ns, self);
+    keep_schedule(c, self);
     c->running = false;
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
     PyEval_RestoreThread(self);
     return 0;
+}
+
+void core_pace(core *c, int64_t period_ns)
+{
+    pthread_mutex_lock(&c->mutex);
+    atomic_store(&c->period_ns, period_ns);
+    pthread_cond_broadcast(&c->tick);
+    pthread_mutex_unlock(&c->mutex);
 }
 
 void core_stop(core *c)

@@ -120,19 +120,35 @@ static void ticker_dealloc(Ticker *self)
     Py_DECREF(type);
 }
 
-static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+static bool parse_period(PyObject *args, PyObject *kwargs, const char *format, long long *period_ns)
 {
     static char *names[] = {"period_ns", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, period_ns)) {
+        return false;
+    }
+    if (*period_ns < 1 || *period_ns > 86400LL * 1000000000LL) {
+        PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", *period_ns);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+{
     long long period_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:run", names, &period_ns)) {
+    if (!parse_period(args, kwargs, "L:run", &period_ns) || core_run(self->core, period_ns) != 0) {
         return NULL;
     }
-    if (period_ns < 1 || period_ns > 86400LL * 1000000000LL) {
-        return PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", period_ns);
-    }
-    if (core_run(self->core, period_ns) != 0) {
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_pace(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    long long period_ns;
+    if (!parse_period(args, kwargs, "L:pace", &period_ns)) {
         return NULL;
     }
+    core_pace(self->core, period_ns);
     Py_RETURN_NONE;
 }
 
@@ -257,6 +273,8 @@ static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 static PyMethodDef ticker_methods[] = {
     {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, period_ns)\n--\n\nCapture at absolute deadlines until stop()."},
+    {"pace", (PyCFunction)(void (*)(void))ticker_pace, METH_VARARGS | METH_KEYWORDS,
+     "pace($self, period_ns)\n--\n\nLet deadlines be so far apart from now on."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
     {"capture", (PyCFunction)ticker_capture, METH_NOARGS, "capture($self, /)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
@@ -370,7 +388,7 @@ static int module_exec(PyObject *module)
     }
     if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
                          &state->raw_thread)
-        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads", &state->raw_snapshot)
+        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads period_ns", &state->raw_snapshot)
         || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
                             &state->collection)
         || !add_named_tuple(module, namedtuple, "Counters",

@@ -19,11 +19,15 @@ class RawThread(NamedTuple, Generic[_Stack]):
     labels: Any | None
 
 class RawSnapshot(NamedTuple, Generic[_Stack]):
-    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
+
+    `period_ns` is the distance of that deadline from the one before; 0 if it was not taken at one.
+    """
 
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread[_Stack], ...]
+    period_ns: int
 
 class RawCollection(NamedTuple, Generic[_Stack]):
     """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
@@ -60,6 +64,8 @@ class Ticker(Generic[_Frame, _Stack]):
     ) -> None: ...
     def run(self, period_ns: int) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits."""
+    def pace(self, period_ns: int) -> None:
+        """Let the next deadline be so long after the last one, and all later ones so far apart; from any thread."""
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
     def capture(self) -> None:

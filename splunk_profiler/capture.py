@@ -36,7 +36,7 @@ from splunk_profiler.model import (
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
-from splunk_profiler.threads import let_others_run
+from splunk_profiler.threads import cpu_time_ns, let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
@@ -99,6 +99,8 @@ class RawSnapshot(Protocol):
     @property
     def time_ns(self) -> int: ...
     @property
+    def period_ns(self) -> int: ...
+    @property
     def threads(self) -> Sequence[RawThread]: ...
 
 
@@ -127,6 +129,7 @@ class Ticker(Protocol):
     """The contract of both walkers; see ``_walker.pyi``."""
 
     def run(self, period_ns: int) -> None: ...
+    def pace(self, period_ns: int) -> None: ...
     def stop(self) -> None: ...
     def capture(self) -> None: ...
     def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
@@ -219,8 +222,7 @@ def _clock(native_id: int) -> tuple[int, int]:
     if native_id <= 0 or not sys.platform.startswith("linux"):
         return 0, 0
     try:
-        # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
-        return time.clock_gettime_ns((~native_id << 3) | 6), os.getpriority(os.PRIO_PROCESS, native_id)
+        return cpu_time_ns(native_id), os.getpriority(os.PRIO_PROCESS, native_id)
     except OSError:
         return 0, 0
 
@@ -249,7 +251,7 @@ class Capture:
     Args:
         associate: OpenTelemetry context → the span that is active in it, or None.
         clocks: native ids → (CPU ns, nice value) each.
-        period_ns: distance between two snapshots.
+        period_ns: distance between two snapshots, where a raw one does not say its own.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
         labels_of: what the walker found in the variable of the user's labels → what a sample carries of it.
     """
@@ -281,6 +283,7 @@ class Capture:
         names = _names()
         lives = {seen.key: self._life(seen, names) for seen in raw.threads}
         self._lives = lives
+        period_ns = raw.period_ns or self._period_ns
         accounts = self._accounts
         accounts.begin(_captured_at_ns(raw.time_ns))
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
@@ -306,8 +309,8 @@ class Capture:
             )
             span = None if seen.context is None else self._associate(seen.context)
             labels = () if seen.labels is None else self._labels_of(seen.labels)
-            samples.append(Sample(raw.time_ns, self._period_ns, sample, span, labels))
-        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
+            samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
+        return Snapshot(raw.time_ns, period_ns, tuple(samples), accounts.end())
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """A sample for each event; of one on an internal thread, in place of its stack that it was there."""

@@ -33,6 +33,7 @@ from splunk_profiler.values import (
     parse_destination,
     parse_directory,
     parse_endpoint,
+    parse_overhead,
     parse_probability,
     parse_three_way,
 )
@@ -58,6 +59,12 @@ SETTINGS: tuple[Setting, ...] = (
         "call_stack_interval_ms",
         integer(1, 3_600_000),
         "milliseconds between two samples",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_MAX_OVERHEAD",
+        "max_overhead",
+        parse_overhead,
+        "percent of one core that the profiler may use; it samples less often rather than use more",
     ),
     Setting(
         "SPLUNK_PROFILER_EXPORT_INTERVAL",
@@ -165,6 +172,8 @@ class Config:
     Attributes:
         enabled: whether `splunk_profiler.start()` starts anything (``SPLUNK_PROFILER_ENABLED``).
         call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
+        max_overhead: percent of one core that the profiler itself may use, above 0 and at most 100, or ``off``; it
+            samples less often rather than use more.
         logs_endpoint: where records go, ``http(s)://host:port``; None follows
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
         export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000; None is 1,000
@@ -194,6 +203,7 @@ class Config:
 
     enabled: bool = False
     call_stack_interval_ms: int = 1000
+    max_overhead: str = "2"
     logs_endpoint: str | None = None
     export_interval_ms: int | None = None
     max_stack_depth: int = 1024
@@ -229,6 +239,11 @@ class Config:
     def period_ns(self) -> int:
         """Nanoseconds between two samples."""
         return self.call_stack_interval_ms * 1_000_000
+
+    @property
+    def overhead_limit(self) -> float | None:
+        """The part of one core that the profiler may use; None if there is no limit."""
+        return None if self.max_overhead.lower() == "off" else float(self.max_overhead) / 100
 
     @property
     def export_interval_ns(self) -> int:

@@ -146,7 +146,7 @@ class Sample:
 
     Attributes:
         time_ns: when the stack was read, nanoseconds since the epoch.
-        period_ns: distance between two snapshots.
+        period_ns: distance from the snapshot before.
         thread: what the thread was doing.
         span: the span that was active on it, or None.
         labels: the user's labels that were in force on it: (name, value) each, in one order for all.
@@ -194,7 +194,7 @@ class Snapshot:
 
     Attributes:
         time_ns: when the stacks were read, nanoseconds since the epoch.
-        period_ns: the configured distance between two snapshots.
+        period_ns: distance from the snapshot before, as it was to be at that time.
         samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
         remainders: what the process has used besides, so that all of it adds up.
     """

@@ -39,11 +39,15 @@ class RawThread(NamedTuple):
 
 
 class RawSnapshot(NamedTuple):
-    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first."""
+    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
+
+    `period_ns` is the distance of that deadline from the one before; 0 if it was not taken at one.
+    """
 
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread, ...]
+    period_ns: int = 0
 
 
 class RawCollection(NamedTuple):
@@ -204,19 +208,27 @@ class PortableTicker:
         self._filled = Signal()
         self._wake = Signal()
         self._stopped = False
+        self._period_ns = 0
 
     def run(self, period_ns: int) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
-        deadline = self._clock.monotonic_ns() + period_ns
+        self._period_ns = period_ns
+        last = self._clock.monotonic_ns()
         while not self._stopped:
-            ahead = deadline - self._clock.monotonic_ns()
-            if ahead > 0:
-                self._wake.wait(min(ahead / 1e9, threading.TIMEOUT_MAX))
+            period_ns = self._period_ns
+            late = self._clock.monotonic_ns() - last - period_ns
+            if late < 0:
+                self._wake.wait(min(-late / 1e9, threading.TIMEOUT_MAX))
                 continue
-            missed = -ahead // period_ns  # after a stall the deadlines in between are given up, not caught up
+            missed = late // period_ns  # after a stall the deadlines in between are given up, not caught up
             self._count(due=missed + 1, missed=missed)
-            self._capture(-ahead - missed * period_ns)
-            deadline += (missed + 1) * period_ns
+            self._capture(late - missed * period_ns, period_ns)
+            last += (missed + 1) * period_ns
+
+    def pace(self, period_ns: int) -> None:
+        """Let the next deadline be so long after the last one, and all later ones so far apart; from any thread."""
+        self._period_ns = period_ns
+        self._wake.set()
 
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
@@ -227,7 +239,7 @@ class PortableTicker:
 
     def capture(self) -> None:
         """Take one snapshot now, in this thread, into the ring."""
-        self._capture(0)
+        self._capture(0, 0)
 
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty."""
@@ -253,7 +265,7 @@ class PortableTicker:
         """What has happened since the ticker was made."""
         return self._counters
 
-    def _capture(self, late_ns: int) -> None:
+    def _capture(self, late_ns: int, period_ns: int) -> None:
         if _other_interpreters():
             self._count(missed=1)
             return
@@ -270,7 +282,7 @@ class PortableTicker:
             threads.append(RawThread(key, walk.ident, native_id, stack, walk.context, walk.labels))
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
-        self._ring.append(RawSnapshot(now, late_ns, tuple(threads)))
+        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), period_ns))
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
         self._filled.set()
 

@@ -16,11 +16,13 @@ from splunk_profiler import config as settings
 from splunk_profiler.events import EventSource, NoEvents, collector_events
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.model import Snapshot
+from splunk_profiler.pacing import Pacer
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.labels import LabelShadow
 from splunk_profiler.runtime.otel import ContextShadow
-from splunk_profiler.sampler import Sampler
+from splunk_profiler.runtime_id import Identified, RuntimeId
+from splunk_profiler.sampler import Limit, Sampler
 from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.threads import Worker
 from splunk_profiler.user_labels import IN_FORCE
@@ -38,6 +40,7 @@ class Sampling:
         at_sample: called at every sample, on the worker's thread; must not raise.
         completed: adds to a resource what is known of it from elsewhere.
         local_root: the id of a span's local root, where somebody has kept it.
+        runtime_id: the process's.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
@@ -49,12 +52,14 @@ class Sampling:
         completed: Callable[[Any], Any],
         local_root: Callable[[Any], int | None],
         *,
+        runtime_id: RuntimeId,
         parents: Sampling | None,
     ) -> None:
         config = resolved.config
         self.resolved = resolved
         self._at_sample = at_sample
         self._completed = completed
+        self._identified = Identified(runtime_id)
         self._forked = parents is not None
         self._choice = capture.choose_walker(config.walker)
         # A child goes on with its parent's: that knows what the thread that forked has attached.
@@ -97,9 +102,11 @@ class Sampling:
         )
         self._recorder = self._recording.recorder
         self._ticker = ticker
-        self._sampler = Sampler(ticker, config.period_ns, self._handle)
+        self._sampler = Sampler(ticker, config.period_ns, self._handle, self._make_limit())
         self._export_thread = Worker("exporter", self._export)
         self._event_guard = Guard("noticing events")
+        self._opening_cpu_ns: int | None = None  # CPU time that loading gRPC has taken, once that is done
+        self._told_of_limit = False
         self._primed = False
 
     @property
@@ -124,6 +131,7 @@ class Sampling:
                 " in copied contexts (asyncio.to_thread) spans may be missing",
                 choice.reason,
             )
+        self._identified.meet(spans.tracer_provider())
         try:
             self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
             self._sampler.start()
@@ -159,6 +167,7 @@ class Sampling:
             self._label_shadow.remove()
         if self._roots is not None:
             self._roots.leave()
+        self._identified.leave()
 
     def hold(self, timeout_s: float) -> None:
         """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
@@ -172,10 +181,34 @@ class Sampling:
 
     def _export(self) -> None:
         self._sink.open()
+        self._opening_cpu_ns = self._export_thread.cpu_ns()
         self._recorder.run()
+
+    def _make_limit(self) -> Limit | None:
+        config = self.resolved.config
+        if config.overhead_limit is None:
+            return None
+        return Limit(Pacer(config.period_ns, config.overhead_limit), self._exporting_cpu_ns, self._note_pace)
+
+    def _exporting_cpu_ns(self) -> int:
+        opening_ns = self._opening_cpu_ns
+        return 0 if opening_ns is None else max(self._export_thread.cpu_ns() - opening_ns, 0)
+
+    def _note_pace(self, period_ns: int) -> None:
+        config = self.resolved.config
+        log = logger.debug if self._told_of_limit else logger.warning
+        self._told_of_limit = True
+        log(
+            "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD):"
+            " it samples every %d ms, and more often again when that takes less (said once)",
+            config.call_stack_interval_ms,
+            config.max_overhead,
+            period_ns // 1_000_000,
+        )
 
     def _handle(self, raw: Any) -> None:
         self._at_sample()
+        self._identified.meet(spans.tracer_provider())
         if self._roots is not None:
             self._roots.meet(spans.tracer_provider())
         snapshot = self._capture.snapshot(raw)
@@ -196,15 +229,16 @@ class Sampling:
     def _is_described(self) -> bool:
         from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
 
+        self._identified.meet(spans.tracer_provider())  # soon after the application has set it, not a sample later
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
-        completed = self._completed
+        completed, identified = self._completed, self._identified.resource
 
         def resource() -> Any:
-            return completed(current_resource())
+            return completed(identified(current_resource()))
 
         return destinations.make_sink(self.resolved, resource, share_connection=not self._forked)
