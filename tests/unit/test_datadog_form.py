@@ -93,11 +93,14 @@ def test_values_have_the_names_that_the_backend_knows() -> None:
         ("wall-samples", "count"),
         ("wall-time", "nanoseconds"),
         ("cpu-time", "nanoseconds"),
+        ("collections", "count"),
+        ("gc", "nanoseconds"),
     ]
     assert [list(sample.value) for sample in form.profile.sample] == [
-        [300, 3_000_400_000, 2_500_000_000],
-        [100, 1_000_000_000, 500_000_000],
-        [600, 5_999_600_000, 0],
+        [300, 3_000_400_000, 2_500_000_000, 0, 0],
+        [100, 1_000_000_000, 500_000_000, 0, 0],
+        [600, 5_999_600_000, 0, 0, 0],
+        [0, 0, 0, 3, 36_000_000],
     ]
 
 
