@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, spans
 from splunk_profiler import config as settings
@@ -20,6 +20,9 @@ from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sampler import Sampler
 from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.threads import Worker
+
+if TYPE_CHECKING:
+    from splunk_profiler.provenance import Provenance
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -60,6 +63,7 @@ class Sampling:
         self._roots: Roots | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
             self._roots = (None if parents is None else parents._roots) or Roots(local_root)
+        self._provenance: Provenance | None = None if parents is None else parents._provenance
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(
@@ -171,6 +175,7 @@ class Sampling:
 
     def _open_sink(self) -> Any:
         from splunk_profiler.formats.text import body  # noqa: PLC0415
+        from splunk_profiler.provenance import Provenance  # noqa: PLC0415
         from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415  # loads OpenTelemetry's messages
         from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
         from splunk_profiler.sinks.profile_encoding import ProfileEncoder  # noqa: PLC0415
@@ -185,7 +190,8 @@ class Sampling:
         if self._roots is None:
             encode: Callable[[Any], bytes] = Encoder(resource, body).encode
         else:
-            encode = ProfileEncoder(resource).encode
+            self._provenance = Provenance(parents=self._provenance)
+            encode = ProfileEncoder(resource, self._provenance).encode
         return OtlpSink(
             self.resolved.endpoint,
             encode,
