@@ -86,7 +86,7 @@ def _ranked(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]]:
 
 
 def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
-    table = tables.table("endpoint, function", "time", "share", "", "total", "of", "at")
+    table = tables.table("endpoint, function", "time", "share", "total", "of")
     ranked = [item for item in _ranked(profiles, value) if getattr(item[1].spent, value)]
     whole = getattr(profiles.spent, value)
     for number, (name, endpoint) in enumerate(ranked):
@@ -94,8 +94,7 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
             table.add_row(Text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
             break
         spent = getattr(endpoint.spent, value)
-        title = Text(name, style="bold")
-        table.add_row(title, tables.duration(spent), tables.percent(spent, whole), tables.bar(spent, whole, 1))
+        table.add_row(Text(name, style="bold"), tables.duration(spent), tables.percent(spent, whole))
         for function, own in _rows(endpoint, value, top):
             _add_row(table, function, own, value, spent)
     return table
@@ -105,26 +104,26 @@ def _rows(endpoint: Endpoint, value: str, top: int) -> list[tuple[Function, int]
     """Functions of the application with the time of what they did themselves or had libraries do, then of libraries."""
     least = max(getattr(endpoint.spent, value) * _LEAST_SHARE, 1)
     found = []
-    for own, yours in (("direct", True), ("own", False)):
+    for own, yours, most in (("direct", True, top), ("own", False, -(-top // 2))):
         timed = [
             (function, getattr(getattr(function, own), value))
             for function in endpoint.functions.values()
             if (function.place.kind == APPLICATION) is yours
         ]
         timed.sort(key=lambda item: -item[1])
-        found += [item for item in timed[:top] if item[1] >= least]
+        found += [item for item in timed[:most] if item[1] >= least]
     return found
 
 
 def _add_row(table: Table, function: Function, own: int, value: str, whole: int) -> None:
     place = function.place
     yours = place.kind == APPLICATION
+    source = place.distribution.replace("==", " ") or ("your code" if yours else "")
     table.add_row(
-        Text(f"  {place.function}", style="" if yours else "dim"),
+        Text(f"  {place.function}"),
         tables.duration(own),
         tables.percent(own, whole),
-        tables.bar(own, whole),
         tables.percent(getattr(function.total, value), whole),
-        Text(place.distribution or ("your code" if yours else ""), style="" if yours else "dim"),
-        tables.place(place.file, place.line),
+        Text(source),
+        style="" if yours else "dim",
     )

@@ -1,7 +1,7 @@
 """Reads profiles in pprof's format as a log record carries them, and adds them up for each endpoint.
 
-Runs on the main thread of `report`. Data in, numbers out: draws nothing. On purpose independent of `formats.pprof`: what
-that writes and this reads is compared by tests. Imports nothing of ours.
+Runs on the main thread of `report`. Data in, numbers out: draws nothing. On purpose independent of `formats.pprof`:
+what that writes and this reads is compared by tests. Imports nothing of ours but what a path tells.
 
 Specification: ``proto/profile.proto`` of the pprof project; the names of mappings are in ``docs/pprof.md``.
 """
@@ -99,7 +99,7 @@ class Function:
     Attributes:
         place: where it was met first.
         own: while it was executing itself.
-        direct: the same, and while library code that it had called was: no other function of the application was nearer.
+        direct: the same, and while library code that it had called was, without one of the application nearer.
         total: with all that it called.
     """
 
