@@ -10,6 +10,7 @@ Specifications: "Recording installed projects", "Recording the Direct URL Origin
 
 from __future__ import annotations
 
+import encodings.cp437  # noqa: F401  # zipfile loads it when it meets a name
 import json
 import os
 import posixpath

@@ -12,7 +12,6 @@ import os
 import platform
 import posixpath
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterable
 
@@ -138,9 +137,11 @@ class Provenance:
 
 
 def _standard_library() -> dict[str, Origin]:
-    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), posixpath.dirname(os.__file__)}
-    name = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(f"/{name}")}
+    # Not by `sysconfig`, which loads what it knows of the build.
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    paths = {posixpath.dirname(os.__file__), f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
+    name = f"/python{version.replace('.', '')}.zip"
+    paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}
     return dict.fromkeys(paths, STANDARD_LIBRARY)
 
