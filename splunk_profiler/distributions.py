@@ -31,11 +31,12 @@ SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 _OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
 _OWN_PACKAGE = posixpath.dirname(__file__)
-_LARGEST_FILE = 16 << 20
+_LARGEST_FILE = 8 << 20
 _MOST_DIRECTORIES = 50_000
 _MOST_REDIRECTIONS = 5_000
 _SLICE = 1000  # lines between two steps
 _SEPARATORS = re.compile(r"[-_.]+")
+_DEVELOPERS_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA = (".dist-info", ".egg-info")
 
 Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
@@ -57,7 +58,7 @@ class _Directory:
 
     def names(self) -> list[str]:
         try:
-            return sorted(os.listdir(self._path))  # noqa: PTH208  # names are all that is asked for
+            return os.listdir(self._path)  # noqa: PTH208  # names are all that is asked for
         except OSError:
             return []
 
@@ -85,7 +86,7 @@ class _Archive:
         self._zip = zipfile.ZipFile(path)
 
     def names(self) -> list[str]:
-        return sorted({name.partition("/")[0] for name in self._zip.namelist()})
+        return list({name.partition("/")[0] for name in self._zip.namelist()})
 
     def read(self, name: str) -> str:
         try:
@@ -105,11 +106,8 @@ def places(entry: str) -> Steps:
     if folder is None:
         return {}
     found = _Found()
-    installed = [
-        _Distribution(folder, name, entry)
-        for name in folder.names()
-        if name.endswith(_METADATA) and not name.startswith(("~", ".", "-"))
-    ]
+    names = [name for name in folder.names() if name.endswith(_METADATA) and not name.startswith(("~", ".", "-"))]
+    installed = [_Distribution(folder, name, entry) for name in sorted(names)]
     yield
     for each in installed:
         yield from each.claim(found)
@@ -190,9 +188,9 @@ class _Distribution:
         """Say which modules this is."""
         if self._kind == "egg-info" and not self.origin.version:
             self._ask_package_info()
-        recorded = self._lines(self._kind == "dist-info" and "RECORD") or self._lines("installed-files.txt")
-        direct = any(line.startswith(f"{self._metadata}/direct_url.json") for line in recorded)
-        project = self._project() if direct else None
+        text = self._text("RECORD") or self._text("installed-files.txt")
+        project = self._project() if f"{self._metadata}/direct_url.json" in text else None
+        recorded = text.splitlines()
         claimed = 0
         own: list[str] = []
         for number, line in enumerate(recorded, 1):
@@ -217,15 +215,15 @@ class _Distribution:
 
     def claim_files(self, found: _Found) -> Iterator[None]:
         """Say of each module in a directory that several have which one it is."""
-        for number, line in enumerate(self._lines("RECORD"), 1):
+        for number, line in enumerate(self._text("RECORD").splitlines(), 1):
             if number % _SLICE == 0:
                 yield
             path = self._path(line)
             if path is not None and path.endswith(".py") and path.rpartition("/")[0] in found.shared:
                 found.files[path] = self.origin
 
-    def _lines(self, name: str | bool) -> list[str]:
-        return self._folder.read(f"{self._metadata}/{name}").splitlines() if name else []
+    def _text(self, name: str) -> str:
+        return self._folder.read(f"{self._metadata}/{name}")
 
     def _path(self, line: str) -> str | None:
         """The path in a line of a RECORD, or of ``installed-files.txt``; None for what is not under the entry."""
@@ -235,13 +233,13 @@ class _Distribution:
         return None if not path or path.startswith(("../", "/")) else path
 
     def _ask_package_info(self) -> None:
-        info = self._lines("PKG-INFO")
+        info = self._text("PKG-INFO").splitlines()
         versions = [line.partition(":")[2].strip() for line in info if line.startswith("Version:")]
         self.origin = Origin(self.origin.kind, self.origin.name, versions[0] if versions else "")
 
     def _claim_top_level(self, found: _Found) -> None:
         """Without a list of files: what it says are its packages, else the one of its name."""
-        for name in self._lines("top_level.txt") or [self._module]:
+        for name in self._text("top_level.txt").splitlines() or [self._module]:
             if name and "/" not in name:
                 found.claim(f"{name}/__init__.py", self.origin)
                 found.claim(f"{name}.py", self.origin)
@@ -251,14 +249,17 @@ class _Distribution:
         return Origin(kind, self.origin.name, self.origin.version)
 
     def _project(self) -> str | None:
-        """The directory that an editable install is of. What was installed from a directory is the application's."""
+        """The directory that an editable install is of. What was installed from a directory is the application's.
+
+        Unless a packager has done that: what conda has built says so too, all of it.
+        """
         try:
-            content = json.loads(self._folder.read(f"{self._metadata}/direct_url.json"))
+            content = json.loads(self._text("direct_url.json"))
             directory = content.get("dir_info")
             url = urlsplit(content["url"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        if not isinstance(directory, dict):
+        if not isinstance(directory, dict) or not self._text("INSTALLER").startswith(_DEVELOPERS_INSTALLERS):
             return None
         self.origin = self._developed()
         return unquote(url.path).rstrip("/") or None if directory.get("editable") and url.scheme == "file" else None

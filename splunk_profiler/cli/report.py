@@ -29,8 +29,14 @@ _IDS_SHOWN = 5
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=DEFAULT_DIRECTORY)
-@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Functions shown of each span.")
-@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Span names shown.")
+@click.option(
+    "--top",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Functions shown of each span and endpoint.",
+)
+@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Span names and endpoints shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON.")
 def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     """Show what the profiles saved in PATH say.
@@ -43,6 +49,9 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     total  share of the span's samples with that function anywhere on the stack
 
     Below the functions that were executing stand the application's own functions that called them.
+
+    Profiles that are aggregated (pprof) are added up for each endpoint. Your code comes first, with the time of
+    what it did itself or had libraries do; then libraries, with the time that they were executing themselves.
     """
     analysis = analyse(path)
     if as_json:

@@ -78,6 +78,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     put(site, {"listed/__init__.py": FUNCTION, "debian_like-3.1.dist-info/top_level.txt": "listed\n"})
     put(site, {"old_way.py": FUNCTION, "old_way-0.9-py3.7.egg-info/installed-files.txt": "../old_way.py\nPKG-INFO\n"})
     put(site, {"stray.py": FUNCTION})
+    packaged = {
+        "RECORD": "packaged.py,,\npackaged-6.0.dist-info/direct_url.json,,\n",
+        "direct_url.json": json.dumps({"dir_info": {}, "url": "file:///builds/packaged/work"}),
+        "INSTALLER": "conda",
+    }
+    put(site, {"packaged.py": FUNCTION, **{f"packaged-6.0.dist-info/{name}": text for name, text in packaged.items()}})
     developed = put(
         folder / "developed",
         {
@@ -94,7 +100,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "linked").symlink_to(put(folder / "app", {"service.py": FUNCTION}))
     modules = (
         "plain plain.deep.inside plain.models plain_single ns.one ns.two ns.both.first ns.both.second local_app by_path"
-        " by_finder listed old_way stray developed zipped mine service wave"
+        " by_finder packaged listed old_way stray developed zipped mine service wave"
     )
     paths = [str(path) for path in (site, developed, zipped, folder / "linked")]
     done = subprocess.run(
@@ -124,6 +130,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("listed.work", ("library", "debian-like", "3.1")),
         ("old_way.work", ("library", "old-way", "0.9")),
         ("stray.work", ("library", "", "")),
+        ("packaged.work", ("library", "packaged", "6.0")),
         ("zipped.work", ("library", "zipped", "4.2")),
         ("local_app.work", ("application", "local-app", "0.3")),
         ("by_path.work", ("application", "by-path", "0.4")),
@@ -241,6 +248,7 @@ def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Pat
 
 
 DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
+BY_PIP = {"x-1.dist-info/INSTALLER": "pip\n"}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +257,8 @@ DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
         {"x-1.dist-info/RECORD/file": "a directory in place of a file"},
         {"x-1.dist-info/RECORD": DIRECT + '"x/b,c.py",,\n,\n"\n', "x-1.dist-info/direct_url.json": "[{"},
         {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": "7"},
-        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": '{"url": 7, "dir_info": {}}'},
+        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": '{"url": 7, "dir_info": {}}', **BY_PIP},
+        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": '{"url": "x:", "dir_info": {}}', **BY_PIP},
         {"x-1.dist-info/RECORD": "../../../etc/x.py,,\n/x/a.py,,\nx.pth,,\n", "x.pth": "\0\n../..\n/\n"},
         {".dist-info/RECORD": "x/a.py,,\n", "-.dist-info/RECORD": "x/a.py,,\n", "~x-1.dist-info/RECORD": "x/a.py,,\n"},
         {"x.egg-info": "a file"},
