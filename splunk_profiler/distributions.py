@@ -32,6 +32,7 @@ SITE_DIRECTORIES = ("site-packages", "dist-packages")
 _OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
 _OWN_PACKAGE = posixpath.dirname(__file__)
 _LARGEST_FILE = 8 << 20
+_READ_SIZE = 1 << 20
 _MOST_DIRECTORIES = 50_000
 _MOST_REDIRECTIONS = 5_000
 _SLICE = 1000  # lines between two steps
@@ -70,8 +71,10 @@ class _Directory:
             return ""
         content = b""
         try:
-            while (more := os.read(file, 1 << 20)) and len(content) < _LARGEST_FILE:
-                content += more
+            while len(content) < _LARGEST_FILE:
+                content += (more := os.read(file, _READ_SIZE))
+                if len(more) < _READ_SIZE:  # the end of a file; of anything else as much as there is
+                    break
         except OSError:
             return ""
         finally:
