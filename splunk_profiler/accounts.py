@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from splunk_profiler.model import Remainder, Unseen
 
+_YOUNG_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
+
 
 @dataclass(frozen=True, slots=True)
 class Birth:
@@ -66,7 +68,7 @@ class Accounts:
         self._accounts: dict[int, _Account] = {}
         self._now_ns = 0
         self._before_ns: int | None = None
-        self._last_but_one_ns = 0
+        self._last_but_one_ns = self._opened_ns = 0
         self._used_cpu_ns = self._settled_cpu_ns = 0  # of the process: all, and what is in a sample or a remainder
         self._internal_cpu_ns = 0  # since the last remainders
         self._wall_ns = 0
@@ -76,6 +78,7 @@ class Accounts:
         self._used_cpu_ns = self._process_cpu_ns()
         if self._before_ns is None:
             self._settled_cpu_ns = self._used_cpu_ns
+            self._opened_ns = now_ns
         self._now_ns = max(now_ns, self._before_ns or 0)
 
     def settle(self, thread: int, birth: Birth | None, cpu_ns: int, why_not: Unseen | None = None) -> Spent:
@@ -140,9 +143,11 @@ class Accounts:
         before_ns, now_ns = self._before_ns, self._now_ns
         if before_ns is None:
             return now_ns, 0
-        # One that was born before that snapshot may have waited for the GIL then, before its first step.
-        if birth is not None and birth.latest_ns > self._last_but_one_ns:
-            earliest_ns, latest_ns = max(birth.earliest_ns, self._last_but_one_ns), min(birth.latest_ns, now_ns)
+        # One that was born before that snapshot may have waited for the GIL then, before its first step: beside busy
+        # threads, and where processors are scarce, for many a snapshot.
+        since_ns = max(min(self._last_but_one_ns, now_ns - _YOUNG_NS), self._opened_ns)
+        if birth is not None and birth.latest_ns > since_ns:
+            earliest_ns, latest_ns = max(birth.earliest_ns, since_ns), min(birth.latest_ns, now_ns)
             return (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
         return before_ns, min(cpu_ns, now_ns - before_ns)

@@ -20,12 +20,17 @@ from urllib.parse import unquote
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
 from splunk_profiler.values import (
+    Agent,
+    Collector,
     ConfigError,
+    Destination,
     Endpoint,
+    destination_text,
     endpoint_text,
     integer,
     one_of,
     parse_boolean,
+    parse_destination,
     parse_directory,
     parse_endpoint,
     parse_probability,
@@ -85,6 +90,12 @@ SETTINGS: tuple[Setting, ...] = (
         "form of a record's body",
     ),
     Setting(
+        "SPLUNK_PROFILER_OUTPUT",
+        "output",
+        destination_text,
+        "what takes the profiles: a collector (otlp), a directory or a Datadog agent",
+    ),
+    Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
         one_of("auto", "native", "portable"),
@@ -132,7 +143,9 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 _TYPES_OF_OPTIONAL: Mapping[str, type] = {"logs_endpoint": str, "export_interval_ms": int, "socket_directory": str}
-_EXPORT_INTERVAL_MS: Mapping[str, int] = {"text": 1_000, "pprof-gzip-base64": 10_000}
+_SAMPLES_INTERVAL_MS = 1_000
+_PROFILES_INTERVAL_MS = 10_000
+_AGENT_INTERVAL_MS = 60_000  # Datadog's own profilers send one for each minute
 
 
 def _setting_of(field_name: str) -> Setting:
@@ -149,11 +162,13 @@ class Config:
         logs_endpoint: where records go, ``http(s)://host:port``; None follows
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
         export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000; None is 1,000
-            for ``text`` and 10,000 for ``pprof-gzip-base64``.
+            for ``text``, 10,000 for ``pprof-gzip-base64`` and files, 60,000 for a Datadog agent.
         max_stack_depth: frames kept of a stack, counted from the leaf, 1 to 65,536.
         include_internal_stacks: also send the threads of the profiler, the OpenTelemetry SDK and gRPC.
         tracing_stacks_only: send only samples that were taken inside a span.
         data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
+        output: ``otlp`` (a collector), ``file:DIRECTORY`` or ``datadog:http://HOST:PORT`` (a Datadog agent); the last
+            two take profiles only, whatever `data_format` says.
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -178,6 +193,7 @@ class Config:
     include_internal_stacks: bool = False
     tracing_stacks_only: bool = False
     data_format: str = "text"
+    output: str = "otlp"
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -209,12 +225,20 @@ class Config:
     @property
     def export_interval_ns(self) -> int:
         """Nanoseconds that samples are gathered before they are sent."""
-        return (self.export_interval_ms or _EXPORT_INTERVAL_MS[self.data_format]) * 1_000_000
+        usual = _PROFILES_INTERVAL_MS if self.aggregates else _SAMPLES_INTERVAL_MS
+        if isinstance(self.destination, Agent):
+            usual = _AGENT_INTERVAL_MS
+        return (self.export_interval_ms or usual) * 1_000_000
+
+    @property
+    def destination(self) -> Destination:
+        """What takes the records."""
+        return parse_destination(self.output)
 
     @property
     def aggregates(self) -> bool:
         """Whether profiles are sent, not samples."""
-        return self.data_format != "text"
+        return self.data_format != "text" or not isinstance(self.destination, Collector)
 
     @property
     def publishes_correlation(self) -> bool:
@@ -273,6 +297,15 @@ def _not_built(config: Config) -> list[str]:
     ]
 
 
+def _without_effect(config: Config, origins: Mapping[str, str]) -> list[str]:
+    if config.data_format != "text" or "data_format" not in origins or not config.aggregates:
+        return []
+    return [
+        f"SPLUNK_PROFILER_DATA_FORMAT=text has no effect: SPLUNK_PROFILER_OUTPUT={config.output} takes profiles in"
+        " pprof's format only, which are sent instead"
+    ]
+
+
 def environment() -> dict[str, str]:
     """A copy of the process's environment, for a launcher that hands one on to another process."""
     return dict(os.environ)
@@ -319,7 +352,7 @@ def _default_text(setting: Setting) -> str:
 
 
 def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str]) -> Resolved:
-    warnings = warnings + _not_built(config)
+    warnings = warnings + _not_built(config) + _without_effect(config, origins)
     sdk_disabled = _boolean(env, "OTEL_SDK_DISABLED", warnings)
     insecure = _boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings)
     candidates = [

@@ -80,6 +80,11 @@ class Provenance:
                 paused_ns = time.thread_time_ns()
         return True
 
+    def up_to_date(self, pause: Callable[[], None]) -> Callable[[str, str], Origin]:
+        """`of`, after some reading (`read`): what those who encode a profile ask."""
+        self.read(pause)
+        return self.of
+
     def of(self, file: str, namespace: str) -> Origin:
         """Whose code is in `file`, which a code object names, of a module or class `namespace`."""
         key = file if file.startswith("/") else (file, namespace)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler import capture, spans
+from splunk_profiler import capture, destinations, spans
 from splunk_profiler import config as settings
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
@@ -120,11 +120,10 @@ class Sampling:
             self.stop(0.1)
             raise
         logger.info(
-            "profiling all threads every %d ms with the %s walker; records go to %s (from %s)",
+            "profiling all threads every %d ms with the %s walker; records go to %s",
             resolved.config.call_stack_interval_ms,
             choice.name,
-            resolved.endpoint.url,
-            resolved.endpoint.setting,
+            destinations.said(resolved),
         )
 
     def stop(self, timeout_s: float) -> None:
@@ -174,12 +173,8 @@ class Sampling:
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
-        from splunk_profiler.formats.text import body  # noqa: PLC0415
         from splunk_profiler.provenance import Provenance  # noqa: PLC0415
-        from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415  # loads OpenTelemetry's messages
-        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
-        from splunk_profiler.sinks.profile_encoding import ProfileEncoder  # noqa: PLC0415
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
         completed = self._completed
@@ -187,15 +182,6 @@ class Sampling:
         def resource() -> Any:
             return completed(current_resource())
 
-        if self._roots is None:
-            encode: Callable[[Any], bytes] = Encoder(resource, body).encode
-        else:
+        if self.resolved.config.aggregates:
             self._provenance = Provenance(parents=self._provenance)
-            encode = ProfileEncoder(resource, self._provenance).encode
-        return OtlpSink(
-            self.resolved.endpoint,
-            encode,
-            self.resolved.transport,
-            spans.tracer_provider,
-            share_connection=not self._forked,
-        )
+        return destinations.make_sink(self.resolved, resource, self._provenance, share_connection=not self._forked)

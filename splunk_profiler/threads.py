@@ -122,6 +122,11 @@ def real_lock() -> _thread.LockType:
     return lock
 
 
+def real(module: str, name: str) -> Any:
+    """`module.name` as it was before gevent or eventlet replaced it: what blocks there blocks only its own thread."""
+    return _original(module, name)
+
+
 def threads_are_greenlets() -> bool:
     """Whether gevent or eventlet has replaced threads: a lock of `threading` is then none between real threads."""
     return _original("_thread", "start_new_thread") is not _thread.start_new_thread

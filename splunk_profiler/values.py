@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 4317
+AGENT_PORT = 8126
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
@@ -37,6 +38,30 @@ class Endpoint:
     target: str
     secure: bool
     setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Profiles are written to files in the directory `path`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Profiles are posted to the Datadog agent that listens at `host` and `port`; `url` is as the user wrote it."""
+
+    url: str
+    host: str
+    port: int
+
+
+Destination = Collector | Directory | Agent
 
 
 def parse_boolean(text: str) -> bool:
@@ -119,4 +144,38 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
 def endpoint_text(text: str) -> str:
     """The text itself, if `parse_endpoint` takes it."""
     parse_endpoint(text)
+    return text
+
+
+def parse_destination(text: str) -> Destination:
+    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
+    kind, separator, rest = text.partition(":")
+    if text == "otlp":
+        return Collector()
+    if kind == "file" and separator:
+        return Directory(parse_directory(rest))
+    if kind == "datadog" and separator:
+        return _agent(rest)
+    raise ConfigError("not one of otlp, file:DIRECTORY, datadog:http://HOST:PORT")
+
+
+def _agent(url: str) -> Agent:
+    try:
+        parts = urlsplit(url)
+        port = AGENT_PORT if parts.port is None else parts.port
+    except ValueError as error:
+        raise ConfigError(f"not a URL ({error})") from None
+    if parts.scheme != "http":
+        raise ConfigError("the agent's address does not begin with http://")
+    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
+    if not _HOST.fullmatch(host) or not port:
+        raise ConfigError("it names no valid host and port")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError("nothing may follow the agent's host and port")
+    return Agent(url, host.strip("[]"), port)
+
+
+def destination_text(text: str) -> str:
+    """The text itself, if `parse_destination` takes it."""
+    parse_destination(text)
     return text

@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING
 
 import opentelemetry.context as otel_context
 import pytest
+from hypothesis import HealthCheck, settings
 from wheel_builder import build_wheel, copy_of_the_sources
 
 from splunk_profiler.threads import NAME_PREFIX
 
 if TYPE_CHECKING:
     from own_memory import OwnMemory, Publishing  # they need the extension, which is not built everywhere
+
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def _sockets() -> set[str]:

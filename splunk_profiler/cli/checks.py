@@ -1,15 +1,13 @@
-"""What can keep samples from arriving, looked at one by one: settings, interpreter, way to the collector.
+"""What can keep samples from arriving, looked at one by one: settings, interpreter, filters.
 
 Each check returns findings, in the order in which they are to be read; none of them raises for what it
-finds. Runs on the main thread of `doctor`. Loads gRPC and OpenTelemetry only to make the test export.
+finds. Runs on the main thread of `doctor`. The way to where they go is looked at in `receivers`.
 """
 
 from __future__ import annotations
 
-import socket
 import sys
 import sysconfig
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,10 +15,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from splunk_profiler.cli.run import AUTOSTART
-from splunk_profiler.config import DEFAULT_ENDPOINT, SETTINGS, Config, Resolved
+from splunk_profiler.config import SETTINGS, Config, Resolved
+from splunk_profiler.values import Collector
 
-_CONNECT_SECONDS = 5.0
-_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
 _OLDEST_SDK = (1, 38)
 
@@ -105,7 +102,7 @@ def interpreter(resolved: Resolved) -> list[Finding]:
     if not sdk[0].isdigit() or tuple(int(part) for part in sdk.split(".")[:2]) < _OLDEST_SDK:
         fact = f"opentelemetry-sdk {sdk}; 1.38 or newer is needed"
         found.append(Finding(Verdict.FAILURE, "packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'"))
-    if versions["grpcio"] == "missing":
+    if versions["grpcio"] == "missing" and isinstance(resolved.config.destination, Collector):
         remedy = "pip install grpcio" + (" (there are no wheels for free-threaded builds)" if free_threaded else "")
         found.append(Finding(Verdict.FAILURE, "packages", "without grpcio nothing can be sent", remedy))
     choice = choose_walker(resolved.config.walker)
@@ -138,93 +135,6 @@ def filters(resolved: Resolved) -> list[Finding]:
         found.append(Finding(Verdict.WARNING, "left out", fact, remedy))
     found.append(Finding(Verdict.NOTE, "left out", f"frames more than {config.max_stack_depth} calls from the leaf"))
     return found
-
-
-def endpoint(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
-    """Where do records go, and is anybody there?"""
-    target = resolved.endpoint
-    origin = "by default" if target.setting == "default" else f"from {target.setting}"
-    tls = "TLS" if target.secure else "no TLS"
-    found = [Finding(Verdict.GOOD, "endpoint", f"{target.url} {origin}: {target.target}, {tls}")]
-    if target.url == DEFAULT_ENDPOINT and target.setting == "default":
-        fact = "no endpoint is set; the default expects a collector with TLS on this machine"
-        remedy = "set OTEL_EXPORTER_OTLP_ENDPOINT, such as http://localhost:4317 for a collector without TLS"
-        found.append(Finding(Verdict.WARNING, "endpoint", fact, remedy))
-    if env.get("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "").strip():
-        fact = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT is for application logs; profiles do not follow it"
-        found.append(Finding(Verdict.NOTE, "endpoint", fact, "set SPLUNK_PROFILER_LOGS_ENDPOINT"))
-    if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().startswith("http"):
-        fact = "OTEL_EXPORTER_OTLP_PROTOCOL asks for HTTP; profiles always travel over gRPC"
-        remedy = "name the collector's gRPC port (4317) in SPLUNK_PROFILER_LOGS_ENDPOINT"
-        found.append(Finding(Verdict.WARNING, "endpoint", fact, remedy))
-    for name in _PROXY_VARIABLES:
-        if env.get(name, "").strip():
-            fact = f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector"
-            found.append(Finding(Verdict.NOTE, "proxy", fact))
-    return found + _reach(target.target)
-
-
-def _reach(target: str) -> list[Finding]:
-    host, _, port = target.rpartition(":")
-    try:
-        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        fact = f"{host} has no address: {getattr(error, 'strerror', error)}"
-        return [Finding(Verdict.FAILURE, "name look-up", fact, "correct the host, or the name service of this machine")]
-    numbers = list(dict.fromkeys(str(address[4][0]) for address in addresses))
-    found = [Finding(Verdict.GOOD, "name look-up", f"{host} is {', '.join(numbers)}")]
-    problems = []
-    for family, kind, protocol, _, address in addresses:
-        try:
-            with socket.socket(family, kind, protocol) as connection:
-                connection.settimeout(_CONNECT_SECONDS)
-                connection.connect(address)
-        except OSError as error:
-            problems.append(f"{address[0]}: {error.strerror or error}")
-            continue
-        return [*found, Finding(Verdict.GOOD, "connection", f"{address[0]} port {port} accepts connections")]
-    remedy = "start a collector there (to try: splunk-profiler collect), open the way to it, or correct the endpoint"
-    return [*found, Finding(Verdict.FAILURE, "connection", f"port {port} is not open: {'; '.join(problems)}", remedy)]
-
-
-def export(resolved: Resolved) -> list[Finding]:
-    """Capture the threads of this process once and send them, as the profiler would."""
-    from splunk_profiler import capture, spans  # noqa: PLC0415  # not needed to examine settings alone
-    from splunk_profiler.model import Batch, Delivery  # noqa: PLC0415
-
-    try:
-        from splunk_profiler.formats.text import body  # noqa: PLC0415
-        from splunk_profiler.sinks.encoding import Encoder  # noqa: PLC0415
-        from splunk_profiler.sinks.otlp import OtlpSink  # noqa: PLC0415  # loads gRPC
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
-    except ImportError as error:
-        return [Finding(Verdict.FAILURE, "test export", f"what sends cannot be loaded: {error}")]
-    choice = capture.choose_walker(resolved.config.walker)
-    variable = spans.context_variable()
-    if variable is None:
-        choice = capture.Choice("portable", "")
-    ticker = capture.make_ticker(choice, variable, lambda _ident: None, resolved.config.max_stack_depth)
-    ticker.capture()
-    raw = ticker.drain(0)
-    ticker.stop()
-    reader = capture.Capture(
-        spans.span_ref, capture.thread_clocks(choice), resolved.config.period_ns, include_internal=True
-    )
-    samples = reader.snapshot(raw[0]).samples
-    found = [Finding(Verdict.GOOD, "test sample", f"{len(samples)} threads read by the {choice.name} walker")]
-    start = time.monotonic()
-    sink = OtlpSink(resolved.endpoint, Encoder(current_resource, body).encode, resolved.transport)
-    try:
-        outcome = sink.export(Batch(samples, 0))
-    finally:
-        sink.shutdown()
-    took = f"after {(time.monotonic() - start) * 1000:.0f} ms"
-    if outcome.delivery is not Delivery.DELIVERED:
-        return [*found, Finding(Verdict.FAILURE, "test export", f"not delivered {took}: {outcome.detail}")]
-    if outcome.rejected:
-        fact = f"the collector took the request {took} but refused {outcome.rejected} records: {outcome.detail}"
-        return [*found, Finding(Verdict.FAILURE, "test export", fact, "look at the collector's configuration")]
-    return [*found, Finding(Verdict.GOOD, "test export", f"{len(samples)} records delivered {took}")]
 
 
 def _version(package: str) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splunk_profiler.cli import checks
+from splunk_profiler.cli import checks, receivers
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profilers import host_profilers
 from splunk_profiler.cli.report import report_console
@@ -36,7 +36,8 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     """Say whether samples would flow, and if not, why.
 
     Looks at the settings in effect and where each came from, at this Python and its packages, at the way to
-    the collector, and sends one real sample of itself. Ask it in the environment of the service:
+    the collector, the directory or the Datadog agent, and sends one real sample of itself there. Ask it in the
+    environment of the service:
 
     \b
     splunk-profiler run [OPTIONS] -- splunk-profiler doctor
@@ -51,13 +52,13 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         "Switch": [*checks.switches(resolved), *checks.activation(env)],
         "Interpreter": checks.interpreter(resolved),
         "Samples": checks.filters(resolved),
-        "Way to the collector": checks.endpoint(resolved, env),
+        "Destination": receivers.destination(resolved, env),
         "Host profilers": host_profilers(resolved, env),
     }
     if pid is not None:
-        sections = {"Process": process(pid, resolved.endpoint.target), **sections}
+        sections = {"Process": process(pid, receivers.lasting_connection(resolved)), **sections}
     if not no_export:
-        sections["Test"] = checks.export(resolved)
+        sections["Test"] = receivers.export(resolved)
     failed = any(found.verdict is Verdict.FAILURE for section in sections.values() for found in section)
     if as_json:
         click.echo(json.dumps(_as_data(resolved, sections, failed), indent=2))

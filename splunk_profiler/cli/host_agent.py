@@ -7,7 +7,6 @@ samples, so that none arrives while a thread is held. Imports the inspector only
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import click
 from splunk_profiler.cli.agent_events import as_data, draw, line, totals_as_data
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import report_console
-from splunk_profiler.cli.stopping import STOPPING, stopped_before
+from splunk_profiler.cli.stopping import signals_wait, stopped_before
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector.agent import Settings
@@ -103,16 +102,12 @@ def host_agent(  # noqa: PLR0917
         host_id=host_id,
         registration_minor=registration_minor,
     )
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
-        totals = _printing_json(pids, settings) if as_json else _printing_text(pids, settings)
+        with signals_wait():
+            totals = _printing_json(pids, settings) if as_json else _printing_text(pids, settings)
         return int(totals.processes <= totals.given_up)
     except InspectorError as error:
         raise CommandError(str(error)) from None
-    finally:
-        while signal.sigtimedwait(STOPPING, 0) is not None:
-            pass  # an impatient second Ctrl-C, while what was gathered was reported
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _printing_json(pids: tuple[int, ...], settings: Settings) -> Totals:

@@ -7,7 +7,6 @@ reads, so that none arrives while a thread is held. Imports the inspector only w
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from rich.live import Live
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.inspection import as_data, draw
 from splunk_profiler.cli.report import report_console
-from splunk_profiler.cli.stopping import STOPPING, stopped_before
+from splunk_profiler.cli.stopping import signals_wait, stopped_before
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector import Reader, Report
@@ -52,15 +51,12 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
         raise CommandError("processes can be inspected on Linux only, as host profilers do")
     from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
-        with Reader(pid, strict_host=strict_host) as reader:
+        with signals_wait(), Reader(pid, strict_host=strict_host) as reader:
             show = _lines if as_json else _pages
             return show(reader, interval if watch else None)
     except InspectorError as error:
         raise CommandError(str(error)) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _lines(reader: Reader, interval_s: float | None) -> int:

@@ -61,6 +61,9 @@ def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
     "Milliseconds between exports; 1000, for pprof 10000.",
 )
 @_setting("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
+@_setting(
+    "--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:http://HOST:PORT; otlp."
+)
 @_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
 @_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
 @_switch(

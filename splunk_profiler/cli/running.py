@@ -34,7 +34,12 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def process(pid: int, target: str) -> list[Finding]:
-    """What of the profiler can be seen in process `pid`; `target` is the ``host:port`` it should send to."""
+    """What of the profiler can be seen in process `pid`.
+
+    Args:
+        pid: which.
+        target: the ``host:port`` of the collector that it should be connected to; empty if it sends to none.
+    """
     root = Path("/proc") / str(pid)
     executable = _link(root / "exe")
     command = _read(root / "cmdline").replace("\0", " ").strip()
@@ -62,6 +67,8 @@ def process(pid: int, target: str) -> list[Finding]:
         fact = f"libraries that they look for are loaded ({', '.join(published)}…)"
         remedy = f"to see what they would read: splunk-profiler inspect {pid}"
         found.append(Finding(Verdict.GOOD, "host profilers", fact, remedy))
+    if not target:
+        return found
     if "/cygrpc" not in maps:
         found.append(Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet"))
     port = int(target.rpartition(":")[2])

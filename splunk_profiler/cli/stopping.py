@@ -1,6 +1,6 @@
 """Waiting that a signal ends, for commands that stop threads of other processes.
 
-Runs on the main thread, which has `STOPPING` blocked: signals are taken synchronously, so that none arrives while a
+Runs on the main thread, which has these signals blocked: they are taken synchronously, so that none arrives while a
 thread is held.
 """
 
@@ -8,10 +8,24 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _SETTLING_S = 0.02
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """What is to end the command ends it between two steps; what came besides until then, as an impatient second Ctrl-C
+    while the last results are printed, has been heard as well."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        while signal.sigtimedwait(_STOPPING, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
@@ -24,6 +38,6 @@ def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
     while (left_s := deadline - time.monotonic()) > 0:
         if not settle():
             left_s = min(left_s, _SETTLING_S)
-        if signal.sigtimedwait(STOPPING, left_s) is not None:
+        if signal.sigtimedwait(_STOPPING, left_s) is not None:
             return True
-    return signal.sigtimedwait(STOPPING, 0) is not None
+    return signal.sigtimedwait(_STOPPING, 0) is not None

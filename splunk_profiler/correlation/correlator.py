@@ -293,6 +293,8 @@ class Correlator:
             self._hurry.wait(min(max(9 * (took_s + arrived * _READING_S), _ROOM_S), _MOST_PAUSE_S))
 
     def _wait_s(self) -> float:
+        if self._forwarding.is_behind:
+            return 0
         self._idle = True
         first_ns = self._transactions.first_end_ns()
         if first_ns is None:

@@ -5,6 +5,7 @@ Knows the SDK's processors by what they look like and loads nothing of it. Pure,
 
 from __future__ import annotations
 
+import _thread
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,11 +22,25 @@ class Exporting:
     Attributes:
         processor: the processor.
         on_end: exports a span, or queues it.
+        pass_through: the same, for a span that has not waited, on the thread that ended it.
+        has_queue: whether it only takes a span, and exports elsewhere.
         shut: it is being shut down; nothing is to wait for it any more.
         gone: it has been given the last it takes.
     """
 
-    __slots__ = ("_batch", "force_flush", "gone", "on_end", "on_start", "processor", "shut", "shutdown")
+    __slots__ = (
+        "_batch",
+        "_inside",
+        "force_flush",
+        "gone",
+        "has_queue",
+        "on_end",
+        "on_start",
+        "pass_through",
+        "processor",
+        "shut",
+        "shutdown",
+    )
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -34,7 +49,26 @@ class Exporting:
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
         self.shut = self.gone = False
+        self._inside: set[int] = set()  # threads of the application
         self._batch = getattr(processor, "_batch_processor", None)  # the SDK's, with a queue and a thread
+        self.has_queue = hasattr(self._batch, "_queue")
+        self.pass_through = self.on_end if self.has_queue else self._pass_through
+
+    def _pass_through(self, span: Any) -> None:
+        own = _thread.get_ident()
+        if own in self._inside:
+            self.on_end(span)
+            return
+        self._inside.add(own)
+        try:
+            self.on_end(span)
+        finally:
+            self._inside.discard(own)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is giving it a span."""
+        return _thread.get_ident() in self._inside
 
     @property
     def takes_spans_anywhere(self) -> bool:
@@ -43,7 +77,7 @@ class Exporting:
         Not where it would export there, and threads are greenlets: the locks that it shares with them do not work
         between real threads, and all that wait for one of them would wait for ever.
         """
-        return hasattr(self._batch, "_queue") or not threads_are_greenlets()
+        return self.has_queue or not threads_are_greenlets()
 
     @property
     def room(self) -> int:

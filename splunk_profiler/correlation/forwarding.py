@@ -1,8 +1,9 @@
 """Hands the transactions that have waited to the exporters, with what is known of them by then; in bounded time.
 
 Three occasions, with three rights to wait. Our own thread forwards what is due, and waits for exporters that are full.
-An application that flushes waits for its exporter as it always does. One that shuts down or ends waits for our thread
-to hand everything over, as long as that gets on: an exporter that hangs, hangs there. What is lost then is said.
+An application that flushes waits for its batch processor as it always does, and for our thread where a processor
+exports at once: no longer than it said, and what is not out by then stays. One that shuts down or ends waits for our
+thread to hand everything over, as long as that gets on: an exporter that hangs, hangs there. What is lost then is said.
 
 Specification: Elastic universal profiling integration, "Correlation Attribute".
 """
@@ -12,27 +13,26 @@ from __future__ import annotations
 import _thread
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
+from splunk_profiler.correlation.draining import LOT, ROOM_S, Drain, Hand
 from splunk_profiler.correlation.exporting import Exporting
 from splunk_profiler.correlation.transactions import Transaction, Transactions
-from splunk_profiler.guard import Guard, logger
-from splunk_profiler.threads import Signal, let_the_application_run, real_lock
+from splunk_profiler.guard import Guard
+from splunk_profiler.threads import Signal, let_the_application_run, real_lock, threads_are_greenlets
 
 _NS = 1_000_000_000
 _MOST_NS = 5 * _NS  # that a shutdown may take longer than the SDK's own
 _PATIENCE_NS = 1 * _NS  # with an exporter that takes nothing
 _TURN_NS = _NS // 5  # that our thread forwards before it looks at messages again
-_ROOM_S = 0.005
 _SETTLE_S = 1.0  # for our thread to count what has come; longer only if it hangs
-_SLOW_NS = 10_000_000
 _MOST_DEPTH = 3  # of flushes within each other
-_LOT = 256  # transactions between two looks at the queues
+_MOST_HANDED_ON = 1_024  # spans that our thread has not got to; more of them stay where they wait
 
 Ask = Callable[[Callable[[], None]], bool]
-Hand = Callable[[Exporting, Any], None]
 
 
 class ForwardingError(Exception):
@@ -65,6 +65,7 @@ class Forwarding:
         self._ask = ask
         self._now_ns = monotonic_ns
         self._under_way: dict[int, Transaction] = {}  # a signal may have interrupted whoever forwards them, for good
+        self._handed_on: deque[tuple[Exporting, Any] | Signal] = deque()  # by who flushes, to our own thread
         self._handing = real_lock()  # our own thread is in somebody else's code, which may have locks
         self._forking = 0  # ident of the thread that holds `_handing` while it forks
         self._held_up_at = -1  # `_handed`, when somebody had waited in vain to fork
@@ -82,6 +83,7 @@ class Forwarding:
         """In a forked child: what waits is the parent's to forward."""
         self._transactions = transactions
         self._under_way = {}
+        self._handed_on.clear()
         self._overdue_ns = 0
         self._is_at_it = False
         self._handing = real_lock()  # our thread, which is not here, may have held it
@@ -95,6 +97,8 @@ class Forwarding:
 
     def deliver_all(self) -> None:
         """Forward everything, waiting for nobody. On any thread."""
+        for _ in self.deliver_handed_on(_hand):
+            pass
         for transaction in self._transactions.due(self._now_ns()):
             self.deliver(transaction)
 
@@ -107,6 +111,9 @@ class Forwarding:
         self._own = _thread.get_ident()
         self._is_at_it = True
         try:
+            for _ in self.deliver_handed_on(self._hand_here):
+                if self._now_ns() > until_ns:
+                    return False
             for _ in self.deliver_some(overdue_ns, sys.maxsize, self._hand_here):
                 if self._now_ns() > until_ns:
                     self._overdue_ns = overdue_ns
@@ -116,10 +123,10 @@ class Forwarding:
                 first_ns = self._transactions.first_end_ns()
                 if first_ns is None or first_ns > ended_before_ns:
                     return True
-                room = min((one.room for one in self.exporting), default=_LOT)
+                room = min((one.room for one in self.exporting), default=LOT)
                 if room <= 0:
                     return False
-                for _ in self.deliver_some(ended_before_ns, min(room, _LOT), self._hand_here):
+                for _ in self.deliver_some(ended_before_ns, min(room, LOT), self._hand_here):
                     if self._now_ns() > until_ns:
                         return False
         finally:
@@ -174,21 +181,53 @@ class Forwarding:
         Processors may flush at the end of each transaction, and so for each one that is handed to them here: then it is
         for the outermost flush to go on. A signal handler may be one level further in.
         """
-        if self._depth.get(_thread.get_ident(), 0) >= _MOST_DEPTH or self._is_in_own_hand:
+        depth = self._depth.get(_thread.get_ident(), 0)
+        if depth >= _MOST_DEPTH or self._is_in_own_hand:
             return True
         until_ns = self._now_ns() + timeout_ms * 1_000_000
         if self._transactions.first_end_ns() is not None:
-            self._settle()  # what was sent before is counted
-        drain = _Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
-        complete = drain.run(self, _hand, flushed=flushed)
+            self._settle(until_ns)  # what was sent before is counted
+        # Who is inside of an exporter may have its locks, and our thread would wait for them.
+        inside = depth or any(one.is_inside for one in self.exporting)
+        waits = not inside and not threads_are_greenlets() and self._ask(_nothing)
+        if waits and len(self._handed_on) > _MOST_HANDED_ON:
+            return self._wait_for_handed_on(until_ns)
+        drain = Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
+        complete = drain.run(self, self._hand_on if waits else _hand, flushed=flushed)
+        if waits and not self._wait_for_handed_on(until_ns):
+            return False
         if self._is_at_it:
-            self._settle()  # what our thread has taken out meanwhile has got there
+            self._settle(until_ns)  # what our thread has taken out meanwhile has got there
         return complete
 
-    def _settle(self) -> None:
-        """Wait until our thread is done with what it is at."""
+    def _hand_on(self, one: Exporting, span: Any) -> None:
+        """What only puts the span into a queue is done here; what may take for ever is for our own thread."""
+        if one.has_queue:
+            one.on_end(span)
+        else:
+            self._handed_on.append((one, span))
+
+    def _wait_for_handed_on(self, until_ns: int) -> bool:
+        """Until our own thread has handed it over, and what it had in hand before; False if it takes longer."""
+        if not self._handed_on and (self._in_hand is None or self._in_hand.has_queue):
+            return True
         done = Signal()
-        if not self._hangs and self._ask(done.set) and not done.wait(_SETTLE_S):
+        self._handed_on.append(done)
+        while self._ask(_nothing):
+            left_s = (until_ns - self._now_ns()) / _NS
+            if done.wait(min(left_s, _SETTLE_S)):
+                return True
+            if left_s <= 0:
+                return False
+        for _ in self.deliver_handed_on(_hand):  # there is no such thread now
+            pass
+        return True
+
+    def _settle(self, until_ns: int) -> None:
+        """Wait until our thread is done with what it is at; at most until then."""
+        done = Signal()
+        wait_s = min(_SETTLE_S, (until_ns - self._now_ns()) / _NS)
+        if not self._hangs and self._ask(done.set) and not done.wait(wait_s) and wait_s == _SETTLE_S:
             self._note_who_hangs()
 
     def hand_over(self, patience_s: float) -> None:
@@ -205,25 +244,29 @@ class Forwarding:
         def hand_over() -> None:
             nonlocal handed_over
             self._own = _thread.get_ident()
-            drain = _Drain(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
+            drain = Drain(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
             drain.run(self, self._hand_here)
             handed_over = True
 
         hung = self._hangs
         asked = not hung and not self._is_in_own_hand and self._ask(hand_over)
         if not asked and not hung:
-            _Drain(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
+            Drain(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
             return
-        left = len(self._transactions)
+        left = self._left
         while asked and not handed_over and self._now_ns() < min(until_ns, moved_ns + patience_ns):
-            let_the_application_run(_ROOM_S)
-            if len(self._transactions) != left:
-                left, moved_ns = len(self._transactions), self._now_ns()
+            let_the_application_run(ROOM_S)
+            if self._left != left:
+                left, moved_ns = self._left, self._now_ns()
         if not handed_over:
             hanging = self._in_hand
-            drain = _Drain(self._now_ns, self._now_ns(), 0, let_the_application_run)
+            drain = Drain(self._now_ns, self._now_ns(), 0, let_the_application_run)
             drain.run(self, _hand, given_up=hanging, lost=int(hanging is not None and asked))
             self._note_who_hangs()
+
+    @property
+    def _left(self) -> int:
+        return len(self._transactions) + len(self._handed_on)
 
     @property
     def _hangs(self) -> bool:
@@ -249,12 +292,36 @@ class Forwarding:
             self._writing.note(error)
             return span
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether flushes have left spans to our own thread."""
+        return bool(self._handed_on)
+
     def first_end_ns(self) -> int | None:
         """See `Transactions.first_end_ns`."""
         return self._transactions.first_end_ns()
 
-    def deliver_under_way(self, hand: Hand) -> Iterator[None]:
-        """Forward what others have begun to forward and are not done with, one by one."""
+    def deliver_handed_on(self, hand: Hand) -> Iterator[None]:
+        """Forward what flushes have left to our own thread, one by one."""
+        while self._handed_on:
+            try:
+                handed_on = self._handed_on.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if isinstance(handed_on, Signal):
+                handed_on.set()
+                continue
+            try:
+                hand(*handed_on)
+            except Exception as error:
+                self._guard.note(error)
+            yield
+
+    def deliver_begun(self, hand: Hand, *, flushing: bool) -> Iterator[None]:
+        """Forward what others have begun to forward and are not done with, one by one; who flushes only waits for it
+        where it is for our own thread."""
+        if not flushing:
+            yield from self.deliver_handed_on(hand)
         for transaction in list(self._under_way.values()):
             self._deliver(transaction, hand)
             yield
@@ -289,92 +356,9 @@ class Forwarding:
                 self._depth.pop(own, None)
 
 
-class _Drain:
-    """Forwards all that has ended until now, without loss as far as exporters take it.
-
-    Args:
-        now_ns: the clock.
-        until_ns: from then on nobody is waited for, and who then takes long for a span gets no more.
-        patience_ns: how long an exporter is waited for that is full and takes nothing. It is given the rest all the
-            same, and its SDK says what it drops for that.
-        pause: waits that many seconds.
-    """
-
-    def __init__(
-        self, now_ns: Callable[[], int], until_ns: int, patience_ns: int, pause: Callable[[float], object]
-    ) -> None:
-        self._now_ns = now_ns
-        self._until_ns = until_ns
-        self._patience_ns = patience_ns
-        self._pause = pause
-
-    def run(
-        self,
-        forwarding: Forwarding,
-        hand: Hand,
-        *,
-        flushed: Exporting | None = None,
-        given_up: Exporting | None = None,
-        lost: int = 0,
-    ) -> bool:
-        """Do it.
-
-        Args:
-            forwarding: of what.
-            hand: hands over a span.
-            flushed: may export on this thread; what nobody takes in time then stays. Else it is dropped.
-            given_up: gets nothing, because it has not come back with the last that it got.
-            lost: spans that are known to be lost already.
-
-        Returns:
-            False if something is left.
-        """
-        began_ns = moved_ns = self._now_ns()
-        stuck: list[Exporting] = []
-        slow = [] if given_up is None else [given_up]
-
-        def try_to_hand(one: Exporting, span: Any) -> None:
-            nonlocal lost
-            if one in slow:
-                lost += 1
-                return
-            handed_ns = self._now_ns()
-            hand(one, span)
-            done_ns = self._now_ns()
-            if done_ns > self._until_ns and done_ns - handed_ns > _SLOW_NS:
-                slow.append(one)
-
-        for _ in forwarding.deliver_under_way(try_to_hand):
-            if slow and flushed is not None:
-                return False
-        while True:
-            first_ns = forwarding.first_end_ns()
-            if first_ns is None or first_ns > began_ns:
-                break
-            room = {one: one.room for one in forwarding.exporting if one not in stuck}
-            full = [one for one in room if room[one] <= 0]
-            if flushed in full:
-                flushed.force_flush()
-                stuck += [flushed] if flushed.room <= 0 else []
-                continue
-            if full:
-                if self._now_ns() < min(self._until_ns, moved_ns + self._patience_ns):
-                    for one in full:
-                        one.hurry()
-                    self._pause(_ROOM_S)
-                    continue
-                stuck += full
-                continue
-            for _ in forwarding.deliver_some(began_ns, min([_LOT, *room.values()]), try_to_hand):
-                if slow and flushed is not None:
-                    return False
-            moved_ns = self._now_ns()
-        if lost:
-            logger.warning(
-                "%d spans that waited for the host profiler were not sent: their exporter takes too long", lost
-            )
-        return True
-
-
 def _hand(one: Exporting, span: Any) -> None:
     one.on_end(span)
+
+
+def _nothing() -> None:
+    pass

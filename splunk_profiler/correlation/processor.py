@@ -178,7 +178,7 @@ class Deferral:
                         return
                 except Exception as error:
                     self._guard.note(error)
-            one.on_end(self._forwarding.annotated(span) if self._host_id.value else span)
+            one.pass_through(self._forwarding.annotated(span) if self._host_id.value else span)
 
         def force_flush(*args: Any, **kwargs: Any) -> Any:
             timeout_ms = kwargs.get("timeout_millis", args[0] if args else None)

@@ -21,6 +21,7 @@ from splunk_profiler.formats.profile_proto import field, number, varint
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
+VALUE_TYPES = ("samples", "wall", "cpu")
 
 _LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and name empty
@@ -68,13 +69,11 @@ def parts(
         pause: called again and again in between, so that other threads may run.
         origin_of: says which mapping a frame belongs to; asked once for each.
     """
-    encoded, frame_count = _encode(profile, pause, origin_of)
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    gzipped = compressor.compress(encoded) + compressor.flush()
+    all_of_it = whole(profile, pause=pause, origin_of=origin_of)
     count = len(profile.aggregates)
-    times = 4 * -(-len(gzipped) // 3) / most_body_bytes
+    times = 4 * -(-len(all_of_it.gzipped) // 3) / most_body_bytes
     if times <= 1 or count <= 1:
-        return [Part(gzipped, frame_count)]
+        return [all_of_it]
     each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: parts repeat what they have in common
     found = []
     for first in range(0, count, each):
@@ -87,6 +86,25 @@ def parts(
     return found
 
 
+def whole(
+    profile: Profile,
+    *,
+    pause: Callable[[], None] = lambda: None,
+    value_types: tuple[str, str, str] = VALUE_TYPES,
+    origin_of: OriginOf = _nothing_known,
+) -> Part:
+    """`profile` in one part, however long.
+
+    Args:
+        profile: what to encode.
+        pause, origin_of: see `parts`.
+        value_types: what the number of samples, their wall time and their CPU time are called.
+    """
+    encoded, frame_count = _encode(profile, pause, value_types, origin_of)
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    return Part(compressor.compress(encoded) + compressor.flush(), frame_count)
+
+
 def body(part: Part) -> str:
     """The body of a log record whose ``profiling.data.format`` is ``pprof-gzip-base64``."""
     return base64.b64encode(part.gzipped).decode("ascii")
@@ -94,15 +112,18 @@ def body(part: Part) -> str:
 
 def message(profile: Profile, origin_of: OriginOf = _nothing_known) -> bytes:
     """`profile` as one message, however long, not compressed."""
-    return _encode(profile, lambda: None, origin_of)[0]
+    return _encode(profile, lambda: None, VALUE_TYPES, origin_of)[0]
 
 
-def _encode(profile: Profile, pause: Callable[[], None], origin_of: OriginOf) -> tuple[bytes, int]:
+def _encode(
+    profile: Profile, pause: Callable[[], None], value_types: tuple[str, str, str], origin_of: OriginOf
+) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
     strings: _Ids[str] = _Ids(0)
+    samples_text, wall_text, cpu_text = value_types
     # The empty text has to be number 0.
     _, samples, count, wall, cpu, ns = (
-        strings[text] for text in ("", "samples", "count", "wall", "cpu", "nanoseconds")
+        strings[text] for text in ("", samples_text, "count", wall_text, cpu_text, "nanoseconds")
     )
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)

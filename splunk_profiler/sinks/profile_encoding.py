@@ -42,9 +42,9 @@ class ProfileEncoder:
         """One request with the records of each of `profiles`, in their order."""
         request, add = self._envelope.request()
         observed_ns = self._time_ns()
-        self._provenance.read(let_others_run)
+        origin_of = self._provenance.up_to_date(let_others_run)
         for profile in profiles:
-            for part in pprof.parts(profile, pause=let_others_run, origin_of=self._provenance.of):
+            for part in pprof.parts(profile, pause=let_others_run, origin_of=origin_of):
                 record = add()
                 record.CopyFrom(self._template)
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering_server import Answering, answer
 from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
 
 from splunk_profiler.config import SETTINGS
@@ -86,6 +87,46 @@ def test_a_port_where_nobody_listens_is_the_reason() -> None:
     assert code == 1
     assert f"port {port} is not open" in failures
     assert "test export: not delivered" in failures
+
+
+def test_a_directory_for_files_is_tried_and_gets_a_real_profile(tmp_path: Path) -> None:
+    directory = tmp_path / "profiles"
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{directory}", "OTEL_SERVICE_NAME": "shop"})
+    assert (code, findings(data, "failure")) == (0, "")
+    said = findings(data, "ok")
+    assert f"output: files in {directory}, from SPLUNK_PROFILER_OUTPUT" in said
+    assert f"directory: will be made in {tmp_path}, which can be written to by this user" in said
+    assert "test export: a profile delivered" in said
+    (path,) = directory.iterdir()
+    assert path.name.startswith("shop-")
+
+
+def test_a_directory_that_cannot_be_written_to_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/file/x"})
+    assert code == 1
+    failures = findings(data, "failure")
+    assert f"directory: {tmp_path}/file cannot be written to: Not a directory" in failures
+    assert f"profiles cannot be written to {tmp_path}/file/x" in failures
+
+
+def test_a_datadog_agent_is_asked_who_it_is_and_gets_a_real_profile() -> None:
+    information = '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
+    with Answering(answer(200, information), answer(200)) as server:
+        code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:http://127.0.0.1:{server.port}"})
+    assert (code, findings(data, "failure")) == (0, "")
+    said = findings(data, "ok")
+    assert f"output: the Datadog agent at http://127.0.0.1:{server.port}, from SPLUNK_PROFILER_OUTPUT" in said
+    assert "agent: a Datadog agent, version 7.60.0 " in said
+    assert "test export: a profile delivered" in said
+    assert server.requests[1].startswith(b"POST /profiling/v1/input HTTP/1.1\r\n")
+
+
+def test_a_datadog_agent_that_is_not_there_is_the_reason() -> None:
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": "datadog:http://127.0.0.1:9"}, "--no-export")
+    assert code == 1
+    assert "connection: port 9 is not open" in findings(data, "failure")
+    assert "start the agent, with APM enabled" in findings(data, "failure")
 
 
 def test_a_host_without_an_address_is_the_reason() -> None:

@@ -21,7 +21,7 @@ _walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATI
 
 
 def _run(
-    scenario: str, walker: str, more: Mapping[str, str] | None = None, *, seconds: float = 4, interval_ms: int = 10
+    scenario: str, walker: str, more: Mapping[str, str] | None = None, *, seconds: float = 3, interval_ms: int = 10
 ) -> tuple[list[ReceivedProfile], dict[str, Any]]:
     """Run a scenario to its end; (the profiles received, its ledger)."""
     settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}
@@ -37,8 +37,14 @@ def _run(
 
 def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any]) -> None:
     samples = all_samples(profiles)
-    assert sum(sample.cpu_ns for sample in samples) == pytest.approx(ledger["cpu_ns"], rel=0.03)
-    assert sum(sample.wall_ns for sample in samples) == pytest.approx(ledger["wall_ns"], rel=0.01)
+    _assert_between(ledger, "cpu_ns", sum(sample.cpu_ns for sample in samples), 0.03)
+    _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), 0.01)
+
+
+def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance: float) -> None:
+    """The accounts were closed somewhere in the profiler's stop, which takes a while on a machine that is busy."""
+    before, after = ledger["before"][what], ledger["after"][what]
+    assert before * (1 - tolerance) <= found_ns <= after * (1 + tolerance), (before, found_ns, after)
 
 
 @_walkers
@@ -73,11 +79,11 @@ def test_samples_of_requests_have_their_local_root_and_the_name_it_ended_up_with
 
 @_walkers
 def test_ten_thousand_spans_a_second_lose_labels_but_no_time_and_take_bounded_memory(walker: str) -> None:
-    profiles, ledger = _run("many_spans", walker, seconds=6)
+    profiles, ledger = _run("many_spans", walker, seconds=4)
     _assert_adds_up(profiles, ledger)
     assert any("fewer labels" in comment for profile in profiles for comment in profile.comments)
     assert max(len(profile.samples) for profile in profiles) < 4096
-    _, calm = _run("many_spans", walker, seconds=6, interval_ms=2900)
+    _, calm = _run("many_spans", walker, seconds=4, interval_ms=1900)
     assert ledger["resident_kib"] - calm["resident_kib"] < 20 << 10
 
 
@@ -91,7 +97,7 @@ def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
     for profiles_of_one in (of_parent, of_child):
         samples = all_samples(profiles_of_one)
         assert any("__main__.compute" in sample.functions for sample in samples)
-    assert sum(sample.cpu_ns for sample in all_samples(of_parent)) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+    _assert_between(ledger, "cpu_ns", sum(sample.cpu_ns for sample in all_samples(of_parent)), 0.03)
 
 
 def test_a_child_of_a_process_that_sends_text_may_send_profiles() -> None:

@@ -1,7 +1,8 @@
 """Work of known cost: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
 
 Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum
-of its threads' lifetimes from the profiler's start to its stop, and what else the test of that scenario wants to know.
+of its threads' lifetimes from the profiler's start to just before its stop and just after, and what else the test of
+that scenario wants to know.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ class Ledger:
         thread.start()
         return thread
 
-    def close(self) -> None:
-        """The profiler is about to be stopped."""
-        self.facts |= {
+    def stop(self, timeout_s: float) -> None:
+        """Stop the profiler, which closes its accounts at some instant in that: what is so before, and after."""
+        before = self._so_far()
+        splunk_profiler.stop(timeout_s)
+        self.facts |= {"before": before, "after": self._so_far()}
+
+    def _so_far(self) -> dict[str, int]:
+        return {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
             "wall_ns": sum(self._lived_ns) + time.monotonic_ns() - self.begun_ns,
         }
@@ -193,8 +199,7 @@ def main(scenario: str, seconds: float) -> None:
     assert splunk_profiler.start()
     ledger = Ledger()
     SCENARIOS[scenario](ledger, seconds)
-    ledger.close()
-    splunk_profiler.stop(10)
+    ledger.stop(10)
     say("ledger", ledger.facts)
 
 

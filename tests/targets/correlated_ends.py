@@ -26,6 +26,7 @@ import splunk_profiler
 _NEVER_MS = 3_600_000
 _ROOTS = 10
 _ALARMS = 300
+_BRIEFLY_MS = 100
 _ALARM_S = 0.0003
 TRACER = trace.get_tracer("ends")  # asked for once: the SDK makes each with a lock held
 
@@ -147,14 +148,14 @@ def hanging(first: str, kind: str) -> None:
 
 
 def terminated(how: str) -> None:
-    """The main thread is in a flush, in an exporter that stands, when a signal has it flush or shut down once more."""
+    """The main thread is in a flush, for an exporter that stands, when a signal has it flush or shut down once more."""
     standing = Standing()
     provider = provided(SimpleSpanProcessor(standing), batch(Saying("batch")))
 
     def handle(*_: object) -> None:
         say("handling")
         if how == "flush":
-            say("flushed", provider.force_flush())
+            say("flushed", provider.force_flush(_BRIEFLY_MS))
         else:
             provider.shutdown()
         standing.go_on()

@@ -65,11 +65,12 @@ def test_a_thread_that_was_there_before_the_first_snapshot_counts_from_that_one(
     assert spent[1].wall_ns == 100 * MS - 5 * MS // 2
 
 
-def test_a_thread_that_had_not_made_its_first_step_at_the_snapshot_before_counts_from_its_birth(world: World) -> None:
-    world.snapshot(1000, (1, None, 600))
-    world.snapshot(1100, (1, None, 600))
-    spent, _ = world.snapshot(1200, (1, None, 600), (2, Birth(1080 * MS, 1090 * MS), 0))
-    assert spent[1].wall_ns == 115 * MS
+@pytest.mark.parametrize("first_step_ms", [1200, 1300, 2000])
+def test_a_thread_that_has_waited_for_its_first_step_counts_from_its_birth(world: World, first_step_ms: int) -> None:
+    for now_ms in range(1000, first_step_ms, 100):
+        world.snapshot(now_ms, (1, None, 600))
+    spent, _ = world.snapshot(first_step_ms, (1, None, 600), (2, Birth(1080 * MS, 1090 * MS), 0))
+    assert spent[1].wall_ns == (first_step_ms - 1085) * MS
 
 
 def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_time(world: World) -> None:

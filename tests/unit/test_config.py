@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splunk_profiler.config import SETTINGS, Config, from_config, from_env
-from splunk_profiler.values import ConfigError, Endpoint, parse_endpoint
+from splunk_profiler.values import Agent, Collector, ConfigError, Destination, Directory, Endpoint, parse_endpoint
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -43,6 +43,20 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_MAX_STACK_DEPTH", "0", "1024"),
         ("SPLUNK_PROFILER_EXPORT_INTERVAL", "-1", "the default"),
         ("SPLUNK_PROFILER_DATA_FORMAT", "json", "text"),
+        ("SPLUNK_PROFILER_OUTPUT", "OTLP", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "file", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "file:", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "file:profiles", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "file:/tmp/../etc", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:localhost:8126", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:https://agent:8126", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:0", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:99999", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://key@agent:8126", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126/profiling", "otlp"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126?a=b", "otlp"),
         ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
         ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
         ("OTEL_SDK_DISABLED", "perhaps", "false"),
@@ -75,6 +89,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS": ("true", True),
         "SPLUNK_PROFILER_TRACING_STACKS_ONLY": ("True", True),
         "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
+        "SPLUNK_PROFILER_OUTPUT": ("file:/var/profiles", "file:/var/profiles"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
@@ -104,11 +119,50 @@ def test_settings_that_are_known_but_not_built_say_so() -> None:
     assert any("SPLUNK_SNAPSHOT_PROFILER_ENABLED=true" in warning for warning in resolved.warnings)
 
 
+@pytest.mark.parametrize(
+    ("text", "destination"),
+    [
+        ("otlp", Collector()),
+        ("file:/var/profiles", Directory("/var/profiles")),
+        ("file:///var/pro:files", Directory("///var/pro:files")),
+        ("datadog:http://agent", Agent("http://agent", "agent", 8126)),
+        ("datadog:http://10.0.0.1:9000/", Agent("http://10.0.0.1:9000/", "10.0.0.1", 9000)),
+        ("datadog:http://[::1]:9000", Agent("http://[::1]:9000", "::1", 9000)),
+    ],
+)
+def test_destinations_are_understood(text: str, destination: Destination) -> None:
+    assert from_env({"SPLUNK_PROFILER_OUTPUT": text}).config.destination == destination
+
+
+def test_files_and_datadog_agents_take_profiles_whatever_the_format_is_said_to_be() -> None:
+    for output in ("file:/x", "datadog:http://h"):
+        resolved = from_env({"SPLUNK_PROFILER_OUTPUT": output})
+        assert resolved.config.aggregates
+        assert resolved.warnings == ()
+        resolved = from_env({"SPLUNK_PROFILER_OUTPUT": output, "SPLUNK_PROFILER_DATA_FORMAT": "text"})
+        assert resolved.config.aggregates
+        (warning,) = resolved.warnings
+        assert f"SPLUNK_PROFILER_DATA_FORMAT=text has no effect: SPLUNK_PROFILER_OUTPUT={output}" in warning
+        asked = {"SPLUNK_PROFILER_OUTPUT": output, "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
+        assert from_env(asked).warnings == ()
+    both = {"SPLUNK_PROFILER_OUTPUT": "otlp", "SPLUNK_PROFILER_DATA_FORMAT": "text"}
+    assert from_env(both).warnings == ()
+
+
+def test_a_destination_made_in_code_is_checked() -> None:
+    assert Config(output="file:/x").destination == Directory("/x")
+    with pytest.raises(ConfigError, match=r"Config\(output='file:x'\): not an absolute path"):
+        Config(output="file:x")
+
+
 def test_samples_are_gathered_longer_where_they_are_summed_up() -> None:
     assert from_env({}).config.export_interval_ns == 1_000_000_000
     assert from_env({"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}).config.export_interval_ns == 10_000_000_000
     asked = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "500"}
     assert from_env(asked).config.export_interval_ns == 500_000_000
+    assert Config(output="file:/x").export_interval_ns == 10_000_000_000
+    assert Config(output="datadog:http://h").export_interval_ns == 60_000_000_000
+    assert Config(output="datadog:http://h", export_interval_ms=500).export_interval_ns == 500_000_000
     with pytest.raises(ConfigError):
         Config(export_interval_ms="500")  # type: ignore[arg-type]
 

@@ -130,7 +130,7 @@ def test_reasons_for_discarding_are_few_so_that_they_can_be_counted() -> None:
     assert len(found) == 3
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=1024))
 @example(b"")
 @example(registration())
@@ -139,7 +139,7 @@ def test_any_bytes_have_the_meaning_that_a_second_decoder_finds(datagram: bytes)
     assert facts_of(decode(datagram)) == facts(datagram)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.integers(0, 3), st.integers(0, 65535), st.binary(max_size=80))
 def test_any_message_with_a_head_has_the_meaning_that_a_second_decoder_finds(
     message_type: int, minor: int, payload: bytes

@@ -211,7 +211,7 @@ def by_python(ident: int | None) -> list[tuple[CodeType, int, int | None]]:
     return seen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(LAYERS), max_size=25))
 def test_a_stack_that_holds_still_is_what_python_says(layers: list[Layer]) -> None:
     ticker = make(make_frame=resolved, max_depth=10_000)  # type: ignore[arg-type]  # any value names a frame
@@ -222,7 +222,7 @@ def test_a_stack_that_holds_still_is_what_python_says(layers: list[Layer]) -> No
         assert len(frames) >= len(layers)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(LAYERS), max_size=12))
 def test_a_thread_that_captures_itself_sees_its_own_stack(layers: list[Layer]) -> None:
     ticker = make(make_frame=resolved, max_depth=10_000)  # type: ignore[arg-type]

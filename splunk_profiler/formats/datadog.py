@@ -1,0 +1,53 @@
+"""A profile in the words that Datadog's backend knows: names of labels and values, and its form for identifiers.
+
+Pure: imports the model. Runs on the exporting thread. The backend finds the samples of a span by the numbers
+``span id`` and ``local root span id`` (64 bits, which pprof calls signed and the backend reads as unsigned), and those
+of an endpoint by ``trace endpoint``. Labels that it has no word for keep their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from splunk_profiler.model import Aggregate, Profile
+
+VALUE_TYPES = ("wall-samples", "wall-time", "cpu-time")
+
+Label = tuple[str, str | int]
+
+_NAMES = {
+    "thread.id": "thread id",
+    "thread.os.id": "thread native id",
+    "thread.name": "thread name",
+    "endpoint": "trace endpoint",
+}
+_SPAN_IDS = {"span_id": "span id", "local_root_span_id": "local root span id"}
+_LEFT_OUT = {"source.event.time", "source.event.period"}  # of the first of the samples that are one; of all of them
+
+
+def translated(profile: Profile) -> Profile:
+    """`profile` with labels by the names that the backend knows."""
+    known: dict[Label, Label | None] = {}
+
+    def label(found: Label) -> Label | None:
+        if found not in known:
+            known[found] = _label(*found)
+        return known[found]
+
+    def aggregate(found: Aggregate) -> Aggregate:
+        labels = tuple(said for each in found.labels if (said := label(each)) is not None)
+        return replace(found, labels=labels)
+
+    return replace(profile, aggregates=tuple(aggregate(each) for each in profile.aggregates))
+
+
+def _label(key: str, value: str | int) -> Label | None:
+    if key in _LEFT_OUT:
+        return None
+    if key in _SPAN_IDS and isinstance(value, str):
+        return _SPAN_IDS[key], _signed(int(value, 16))
+    return _NAMES.get(key, key), value
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number

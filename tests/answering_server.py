@@ -1,0 +1,90 @@
+"""An HTTP server on a thread of the test that answers as it is told to; imports nothing of the package.
+
+    with Answering(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n") as server:
+        post_to(server.port)
+    assert server.requests[0].startswith(b"POST ")
+
+Each connection gets the next of the answers, the last one again and again. An answer of None is no answer: the
+connection stays open until the client closes it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from types import TracebackType
+
+
+def answer(status: int, text: str = "", *fields: str) -> bytes:
+    """A whole answer."""
+    head = [f"HTTP/1.1 {status} So", *fields, f"Content-Length: {len(text)}", "", text]
+    return "\r\n".join(head).encode()
+
+
+class Answering:
+    """A running server.
+
+    Attributes:
+        port: where it listens on 127.0.0.1.
+        requests: what clients have sent, whole.
+    """
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self._answers = list(answers)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.requests: list[bytes] = []
+        self._arrived = threading.Condition()
+        self._ends = False
+        self._thread = threading.Thread(target=self._serve, name="answering-server")
+        self._thread.start()
+
+    def wait(self, count: int, timeout_s: float = 60) -> None:
+        """Return once there have been `count` requests."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.requests) >= count, timeout_s), self.requests
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection:
+                if self._ends:
+                    return
+                request = _received(connection)
+                if not request:
+                    continue  # somebody has only looked whether a server is here
+                said = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                with self._arrived:
+                    self.requests.append(request)
+                    self._arrived.notify_all()
+                if said is None:
+                    connection.settimeout(60)
+                    assert connection.recv(1) == b"", "the client closes it"
+                else:
+                    connection.sendall(said)
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ends = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join()
+        self._listener.close()
+
+
+def _received(connection: socket.socket) -> bytes:
+    content = b""
+    length = None
+    while length is None or len(content) < length:
+        more = connection.recv(65536)
+        if not more:
+            break
+        content += more
+        if length is None and (head := re.match(rb"(?s).*?\r\n\r\n", content)):
+            found = re.search(rb"(?i)\r\ncontent-length: (\d+)", head[0])
+            length = len(head[0]) + int(found[1]) if found else len(head[0])
+    return content

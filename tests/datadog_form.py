@@ -1,0 +1,57 @@
+"""What a Datadog agent was sent, taken apart by Python's own reader of MIME. Imports nothing of the package."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from profile_schema import decode
+
+
+@dataclass(frozen=True)
+class ReadForm:
+    """A form.
+
+    Attributes:
+        event: what it says of itself.
+        tags: its tags.
+        files: file name → content.
+    """
+
+    event: dict[str, Any]
+    tags: dict[str, str]
+    files: dict[str, bytes]
+
+    @property
+    def profile(self) -> Any:
+        """The profile in it, as a message of the official schema."""
+        return decode(gzip.decompress(self.files["auto.pprof"]))
+
+
+def read_form(content_type: str, body: bytes) -> ReadForm:
+    """The form in the body of a request."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("ascii")
+    message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
+    assert not message.defects
+    files: dict[str, bytes] = {}
+    for part in message.iter_parts():
+        content = part.get_payload(decode=True)
+        assert isinstance(content, bytes)
+        files[str(part.get_filename())] = content
+    event = json.loads(files.pop("event.json"))
+    assert event["attachments"] == list(files)
+    tags = dict(tag.split(":", 1) for tag in event["tags_profiler"].split(","))
+    return ReadForm(event, tags, files)
+
+
+def labelled(profile: Any) -> list[dict[str, str | int]]:
+    """The labels of each sample."""
+    texts = list(profile.string_table)
+    return [
+        {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label}
+        for sample in profile.sample
+    ]

@@ -1,0 +1,141 @@
+"""A profiled service whose profiles go to a Datadog agent: Datadog's test agent, one that is gone, one that refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from answering_server import Answering, answer
+from datadog_agent import DatadogAgent, NotInstallableError, installed
+from datadog_form import labelled, read_form
+from target_process import Target, profiled
+
+_NATIVE = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+NOWHERE = "http://127.0.0.1:9"
+
+
+def sent_to(url: str, interval_ms: int = 200) -> dict[str, str]:
+    """The settings with which a target is profiled into an agent. The collector's endpoint must not matter."""
+    return {
+        **profiled(NOWHERE, 10),
+        "SPLUNK_PROFILER_OUTPUT": f"datadog:{url}",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": str(interval_ms),
+        "OTEL_SERVICE_NAME": "shop",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,service.version=1.2",
+    }
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return installed()
+    except NotInstallableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def agent(program: Path, tmp_path: Path) -> Iterator[DatadogAgent]:
+    with DatadogAgent(program, tmp_path) as running:
+        yield running
+
+
+@_NATIVE
+def test_datadogs_own_agent_takes_profiles_whose_samples_have_its_names_for_spans(agent: DatadogAgent) -> None:
+    with Target("accounted_work.py", "tasks", "2", env=sent_to(agent.url, 500)) as target:
+        roots = target.json("ledger")["roots"]
+        assert target.finish() == 0, target.output
+        pid = target.pid
+    forms = agent.forms(3)
+    for form in forms:
+        assert (form.event["family"], form.event["version"]) == ("python", "4")
+        wanted = {"service": "shop", "env": "prod", "version": "1.2", "language": "python", "process_id": str(pid)}
+        assert {name: form.tags.get(name) for name in wanted} == wanted
+        assert form.tags["runtime-id"]
+        assert form.event["start"] < form.event["end"]
+    assert len({form.event["start"] for form in forms}) == len(forms), "each period once"
+    in_spans = [labels for form in forms for labels in labelled(form.profile) if "span id" in labels]
+    as_numbers = {int(span, 16): int(root, 16) for span, root in roots.items()}
+    found = {int(labels["span id"]) % 2**64: int(labels["local root span id"]) % 2**64 for labels in in_spans}
+    assert as_numbers.items() <= found.items()
+    assert {f"GET /items/{number}" for number in range(10)} <= {labels["trace endpoint"] for labels in in_spans}
+
+
+@_NATIVE
+def test_a_forked_child_sends_to_the_agent_under_its_own_process_id(agent: DatadogAgent) -> None:
+    with Target("accounted_work.py", "forking", "1", env=sent_to(agent.url)) as target:
+        child, status = target.json("ledger")["child"]
+        assert (status, target.finish()) == (0, 0), target.output
+        assert {form.tags["process_id"] for form in agent.forms(2)} == {str(target.pid), str(child)}
+
+
+def test_a_service_whose_agent_is_gone_works_and_says_so_once() -> None:
+    with Target("accounted_work.py", "busy", "1", env=sent_to(NOWHERE)) as target:
+        assert target.json("ledger")
+        assert target.finish() == 0, target.output
+        said = target.last_words()
+    assert said.count("profiling records are not delivered") == 1
+    assert f"no Datadog agent can be reached at {NOWHERE} (Connection refused)" in said
+
+
+def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
+    with Answering(answer(404, "profiling is switched off")) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with Target("accounted_work.py", "busy", "1", env=sent_to(url)) as target:
+            assert target.json("ledger")
+            assert target.finish() == 0, target.output
+            said = target.last_words()
+        server.wait(3)
+    assert said.count("profiling records are not delivered") == 1
+    assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
+
+
+_FORKING = """
+import os, splunk_profiler
+assert splunk_profiler.start()
+input()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+print("child", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def test_an_agent_that_never_answers_keeps_a_service_neither_from_forking_nor_from_ending() -> None:
+    with Answering(None) as server:
+        with Target(sys.executable, "-c", _FORKING, env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
+            server.wait(1)
+            target.tell("")
+            assert target.line("child") == "0"
+            assert target.finish() == 0, target.output
+            assert "had to be ended" in target.last_words()
+        assert len(server.requests) > 1, "what was interrupted for the fork is sent again"
+
+
+_GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import gevent, splunk_profiler
+assert splunk_profiler.start()
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
+def test_where_sockets_are_geventss_the_profile_travels_on_a_real_one() -> None:
+    with Answering(answer(200)) as server:
+        env = sent_to(f"http://localhost:{server.port}")
+        with Target(sys.executable, "-c", _GREENLETS, env=env) as target:
+            target.line("ready")
+            server.wait(2)
+            target.tell("")
+            assert target.finish() == 0, target.output
+            assert "profiling records" not in target.last_words()
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
+    assert read_form(content_type, body).tags["service"] == "shop"

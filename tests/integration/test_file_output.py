@@ -1,0 +1,100 @@
+"""A profiled service whose profiles go to files, in a directory that processes share, fill and die in."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from profile_schema import decode
+from target_process import Target, profiled
+
+
+def written_to(directory: Path) -> dict[str, str]:
+    """The settings with which a target is profiled into files. The collector's endpoint must not matter."""
+    return {
+        **profiled("http://127.0.0.1:9", 10),
+        "SPLUNK_PROFILER_OUTPUT": f"file:{directory}",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "100",
+        "OTEL_SERVICE_NAME": "shop",
+    }
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def profiles(directory: Path) -> dict[str, Any]:
+    """File name → profile; each of them must be whole."""
+    return {path.name: decode(gzip.decompress(path.read_bytes())) for path in directory.glob("*.pprof")}
+
+
+def pids(directory: Path) -> set[int]:
+    return {int(name.split("-")[2]) for name in profiles(directory)}
+
+
+def functions(directory: Path, pid: int) -> set[str]:
+    """What one of the processes was seen in."""
+    found = (profile for name, profile in profiles(directory).items() if name.split("-")[2] == str(pid))
+    return {profile.string_table[function.name] for profile in found for function in profile.function}
+
+
+def test_each_period_is_a_file_and_parent_and_child_share_the_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "here"
+    with Target("accounted_work.py", "forking", "1", env=written_to(directory)) as target:
+        child, status = target.json("ledger")["child"]
+        assert (status, target.finish()) == (0, 0), target.output
+        assert pids(directory) == {target.pid, child}
+        for pid in (target.pid, child):
+            assert "__main__.compute" in functions(directory, pid)
+    assert len(profiles(directory)) > 2
+    assert all(name.startswith("shop-") and name.endswith(".pprof") for name in profiles(directory))
+    assert len(list(directory.iterdir())) == len(profiles(directory))
+
+
+def test_a_process_that_is_killed_leaves_whole_profiles_only(tmp_path: Path) -> None:
+    with Target("accounted_work.py", "busy", "60", env=written_to(tmp_path)) as target:
+        wait_until(lambda: len(list(tmp_path.glob("*.pprof"))) > 3)
+        target.signal(signal.SIGKILL)
+        assert target.finish() == -signal.SIGKILL
+    assert len(profiles(tmp_path)) > 3
+
+
+def test_what_a_process_was_writing_when_it_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    with Target("file_writer.py", "killed", str(tmp_path)) as target:
+        assert target.finish() == -signal.SIGXFSZ, target.output
+    (half,) = tmp_path.iterdir()
+    assert (half.suffix, half.stat().st_size) == (".tmp", 10_000)
+    a_minute_ago = time.time() - 60
+    os.utime(half, (a_minute_ago, a_minute_ago))
+    with Target("accounted_work.py", "busy", "0.5", env=written_to(tmp_path)) as target:
+        assert target.finish() == 0, target.output
+        assert pids(tmp_path) == {target.pid}
+    assert not half.exists()
+
+
+def test_where_there_is_no_room_nothing_is_left_behind_and_what_fits_is_still_written(tmp_path: Path) -> None:
+    with Target("file_writer.py", "refused", str(tmp_path)) as target:
+        large, small = target.lines(2, "outcome ")
+        assert target.finish() == 0, target.output
+    assert f"profiles cannot be written to {tmp_path} (File too large)" in large
+    assert small == '["delivered", ""]'
+    assert len(profiles(tmp_path)) == len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    directory = tmp_path / "file" / "profiles"
+    with Target("accounted_work.py", "busy", "1", env=written_to(directory)) as target:
+        assert target.json("ledger")
+        assert target.finish() == 0, target.output
+        said = target.last_words()
+    assert said.count("profiling records are not delivered") == 1
+    assert f"profiles cannot be written to {directory} (Not a directory); see SPLUNK_PROFILER_OUTPUT" in said

@@ -1,0 +1,133 @@
+"""A flush ends in the time that it was given, also where an exporter that exports at once does not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from correlator_bench import WAIT_S, Bench
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+BRIEFLY_MS = 300
+
+
+class Held(InMemorySpanExporter):
+    """An exporter that does not come back until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def export(self, spans: Any) -> Any:
+        self.entered.release()
+        assert self.open.wait(WAIT_S)
+        return super().export(spans)
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for span in self.get_finished_spans()]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Any:
+    bench = Bench(tmp_path, at_once=True, resource={})
+    exporter = Held()
+    processor = SimpleSpanProcessor(exporter)
+    bench.provider.add_span_processor(processor)
+    bench.register(delay_ms=600_000)
+    yield bench, exporter, processor
+    exporter.open.set()
+    bench.end()
+
+
+def ended(bench: Bench, *names: str) -> None:
+    for name in names:
+        bench.tracer.start_span(name).end()
+
+
+def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_and_loses_nothing(
+    held: tuple[Bench, Held, SimpleSpanProcessor],
+) -> None:
+    bench, exporter, processor = held
+    ended(bench, "one", "two", "three")
+    assert not processor.force_flush(BRIEFLY_MS)
+    assert exporter.entered.acquire(timeout=WAIT_S)
+    assert not processor.force_flush(BRIEFLY_MS), "a second one neither"
+    exporter.open.set()
+    assert processor.force_flush(WAIT_S * 1000)
+    assert exporter.names == ["one", "two", "three"]
+
+
+def test_what_a_flush_could_not_bring_out_goes_out_as_soon_as_the_exporter_comes_back(
+    held: tuple[Bench, Held, SimpleSpanProcessor],
+) -> None:
+    bench, exporter, processor = held
+    ended(bench, "one", "two")
+    assert not processor.force_flush(BRIEFLY_MS)
+    exporter.open.set()
+    for _ in range(2):
+        assert exporter.entered.acquire(timeout=WAIT_S), "though nobody flushes again"
+
+
+def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors_have_in_their_queues(
+    held: tuple[Bench, Held, SimpleSpanProcessor],
+) -> None:
+    bench, _exporter, processor = held
+    other = InMemorySpanExporter()
+    batch = BatchSpanProcessor(other, schedule_delay_millis=3_600_000)
+    bench.provider.add_span_processor(batch)
+    ended(bench, "one", "two")
+    assert not processor.force_flush(BRIEFLY_MS)
+    ended(bench, "three")
+    assert not batch.force_flush(BRIEFLY_MS)
+    assert [span.name for span in other.get_finished_spans()] == ["one", "two", "three"]
+
+
+def test_a_shutdown_after_a_flush_in_vain_hands_over_what_that_had_left(
+    held: tuple[Bench, Held, SimpleSpanProcessor],
+) -> None:
+    bench, exporter, processor = held
+    ended(bench, "one", "two", "three")
+    assert not processor.force_flush(BRIEFLY_MS)
+    exporter.open.set()
+    bench.provider.shutdown()
+    assert exporter.names == ["one", "two", "three"]
+
+
+class FlushingUnderItsLock(SpanProcessor):
+    """Exports at once, under a lock that its own flush may have, and flushes the provider at each end."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.span_exporter = InMemorySpanExporter()
+        self._bench = bench
+        self._lock = threading.RLock()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with self._lock:
+            self.span_exporter.export([span])
+            assert self._bench.provider.force_flush()
+
+
+def test_a_processor_that_flushes_with_its_own_lock_held_does_not_wait_for_a_thread_that_wants_that_lock(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, at_once=True, resource={})
+    processor = FlushingUnderItsLock(bench)
+    bench.provider.add_span_processor(processor)
+    bench.register(delay_ms=600_000)
+    try:
+        with bench.tracer.start_as_current_span("one"):
+            pass
+        with bench.tracer.start_as_current_span("two"):
+            bench.tracer.start_span("child").end()
+        names = [span.name for span in processor.span_exporter.get_finished_spans()]
+        assert names == ["child", "one"], "the child's end flushes, and two has not ended then"
+        bench.provider.force_flush()
+        assert processor.span_exporter.get_finished_spans()[-1].name == "two"
+    finally:
+        bench.end()

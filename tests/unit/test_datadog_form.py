@@ -1,0 +1,157 @@
+"""What a Datadog agent is sent for a profile: an event that says of whom it is, and the profile in Datadog's words."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import platform
+from dataclasses import replace
+from typing import Any
+
+from datadog_form import ReadForm, labelled, read_form
+from opentelemetry.sdk.resources import Resource
+from profile_factory import small_profile
+
+from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.sinks.datadog_form import ProfileForms
+
+
+def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
+    """The form as it is read, and its headers."""
+    named = {name.replace("_", "."): value for name, value in attributes.items()}
+    form = ProfileForms(lambda: Resource(named)).form(profile)
+    headers = dict(form.headers)
+    return read_form(headers["Content-Type"], form.body), headers
+
+
+def test_whose_code_it_is_goes_with_the_profile() -> None:
+    stack = Stack(
+        (Frame("json", "loads", json.__file__, 1), Frame("shop", "serve", "/srv/shop.py", 1)), truncated=False
+    )
+    form, _ = formed(Profile(0, 1, 1, (Aggregate(stack, (), 1, 1, 1),)))
+    assert json.loads(gzip.decompress(form.files["code-provenance.json"])) == {
+        "v1": [
+            {
+                "kind": "standard library",
+                "name": "stdlib",
+                "version": platform.python_version(),
+                "paths": [json.__file__],
+            }
+        ]
+    }
+
+
+def labelled_profile(*labels: tuple[str, str | int]) -> Profile:
+    stack = Stack((Frame("shop", "serve", "shop.py", 1),), truncated=False)
+    return Profile(0, 1, 1, (Aggregate(stack, labels, 1, 1, 1),))
+
+
+def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
+    form, _ = formed(
+        small_profile(),
+        service_name="shop",
+        deployment_environment="old",
+        deployment_environment_name="prod",
+        service_version="1.2",
+        service_instance_id="6f0d",
+        host_name="web-1",
+        process_pid=47,
+    )
+    assert {name: form.event[name] for name in ("version", "family", "start", "end", "attachments")} == {
+        "version": "4",
+        "family": "python",
+        "start": "2026-05-28T20:26:40.000000Z",
+        "end": "2026-05-28T20:26:50.000000Z",
+        "attachments": ["auto.pprof", "code-provenance.json"],
+    }
+    version = form.tags.pop("profiler_version")
+    assert version
+    assert form.tags == {
+        "service": "shop",
+        "env": "prod",
+        "version": "1.2",
+        "runtime-id": "6f0d",
+        "host": "web-1",
+        "process_id": "47",
+        "language": "python",
+        "runtime": platform.python_implementation(),
+        "runtime_version": platform.python_version(),
+    }
+
+
+def test_a_runtime_id_of_the_process_goes_before_that_of_the_instance() -> None:
+    form, _ = formed(small_profile(), service_instance_id="machine-1", process_runtime_id="6f0d")
+    assert form.tags["runtime-id"] == "6f0d"
+
+
+def test_what_is_not_known_of_the_process_is_no_tag() -> None:
+    form, headers = formed(small_profile(), service_name="")
+    assert not form.tags.keys() & {"service", "env", "version", "runtime-id", "host", "process_id"}
+    assert "Datadog-Container-ID" not in headers
+
+
+def test_a_container_is_named_for_the_agent_which_knows_its_tags() -> None:
+    _, headers = formed(small_profile(), container_id="0f3c")
+    assert headers["Datadog-Container-ID"] == "0f3c"
+    _, headers = formed(small_profile(), container_id="0f\r\nX: 1")
+    assert headers["Datadog-Container-ID"] == "0fX: 1"
+
+
+def test_a_value_cannot_begin_another_tag_or_line() -> None:
+    form, _ = formed(small_profile(), service_name="shop,env:evil\nx" + "y" * 300, service_version="1,2")
+    assert form.tags["service"].startswith("shop_env:evilxyyy")
+    assert len(form.tags["service"]) == 200
+    assert form.tags["version"] == "1_2"
+    assert "env" not in form.tags
+
+
+def test_values_have_the_names_that_the_backend_knows() -> None:
+    form, _ = formed(small_profile())
+    texts = list(form.profile.string_table)
+    assert [(texts[kind.type], texts[kind.unit]) for kind in form.profile.sample_type] == [
+        ("wall-samples", "count"),
+        ("wall-time", "nanoseconds"),
+        ("cpu-time", "nanoseconds"),
+    ]
+    assert [list(sample.value) for sample in form.profile.sample] == [
+        [300, 3_000_400_000, 2_500_000_000],
+        [100, 1_000_000_000, 500_000_000],
+        [600, 5_999_600_000, 0],
+    ]
+
+
+def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> None:
+    known = labelled_profile(
+        ("source.event.time", 1),
+        ("source.event.period", 10),
+        ("source.event.name", "timer"),
+        ("thread.id", 7),
+        ("thread.os.id", 8),
+        ("thread.name", "worker"),
+        ("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("span_id", "00f067aa0ba902b7"),
+        ("local_root_span_id", "ffffffffffffffff"),
+        ("endpoint", "GET /items"),
+        ("tenant", "acme"),
+    )
+    form, _ = formed(known)
+    assert labelled(form.profile) == [
+        {
+            "source.event.name": "timer",
+            "thread id": 7,
+            "thread native id": 8,
+            "thread name": "worker",
+            "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+            "span id": 0x00F067AA0BA902B7,
+            "local root span id": -1,  # the same 64 bits
+            "trace endpoint": "GET /items",
+            "tenant": "acme",
+        }
+    ]
+
+
+def test_the_profile_that_is_sent_elsewhere_is_left_as_it_was() -> None:
+    profile = small_profile()
+    formed(profile)
+    assert profile.aggregates[0].labels == small_profile().aggregates[0].labels
+    assert replace(profile, aggregates=()) == replace(small_profile(), aggregates=())

@@ -1,0 +1,260 @@
+"""Posting to a Datadog agent: what its answers mean, and that nothing lasts longer than it may."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from answering_server import Answering, answer
+from datadog_form import read_form
+from opentelemetry.sdk.resources import Resource
+from profile_factory import small_profile
+
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.sinks.datadog import DatadogSink
+from splunk_profiler.sinks.datadog_form import Form, ProfileForms
+from splunk_profiler.threads import Worker
+from splunk_profiler.values import Agent
+
+BATCH = Batch((small_profile(),), 0)
+TAKEN = answer(200)
+
+
+def sink_of(
+    port: int, *, host: str = "127.0.0.1", timeout_s: float = 60, form: Callable[[Profile], Form] | None = None
+) -> DatadogSink:
+    forms = ProfileForms(lambda: Resource({"service.name": "shop"}))
+    return DatadogSink(Agent(f"http://{host}:{port}", host, port), form or forms.form, timeout_s)
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def answered(*answers: bytes) -> Outcome:
+    with Answering(*answers) as server:
+        return sink_of(server.port).export(BATCH)
+
+
+class Exporting:
+    """An export on a thread of ours, as the recorder's is."""
+
+    def __init__(self, sink: DatadogSink) -> None:
+        self._outcomes: list[Outcome] = []
+        self._worker = Worker("exporter", lambda: self._outcomes.append(sink.export(BATCH)))
+        self._worker.start()
+
+    def outcome(self) -> Outcome:
+        """What came of it, once it is over."""
+        assert self._worker.join(60)
+        return self._outcomes[0]
+
+
+def test_a_profile_is_posted_whole_to_the_intake() -> None:
+    with Answering(TAKEN) as server:
+        sink = sink_of(server.port, host="localhost")
+        assert [sink.export(BATCH) for _ in range(2)] == [Outcome(Delivery.DELIVERED)] * 2
+    for request in server.requests:
+        head, _, body = request.partition(b"\r\n\r\n")
+        first, *lines = head.decode("ascii").split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        assert first == "POST /profiling/v1/input HTTP/1.1"
+        assert (fields["Host"], fields["Connection"]) == (f"localhost:{server.port}", "close")
+        assert fields["DD-EVP-ORIGIN"] == "splunk-profiler"
+        assert read_form(fields["Content-Type"], body).tags["service"] == "shop"
+
+
+@pytest.mark.parametrize("status", [200, 202, 204])
+def test_every_kind_of_success_is_a_delivery(status: int) -> None:
+    assert answered(answer(status)).delivery is Delivery.DELIVERED
+
+
+@pytest.mark.parametrize(
+    ("status", "delivery", "hint"),
+    [
+        (400, Delivery.REJECTED, "answered 400 (why not)"),
+        (302, Delivery.REJECTED, "answered 302"),
+        (404, Delivery.REJECTED, "it takes no profiles"),
+        (405, Delivery.REJECTED, "it takes no profiles"),
+        (413, Delivery.TOO_LARGE, "SPLUNK_PROFILER_EXPORT_INTERVAL"),
+        (403, Delivery.RETRY, "the key that the agent is configured with"),
+        (429, Delivery.RETRY, "answered 429"),
+        (500, Delivery.RETRY, "answered 500"),
+        (503, Delivery.RETRY, "answered 503"),
+    ],
+)
+def test_an_answer_says_whether_the_profile_is_worth_another_try(status: int, delivery: Delivery, hint: str) -> None:
+    outcome = answered(answer(status, "why\nnot"))
+    assert (outcome.delivery, outcome.retry_after_ns) == (delivery, None)
+    assert hint in outcome.detail
+    assert "\n" not in outcome.detail
+
+
+def test_the_agents_own_wish_for_a_pause_is_passed_on() -> None:
+    assert answered(answer(429, "", "Retry-After: 7")).retry_after_ns == 7_000_000_000
+    assert answered(answer(429, "", "Retry-After: Sat, 21 Nov 2026 14:00:00 GMT")).retry_after_ns is None
+
+
+def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
+    port = unused_port()
+    outcome = sink_of(port, host="localhost").export(BATCH)
+    assert outcome.delivery is Delivery.RETRY
+    assert f"no Datadog agent can be reached at http://localhost:{port} (Connection refused)" in outcome.detail
+    assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
+
+
+def test_a_host_without_an_address_is_named() -> None:
+    for host in ("agent.invalid", "a" * 70 + ".invalid"):  # the second one cannot even be looked up
+        outcome = sink_of(8126, host=host).export(BATCH)
+        assert outcome.delivery is Delivery.RETRY
+        assert f"no Datadog agent can be reached at http://{host}:8126" in outcome.detail
+
+
+def test_an_agent_that_comes_back_elsewhere_is_found() -> None:
+    with Answering(TAKEN) as server:
+        sink = sink_of(server.port)
+        assert sink.export(BATCH).delivery is Delivery.DELIVERED
+    assert sink.export(BATCH).delivery is Delivery.RETRY
+    with socket.create_server(("127.0.0.1", server.port)) as listener:
+        exporting = Exporting(sink)
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(TAKEN)
+            assert exporting.outcome().delivery is Delivery.DELIVERED
+
+
+def test_what_is_no_http_is_said_to_be_none() -> None:
+    outcome = answered(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00 an HTTP/2 server's settings\r\n\r\n")
+    assert outcome.delivery is Delivery.RETRY
+    assert "does not speak HTTP" in outcome.detail
+
+
+def test_an_agent_that_breaks_off_is_asked_again() -> None:
+    assert answered(b"").delivery is Delivery.RETRY
+    assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").delivery is Delivery.DELIVERED
+
+
+def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        large = Form((("Content-Type", "text/plain"),), bytes(32 << 20))
+        exporting = Exporting(sink_of(listener.getsockname()[1], form=lambda _: large))
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(answer(413))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 20):  # as a server that lingers: it lets the answer arrive before it resets
+                pass
+            assert exporting.outcome().delivery is Delivery.TOO_LARGE
+
+
+def test_an_agent_that_says_nothing_does_not_hold_an_export_longer_than_its_time() -> None:
+    with Answering(None) as server:
+        outcome = sink_of(server.port, timeout_s=0.2).export(BATCH)
+    assert outcome.delivery is Delivery.RETRY
+    assert "has not answered in time" in outcome.detail
+
+
+def test_an_agent_that_says_a_little_at_a_time_does_not_either() -> None:
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for byte in itertools.chain(b"HTTP/1.1 200 OK\r\nX: ", itertools.repeat(ord("x"))):
+                try:
+                    connection.sendall(bytes([byte]))
+                except OSError:
+                    return
+                if over.wait(0.02):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        outcome = sink_of(listener.getsockname()[1], timeout_s=0.3).export(BATCH)
+        over.set()
+        thread.join()
+    assert "has not answered in time" in outcome.detail
+
+
+@pytest.mark.parametrize("end", [DatadogSink.interrupt, DatadogSink.shutdown])
+def test_an_export_that_waits_for_an_answer_is_ended_at_once(end: Callable[[DatadogSink], None]) -> None:
+    with Answering(None) as server:
+        sink = sink_of(server.port)
+        exporting = Exporting(sink)
+        server.wait(1)
+        end(sink)
+        outcome = exporting.outcome()
+    assert outcome.delivery is Delivery.RETRY
+    assert "had to be ended" in outcome.detail
+
+
+def is_connecting(port: int) -> bool:
+    """Whether a connection of this machine to `port` has been begun and not answered."""
+    lines = Path("/proc/self/net/tcp").read_text("ascii").splitlines()[1:]
+    return any(line.split()[2].endswith(f":{port:04X}") and line.split()[3] == "02" for line in lines)
+
+
+def test_an_export_that_waits_for_a_connection_is_ended_at_once() -> None:
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        opened.enter_context(socket.create_connection(("127.0.0.1", port)))  # as much as it queues
+        sink = sink_of(port)
+        exporting = Exporting(sink)
+        deadline = time.monotonic() + 60
+        while not is_connecting(port):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        sink.interrupt()
+        assert "had to be ended" in exporting.outcome().detail
+
+
+def test_an_interrupt_while_a_profile_is_encoded_keeps_it_from_being_sent() -> None:
+    sinks: list[DatadogSink] = []
+
+    def form(_profile: Profile) -> Form:
+        sinks[0].interrupt()
+        return Form((), b"")
+
+    with Answering(TAKEN) as server:
+        sinks.append(sink_of(server.port, form=form))
+        assert sinks[0].export(BATCH).delivery is Delivery.RETRY
+    assert server.requests == []
+
+
+def test_an_interrupt_ends_the_export_in_flight_and_no_later_one_and_shutdown_all() -> None:
+    with Answering(TAKEN) as server:
+        sink = sink_of(server.port)
+        sink.interrupt()
+        assert sink.export(BATCH).delivery is Delivery.DELIVERED
+        sink.shutdown()
+        sink.shutdown()
+        assert sink.export(BATCH).delivery is Delivery.RETRY
+
+
+def test_a_process_that_ends_waits_as_long_as_it_can_spare() -> None:
+    with Answering(None) as server:
+        sink = sink_of(server.port)
+        sink.hurry(0.1)
+        assert sink.export(BATCH).delivery is Delivery.RETRY
+
+
+def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
+    def broken(_profile: Profile) -> Form:
+        raise KeyError("service")
+
+    outcome = sink_of(1, form=broken).export(BATCH)
+    assert outcome.delivery is Delivery.REJECTED
+    assert "KeyError" in outcome.detail

@@ -1,0 +1,171 @@
+"""Profiles in files: whole ones only, under names that do not collide, and never more than is to be kept."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from profile_factory import large_profile, small_profile
+
+from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.provenance import Provenance
+from splunk_profiler.sinks.files import ProfileFiles
+
+BATCH = Batch((small_profile(),), 0)
+ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"
+
+
+def sink_in(
+    directory: Path, service: str = "shop", *, most_files: int = 100, most_bytes: int = 1 << 30
+) -> ProfileFiles:
+    return ProfileFiles(
+        directory, lambda: Resource({"service.name": service}), most_files=most_files, most_bytes=most_bytes
+    )
+
+
+def at(second: int) -> Batch[Profile]:
+    """A profile that begins so many seconds after the first."""
+    return Batch((replace(small_profile(), time_ns=small_profile().time_ns + second * 1_000_000_000),), 0)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) -> None:
+    sink, profile = sink_in(tmp_path), large_profile(13_000)
+    assert sink.export(Batch((profile,), 0)) == Outcome(Delivery.DELIVERED)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
+    assert gzip.decompress(path.read_bytes()) == message(profile, Provenance().of)
+
+
+def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
+    sinks = [sink_in(tmp_path) for _ in range(2)]  # a process of the same id in another container
+    for sink in (*sinks, *sinks):
+        sink.export(BATCH)
+    found = [
+        re.fullmatch(r"shop-20260528T202640000Z-(\d+)-([0-9a-f]{8})-([12])\.pprof", name) for name in names(tmp_path)
+    ]
+    assert len({match.groups() for match in found if match}) == 4
+    assert {int(match[1]) for match in found if match} == {os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("service", "start"),
+    [("../../etc/x y", "_.._etc_x_y-2026"), ("", "unknown-2026"), ("...", "unknown-2026"), ("größe", "gr__e-2026")],
+)
+def test_whatever_the_service_is_called_the_file_is_in_the_directory(tmp_path: Path, service: str, start: str) -> None:
+    sink_in(tmp_path, service).export(BATCH)
+    assert [name[: len(start)] for name in names(tmp_path)] == [start]
+
+
+def test_a_missing_directory_is_made_also_when_it_goes_later(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    sink = sink_in(directory)
+    for _ in range(2):
+        assert sink.export(BATCH).delivery is Delivery.DELIVERED
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_another_try(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory, reason in ((tmp_path / "file" / "x", "Not a directory"), (tmp_path / "file", "File exists")):
+        outcome = sink_in(directory).export(BATCH)
+        assert outcome.delivery is Delivery.RETRY
+        assert f"profiles cannot be written to {directory} ({reason})" in outcome.detail
+        assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
+
+
+def test_the_oldest_files_of_the_service_go_when_there_are_too_many(tmp_path: Path) -> None:
+    for run in range(3):  # each looks once, before it writes
+        sink = sink_in(tmp_path, most_files=20)
+        for number in range(10):
+            sink.export(at(10 * run + number))
+    kept = names(tmp_path)
+    assert len(kept) == 29
+    sink_in(tmp_path, most_files=20).export(at(30))
+    assert names(tmp_path)[:19] == kept[10:]
+    assert len(names(tmp_path)) == 20
+
+
+def test_a_run_that_lasts_looks_again_and_again(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path, most_files=5)
+    for number in range(100):
+        sink.export(at(number))
+    assert 5 <= len(names(tmp_path)) < 5 + 16
+
+
+def test_the_oldest_files_go_when_they_take_too_much_room(tmp_path: Path) -> None:
+    sink_in(tmp_path).export(at(0))
+    size = next(tmp_path.iterdir()).stat().st_size
+    for number in range(1, 10):
+        sink_in(tmp_path, most_bytes=4 * size + size // 2).export(at(number))
+    assert len(names(tmp_path)) == 4
+    assert names(tmp_path)[0].startswith("shop-20260528T202646")
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    others = [
+        "shop.pprof",
+        "readme",
+        ".hidden",
+        "shop-2-20260528T202640000Z-1-0123abcd-1.pprof",
+        ABANDONED.format("db"),
+    ]
+    for name in others:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    sink_in(tmp_path, most_files=1).export(BATCH)
+    assert set(others) < set(names(tmp_path))
+
+
+def test_what_a_dead_process_has_left_half_written_is_removed(tmp_path: Path) -> None:
+    abandoned = tmp_path / ABANDONED.format("shop")
+    abandoned.write_bytes(b"half")
+    a_minute_ago = time.time() - 60
+    os.utime(abandoned, (a_minute_ago, a_minute_ago))
+    sink_in(tmp_path).export(BATCH)
+    assert not abandoned.exists()
+    assert len(names(tmp_path)) == 1
+
+
+def test_what_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    written, new = (
+        tmp_path / ABANDONED.format("shop"),
+        tmp_path / ABANDONED.format("shop").replace("-1.pprof", "-2.pprof"),
+    )
+    new.touch()  # made, and not locked yet
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(written, (0, 0))
+        sink_in(tmp_path).export(BATCH)
+        assert written.exists()
+        assert new.exists()
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.touch()
+    link = tmp_path / ABANDONED.format("shop")
+    link.symlink_to(target)
+    outcome = sink_in(tmp_path).export(BATCH)
+    assert target.exists()
+    assert outcome.delivery is Delivery.DELIVERED
+
+
+def test_a_sink_that_is_shut_down_writes_nothing(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    sink.shutdown()
+    assert sink.export(BATCH).delivery is Delivery.RETRY
+    assert names(tmp_path) == []
