@@ -128,7 +128,7 @@ def test_a_split_profile_is_read_as_what_it_was() -> None:
 
 
 def packed(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content)).decode()
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,11 @@ def packed(content: bytes) -> str:
         "aGVsbG8=",
         packed(b"\xff\xff\xff"),
         packed(b""),
-        base64.b64encode(gzip.compress(message(small_profile()))[:-20]).decode(),
+        base64.b64encode(gzip.compress(message(small_profile()), mtime=0)[:-20]).decode(),
         packed(message(small_profile()).replace(b"wall", b"ball")),
-        packed(message(small_profile()) + b"\x12\x03\x0a\x01\x7f"),  # a sample at a place that is not there
+        packed(message(small_profile()) + b"\x12\x03\x0a\x01\x7f"),
     ],
+    ids=["empty", "no base64", "no gzip", "no message", "no fields", "cut off", "no wall time", "a place not there"],
 )
 def test_what_is_no_profile_is_refused_and_adds_nothing(text: str) -> None:
     found = Profiles()
