@@ -35,6 +35,30 @@ class Frame:
     first_line: int = 0
 
 
+class Kind(Enum):
+    """Whose code it is. UNKNOWN: nothing says, as of code that was generated."""
+
+    APPLICATION = "application"
+    LIBRARY = "library"
+    STANDARD_LIBRARY = "standard library"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where code comes from.
+
+    Attributes:
+        kind: whose it is.
+        name: the normalised name of its distribution (``opentelemetry-sdk``); empty if it is in none.
+        version: of the distribution; empty if not known.
+    """
+
+    kind: Kind
+    name: str = ""
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """The frames of one thread at one instant, leaf first.

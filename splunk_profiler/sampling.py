@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
@@ -26,6 +26,9 @@ from splunk_profiler.sampler import Limit, Sampler
 from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.threads import Worker
 from splunk_profiler.user_labels import IN_FORCE
+
+if TYPE_CHECKING:
+    from splunk_profiler.provenance import Provenance
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -70,6 +73,7 @@ class Sampling:
         self._roots: Roots | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
             self._roots = (None if parents is None else parents._roots) or Roots(local_root)
+        self._provenance: Provenance | None = None if parents is None else parents._provenance
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(
@@ -233,6 +237,7 @@ class Sampling:
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
+        from splunk_profiler.provenance import Provenance  # noqa: PLC0415
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
@@ -241,4 +246,6 @@ class Sampling:
         def resource() -> Any:
             return completed(identified(current_resource()))
 
-        return destinations.make_sink(self.resolved, resource, share_connection=not self._forked)
+        if self.resolved.config.aggregates:
+            self._provenance = Provenance(parents=self._provenance)
+        return destinations.make_sink(self.resolved, resource, self._provenance, share_connection=not self._forked)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.threads import let_others_run, real_lock
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ProfileFiles:
     Args:
         directory: where; made when it is missing.
         resource: the resource of the process, for the name of the service and the process's id.
+        provenance: whose code is in which file.
         most_files, most_bytes: how much of the service's is kept, about; the oldest go first.
     """
 
@@ -50,12 +52,14 @@ class ProfileFiles:
         self,
         directory: Path,
         resource: Callable[[], Resource],
+        provenance: Provenance | None = None,
         *,
         most_files: int = MOST_FILES,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._directory = directory
         self._resource = resource
+        self._provenance = provenance or Provenance()
         self._most_files, self._most_bytes = most_files, most_bytes
         self._run = os.urandom(4).hex()  # containers that share a directory have processes of the same id
         self._written = 0
@@ -89,7 +93,8 @@ class ProfileFiles:
         self._closed = True
 
     def _keep(self, profile: Profile) -> None:
-        content = pprof.whole(profile, pause=let_others_run).gzipped
+        origin_of = self._provenance.up_to_date(let_others_run)
+        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of).gzipped
         self._directory.mkdir(parents=True, exist_ok=True)
         service, pid = _described(self._resource())
         if self._written % _LOOK_AFTER == 0:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from splunk_profiler.cli.analysis import Analysis, analyse, is_library
+from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import as_data, draw
+from splunk_profiler.cli.sources import is_library
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
@@ -90,7 +91,7 @@ def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_
     )
     assert (analysis.samples, analysis.unread, analysis.other_logs, analysis.broken_lines) == (1, 1, 1, 2)
     text = drawn(analysis)
-    assert "1 records whose body is not in the text format" in text
+    assert "1 records whose body is no call stack and no profile" in text
     assert "2 lines that are not OTLP/JSON" in text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import platform
 from dataclasses import replace
 from typing import Any
@@ -20,6 +22,23 @@ def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str
     form = ProfileForms(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)
     return read_form(headers["Content-Type"], form.body), headers
+
+
+def test_whose_code_it_is_goes_with_the_profile() -> None:
+    stack = Stack(
+        (Frame("json", "loads", json.__file__, 1), Frame("shop", "serve", "/srv/shop.py", 1)), truncated=False
+    )
+    form, _ = formed(Profile(0, 1, 1, (Aggregate(stack, (), 1, 1, 1),)))
+    assert json.loads(gzip.decompress(form.files["code-provenance.json"])) == {
+        "v1": [
+            {
+                "kind": "standard library",
+                "name": "stdlib",
+                "version": platform.python_version(),
+                "paths": [json.__file__],
+            }
+        ]
+    }
 
 
 def labelled_profile(*labels: tuple[str, str | int]) -> Profile:
@@ -43,7 +62,7 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
         "family": "python",
         "start": "2026-05-28T20:26:40.000000Z",
         "end": "2026-05-28T20:26:50.000000Z",
-        "attachments": ["auto.pprof"],
+        "attachments": ["auto.pprof", "code-provenance.json"],
     }
     version = form.tags.pop("profiler_version")
     assert version

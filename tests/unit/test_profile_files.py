@@ -16,6 +16,7 @@ from profile_factory import large_profile, small_profile
 
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.files import ProfileFiles
 
 BATCH = Batch((small_profile(),), 0)
@@ -44,7 +45,7 @@ def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) 
     assert sink.export(Batch((profile,), 0)) == Outcome(Delivery.DELIVERED)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
-    assert gzip.decompress(path.read_bytes()) == message(profile)
+    assert gzip.decompress(path.read_bytes()) == message(profile, Provenance().of)
 
 
 def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
