@@ -105,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
         "gc_events",
-        parse_boolean,
+        parse_three_way,
         "samples collections of garbage as well, where profiles are sent",
     ),
     Setting(
@@ -184,7 +184,8 @@ class Config:
         data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
         output: ``otlp`` (a collector), ``file:DIRECTORY`` or ``datadog:http://HOST:PORT`` (a Datadog agent); the last
             two take profiles only, whatever `data_format` says.
-        gc_events: also sample collections of garbage, with their durations; only where profiles are sent.
+        gc_events: whether collections of garbage are sampled, with their durations, where profiles are sent: ``true``,
+            ``false`` or ``auto`` (with the native walker).
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -211,7 +212,7 @@ class Config:
     tracing_stacks_only: bool = False
     data_format: str = "text"
     output: str = "otlp"
-    gc_events: bool = True
+    gc_events: str = "auto"
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -263,10 +264,10 @@ class Config:
         """Whether profiles are sent, not samples."""
         return self.data_format != "text" or not isinstance(self.destination, Collector)
 
-    @property
-    def notes_collections(self) -> bool:
-        """Whether collections of garbage are sampled."""
-        return self.gc_events and self.aggregates
+    def notes_collections(self, *, native: bool) -> bool:
+        """Whether collections of garbage are sampled, with the native walker or the portable one."""
+        choice = self.gc_events.lower()
+        return self.aggregates and (native if choice == "auto" else choice == "true")
 
     @property
     def publishes_correlation(self) -> bool:

@@ -89,7 +89,8 @@ class Sampling:
         )
         if parents is not None:
             parents._events.stop()  # a child has its parent's callbacks
-        self._events: EventSource = collector_events(ticker) if config.notes_collections else NoEvents()
+        notes = config.notes_collections(native=self.is_native)
+        self._events: EventSource = collector_events(ticker) if notes else NoEvents()
         self._capture = capture.Capture(
             spans.span_ref if self._roots is None else self._roots.span_ref,
             capture.thread_clocks(self._choice),

@@ -98,7 +98,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_TRACING_STACKS_ONLY": ("True", True),
         "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
         "SPLUNK_PROFILER_OUTPUT": ("file:/var/profiles", "file:/var/profiles"),
-        "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("false", False),
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("FALSE", "false"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
