@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
+from top_frames import top_frame
 from walker_factory import make, still_thread, thread_of
 
 Call = Callable[[], object]
