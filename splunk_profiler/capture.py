@@ -272,6 +272,7 @@ class Capture:
         self._include_internal = include_internal
         self._accounts = Accounts()
         self._lives: dict[int, _Life] = {}
+        self._lives_before: dict[int, _Life] = {}  # of the snapshot before: events are older than the last one
         self._next_index = 1
 
     def prime(self, raw: RawSnapshot) -> None:
@@ -282,7 +283,7 @@ class Capture:
         """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
         names = _names()
         lives = {seen.key: self._life(seen, names) for seen in raw.threads}
-        self._lives = lives
+        self._lives_before, self._lives = self._lives, lives
         period_ns = raw.period_ns or self._period_ns
         accounts = self._accounts
         accounts.begin(_captured_at_ns(raw.time_ns))
@@ -318,7 +319,9 @@ class Capture:
         samples = []
         for happened in events:
             seen = happened.thread
-            life = self._lives[seen.key] = self._life(seen, names)
+            life = self._lives_before.get(seen.key)
+            if seen.key in self._lives or life is None:
+                life = self._lives[seen.key] = self._life(seen, names)
             stack, span = seen.stack, None
             labels: Labels = ()
             if not self._include_internal and (not stack.frames or _is_internal(stack, life.thread.name)):

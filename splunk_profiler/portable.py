@@ -158,6 +158,7 @@ class _Identities:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, threading.Thread | None]] = {}
+        self._gone: dict[int, tuple[int, threading.Thread | None]] = {}  # since the last snapshot
         self._next = 0
 
     def key(self, ident: int, thread: threading.Thread | None) -> int:
@@ -169,12 +170,13 @@ class _Identities:
 
     def known_key(self, ident: int, thread: threading.Thread | None) -> int:
         """The key, from another thread than the ticker's; of one that has been in no snapshot, a negative number."""
-        known = self._known.get(ident)
-        return known[0] if known is not None and known[1] is thread else -ident
+        for known in (self._known.get(ident), self._gone.get(ident)):
+            if known is not None and known[1] is thread:
+                return known[0]
+        return -ident
 
     def keep_only(self, idents: Any) -> None:
-        for ident in self._known.keys() - idents:
-            del self._known[ident]
+        self._gone = {ident: self._known.pop(ident) for ident in self._known.keys() - idents}
 
 
 class PortableTicker:
