@@ -162,6 +162,7 @@ def measure(quick: bool) -> Iterator[Result]:
             config = splunk_profiler.Config(
                 enabled=True,
                 call_stack_interval_ms=min(interval_ms, 100) if quick else interval_ms,
+                max_overhead="off",
                 export_interval_ms=100 if quick else 1000,
                 logs_endpoint=sink.url,
                 walker=walker,

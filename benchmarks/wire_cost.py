@@ -51,6 +51,7 @@ def spent(population: Stepping, data_format: str, interval_ms: int, seconds: flo
         config = splunk_profiler.Config(
             enabled=True,
             call_stack_interval_ms=interval_ms,
+            max_overhead="off",
             export_interval_ms=export_ms,
             data_format=data_format,
             logs_endpoint=sink.url,

@@ -376,6 +376,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
             atomic_store(&c->focused, false);
         }
         atomic_fetch_add(&c->captured, 1);
+        atomic_fetch_add(&c->held_sum, monotonic_ns() - begin);
         return true;
     }
     raw_snapshot *snapshot = own_walked(c, count);
@@ -386,6 +387,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
     snapshot->focused = focused;
     snapshot->since_ns = since_ns;
     snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
+    snapshot->period_ns = deadline_ns == 0 ? 0 : atomic_load(&c->waited_ns);
     remember(c, snapshot);
     ring_put(c, snapshot);
     atomic_fetch_add(&c->captured, 1);

@@ -201,7 +201,7 @@ error:
 
 PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
 {
-    PyObject *made = NULL, *time_ns = NULL, *latency_ns = NULL, *since_ns = NULL;
+    PyObject *made = NULL, *time_ns = NULL, *latency_ns = NULL, *period_ns = NULL, *since_ns = NULL;
     PyObject *threads = PyTuple_New((Py_ssize_t)raw->count);
     if (threads == NULL) {
         goto error;
@@ -215,22 +215,25 @@ PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
     }
     time_ns = PyLong_FromLongLong(raw->time_ns);
     latency_ns = PyLong_FromLongLong(raw->latency_ns);
+    period_ns = PyLong_FromLongLong(raw->period_ns);
     since_ns = PyLong_FromLongLong(raw->since_ns);
-    if (time_ns == NULL || latency_ns == NULL || since_ns == NULL) {
+    if (time_ns == NULL || latency_ns == NULL || period_ns == NULL || since_ns == NULL) {
         goto error;
     }
-    made = compat_new_tuple(types->raw_snapshot, 5);
+    made = compat_new_tuple(types->raw_snapshot, 6);
     if (made == NULL) {
         goto error;
     }
     PyTuple_SET_ITEM(made, 0, Py_NewRef(time_ns));
     PyTuple_SET_ITEM(made, 1, Py_NewRef(latency_ns));
     PyTuple_SET_ITEM(made, 2, Py_NewRef(threads));
-    PyTuple_SET_ITEM(made, 3, Py_NewRef(raw->focused ? Py_True : Py_False));
-    PyTuple_SET_ITEM(made, 4, Py_NewRef(since_ns));
+    PyTuple_SET_ITEM(made, 3, Py_NewRef(period_ns));
+    PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->focused ? Py_True : Py_False));
+    PyTuple_SET_ITEM(made, 5, Py_NewRef(since_ns));
 error:
     Py_XDECREF(time_ns);
     Py_XDECREF(latency_ns);
+    Py_XDECREF(period_ns);
     Py_XDECREF(since_ns);
     Py_XDECREF(threads);
     return made;

@@ -49,8 +49,9 @@ typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
     int64_t latency_ns;
-    int64_t since_ns; /* from the capture before, of whichever kind; 0: this is the first */
-    bool focused;     /* only threads of traces in the focus */
+    int64_t period_ns; /* distance of its deadline from the one of its kind before; 0: not taken at one */
+    int64_t since_ns;  /* from the capture before, of whichever kind; 0: this is the first */
+    bool focused;      /* only threads of traces in the focus */
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
@@ -146,16 +147,18 @@ typedef struct core {
 
     /* Schedule. */
     pthread_mutex_t mutex;
-    pthread_cond_t tick;   /* mutex: stop wanted */
+    pthread_cond_t tick;   /* mutex: stop or another period wanted */
     pthread_cond_t filled; /* mutex: a snapshot is ready, or the end */
     bool running;          /* mutex */
     atomic_bool stopped;   /* set under mutex */
     atomic_bool closed;    /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
     atomic_bool posted;    /* a pending call is under way */
+    int64_t period_ns, focused_period_ns; /* mutex: distances of the deadlines from now on; 0: there are none */
     atomic_llong wanted_ns; /* deadline of the capture that is due, negative if it is one of the focus's; 0: none.
                              * Whoever takes it out captures */
+    atomic_llong waited_ns; /* distance of that deadline from the one of its kind before; set before wanted_ns */
     atomic_bool focused;    /* there may be traces in the focus; set under mutex, unset by a capture that finds none */
-    atomic_bool keeps_all;  /* there are captures of all threads, too, as long as nobody runs it without */
+    atomic_bool keeps_all;  /* there are captures of all threads, too; set under mutex */
 
     /* Counters. */
     atomic_ullong due, missed;
@@ -209,6 +212,8 @@ HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no
 HIDDEN void core_drop(core *c);
 /* GIL held, released while it waits; -1 and an exception. A period of 0: no such ticks. */
 HIDDEN int core_run(core *c, int64_t period_ns, int64_t focused_period_ns);
+/* From the next deadlines on, which it moves; GIL held; -1 and an exception. */
+HIDDEN int core_pace(core *c, int64_t period_ns, int64_t focused_period_ns);
 HIDDEN void core_focus(core *c); /* there is a trace in the focus */
 HIDDEN void core_stop(core *c);
 HIDDEN void core_capture(core *c, bool focused);           /* GIL held */
@@ -228,7 +233,6 @@ typedef struct {
     uint64_t newest_inherited;
 } fork_survivor;
 HIDDEN const fork_survivor *forks_survivor(void);
-HIDDEN PyObject *watch_forks(PyObject *module, PyObject *args, PyObject *kwargs); /* a method of the module */
 HIDDEN void core_init_locks(core *c);
 
 #endif

@@ -201,21 +201,3 @@ const fork_survivor *forks_survivor(void)
 {
     return &process.survivor;
 }
-
-PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"in_child", NULL};
-    PyObject *in_child;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:watch_forks", names, &in_child)) {
-        return NULL;
-    }
-    if (in_child != Py_None && !PyCallable_Check(in_child)) {
-        return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s",
-                            Py_TYPE(in_child)->tp_name);
-    }
-    if (forks_prepare_process() != 0) {
-        return PyErr_NoMemory();
-    }
-    forks_watch(PyInterpreterState_Get(), in_child == Py_None ? NULL : in_child);
-    Py_RETURN_NONE;
-}

@@ -136,26 +136,47 @@ static void await_capture(core *c, int64_t patience, int64_t until_ns)
     }
 }
 
-/* The two rhythms, on one grid. All threads are captured at `all_at`, and those in the focus at each multiple of their
- * period after the last of those; a capture of all serves the focus as well. */
+/* The two rhythms, on one grid. All threads are captured one period after the last time, and those in the focus at each
+ * multiple of theirs in between; a capture of all serves the focus as well. */
 typedef struct {
-    int64_t all_ns, some_ns; /* periods; 0: never */
+    int64_t all_ns, some_ns; /* the periods in force; 0: never */
     int64_t begin;           /* of the grid: the last deadline of all threads */
-    int64_t all_at, some_at; /* the next deadlines, or NEVER */
+    int64_t some_at;         /* the focus's next deadline, or NEVER */
 } rhythm;
 
 #define NEVER INT64_MAX
 
+/* Needs the mutex. Other periods move the next deadlines at once: that of all threads, counted from the last one, and
+ * the focus's, whose grid begins anew. */
+static void follow_pace(const core *c, rhythm *r)
+{
+    if (r->all_ns == 0 && c->period_ns > 0) {
+        r->begin = monotonic_ns(); /* there was none for as long as that */
+    }
+    if (r->some_ns != c->focused_period_ns) {
+        r->some_at = NEVER;
+    }
+    r->all_ns = c->period_ns;
+    r->some_ns = c->focused_period_ns;
+}
+
+static int64_t next_of_all(const rhythm *r)
+{
+    return r->all_ns > 0 ? r->begin + r->all_ns : NEVER;
+}
+
 /* Needs the mutex. Begins or ends the focus's deadlines as there are traces in it, which can be at any moment. */
 static int64_t next_deadline(core *c, rhythm *r)
 {
+    follow_pace(c, r);
     if (r->some_ns == 0 || !atomic_load(&c->focused)) {
         r->some_at = NEVER;
     }
     else if (r->some_at == NEVER) {
         r->some_at = r->begin + ((monotonic_ns() - r->begin) / r->some_ns + 1) * r->some_ns;
     }
-    return r->all_at <= r->some_at ? r->all_at : r->some_at;
+    int64_t all_at = next_of_all(r);
+    return all_at <= r->some_at ? all_at : r->some_at;
 }
 
 /* Needs the mutex; false if the ticker was ended. */
@@ -176,27 +197,28 @@ static bool wait_for_tick(core *c, rhythm *r)
 
 /* Needs the mutex, and not the GIL. Returns when the ticker is ended. If the interpreter ends while this waits for the
  * GIL, CPython ends or parks this thread there; it holds nothing then. */
-static void keep_schedule(core *c, rhythm r, PyThreadState *self)
+static void keep_schedule(core *c, PyThreadState *self)
 {
+    rhythm r = {c->period_ns, c->focused_period_ns, monotonic_ns(), NEVER};
     while (wait_for_tick(c, &r)) {
-        int64_t now = monotonic_ns();
-        bool all = now >= r.all_at;
+        int64_t now = monotonic_ns(), all_at = next_of_all(&r);
+        bool all = now >= all_at;
         int64_t period_ns = all ? r.all_ns : r.some_ns;
-        int64_t deadline = all ? r.all_at : r.some_at;
+        int64_t deadline = all ? all_at : r.some_at;
         int64_t patience = period_ns / 4 < PATIENCE_NS ? period_ns / 4 : PATIENCE_NS;
         int64_t skipped = (now - deadline) / period_ns;
         deadline += skipped * period_ns; /* after a stall one capture, not a burst */
         int64_t next = deadline + period_ns;
         if (all) {
             r.begin = deadline;
-            r.all_at = next;
             r.some_at = NEVER;
         }
         else {
             r.some_at = next;
-            next = next < r.all_at ? next : r.all_at;
+            next = next < all_at ? next : all_at;
         }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
+        atomic_store(&c->waited_ns, period_ns);
         if (atomic_exchange(&c->wanted_ns, all ? deadline : -deadline) != 0) {
             skipped++; /* nobody came to take the one before */
         }
@@ -217,38 +239,67 @@ static void keep_schedule(core *c, rhythm r, PyThreadState *self)
     }
 }
 
-int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
+/* GIL held. False and an exception if a ticker cannot run like that. */
+static bool check_periods(const core *c, int64_t period_ns, int64_t focused_period_ns)
 {
     if (period_ns < 0 || period_ns > LONGEST_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
         PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", (long long)period_ns);
-        return -1;
+        return false;
     }
     if (focused_period_ns < 0 || focused_period_ns > LONGEST_PERIOD_NS) {
         PyErr_Format(PyExc_ValueError, "focused_period_ns must be 0 to a day, not %lld", (long long)focused_period_ns);
-        return -1;
+        return false;
     }
     if (focused_period_ns > 0 && c->traces == NULL) {
         PyErr_SetString(PyExc_ValueError, "a ticker without focus has no focused_period_ns");
+        return false;
+    }
+    return true;
+}
+
+/* Needs the mutex. */
+static void set_periods(core *c, int64_t period_ns, int64_t focused_period_ns)
+{
+    c->period_ns = period_ns;
+    c->focused_period_ns = focused_period_ns;
+    atomic_store(&c->keeps_all, period_ns > 0);
+}
+
+int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
+{
+    if (!check_periods(c, period_ns, focused_period_ns)) {
         return -1;
     }
     pthread_mutex_lock(&c->mutex);
     bool already = c->running;
     c->running = true;
+    if (!already) {
+        set_periods(c, period_ns, focused_period_ns);
+    }
     pthread_mutex_unlock(&c->mutex);
     if (already) {
         PyErr_SetString(PyExc_RuntimeError, "the ticker is running already");
         return -1;
     }
-    int64_t begin = monotonic_ns();
-    rhythm r = {period_ns, focused_period_ns, begin, period_ns > 0 ? begin + period_ns : NEVER, NEVER};
     PyThreadState *self = PyEval_SaveThread();
     pthread_mutex_lock(&c->mutex);
-    atomic_store(&c->keeps_all, period_ns > 0);
-    keep_schedule(c, r, self);
+    keep_schedule(c, self);
     c->running = false;
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
     PyEval_RestoreThread(self);
+    return 0;
+}
+
+int core_pace(core *c, int64_t period_ns, int64_t focused_period_ns)
+{
+    if (!check_periods(c, period_ns, focused_period_ns)) {
+        return -1;
+    }
+    pthread_mutex_lock(&c->mutex);
+    set_periods(c, period_ns, focused_period_ns);
+    pthread_cond_broadcast(&c->tick);
+    pthread_mutex_unlock(&c->mutex);
     return 0;
 }
 

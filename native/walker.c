@@ -1,23 +1,14 @@
-/* The extension splunk_profiler._walker: arguments in, values out. What it does is in the other files.
+/* The type splunk_profiler._walker.Ticker: arguments in, values out. What it does is in the other files.
  *
  * The contract is splunk_profiler/_walker.pyi.
  */
-#include "core.h"
+#include "walker.h"
 
 #include <stdlib.h>
 
 #define RING_SIZE_MAX          65536
 #define MAX_DEPTH_MAX          1000000
-#define END_CAPSULE            "splunk_profiler._walker"
 #define COLLECTION_DISTANCE_NS 10000000LL
-
-typedef struct {
-    PyTypeObject *ticker;       /* owned */
-    PyTypeObject *raw_thread;   /* owned */
-    PyTypeObject *raw_snapshot; /* owned */
-    PyTypeObject *collection;   /* owned */
-    PyTypeObject *counters;     /* owned */
-} module_state;
 
 typedef struct {
     PyObject_HEAD
@@ -121,14 +112,26 @@ static void ticker_dealloc(Ticker *self)
     Py_DECREF(type);
 }
 
-static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+static bool parse_periods(PyObject *args, PyObject *kwargs, const char *format, long long periods_ns[2])
 {
     static char *names[] = {"period_ns", "focused_period_ns", NULL};
-    long long period_ns, focused_period_ns = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|L:run", names, &period_ns, &focused_period_ns)) {
+    periods_ns[1] = 0;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &periods_ns[0], &periods_ns[1]);
+}
+
+static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    long long ns[2];
+    if (!parse_periods(args, kwargs, "L|L:run", ns) || core_run(self->core, ns[0], ns[1]) != 0) {
         return NULL;
     }
-    if (core_run(self->core, period_ns, focused_period_ns) != 0) {
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_pace(Ticker *self, PyObject *args, PyObject *kwargs)
+{
+    long long ns[2];
+    if (!parse_periods(args, kwargs, "L|L:pace", ns) || core_pace(self->core, ns[0], ns[1]) != 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -266,6 +269,8 @@ static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 static PyMethodDef ticker_methods[] = {
     {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, period_ns, focused_period_ns=0)\n--\n\nCapture at absolute deadlines until stop()."},
+    {"pace", (PyCFunction)(void (*)(void))ticker_pace, METH_VARARGS | METH_KEYWORDS,
+     "pace($self, period_ns, focused_period_ns=0)\n--\n\nLet deadlines be so far apart from now on."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
     {"focus", (PyCFunction)ticker_focus, METH_NOARGS, "focus($self, /)\n--\n\nThere is a trace in the focus."},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS,
@@ -292,151 +297,9 @@ static PyType_Slot ticker_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec ticker_spec = {
+PyType_Spec ticker_spec = {
     .name = "splunk_profiler._walker.Ticker",
     .basicsize = sizeof(Ticker),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = ticker_slots,
 };
-
-/* ---- module ---- */
-
-/* Called by CPython when it clears the interpreter: the last moment at which nothing may be posted to it any more. */
-static void interpreter_ends(PyObject *Py_UNUSED(capsule))
-{
-    forks_close_all();
-}
-
-static int note_end_of_interpreter(void)
-{
-    PyObject *capsule = NULL;
-    int result = -1;
-    PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
-    if (dict == NULL) {
-        PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
-        return -1;
-    }
-    if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
-        return 0; /* imported again */
-    }
-    capsule = PyCapsule_New(&ticker_spec, END_CAPSULE, interpreter_ends);
-    if (capsule != NULL) {
-        result = PyDict_SetItemString(dict, END_CAPSULE, capsule);
-    }
-    Py_XDECREF(capsule);
-    return result;
-}
-
-static bool add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields,
-                            PyTypeObject **added)
-{
-    PyObject *type = NULL;
-    PyObject *arguments = Py_BuildValue("(ss)", name, fields);
-    PyObject *options = Py_BuildValue("{ss}", "module", "splunk_profiler._walker");
-    if (arguments != NULL && options != NULL) {
-        type = PyObject_Call(namedtuple, arguments, options);
-    }
-    Py_XDECREF(arguments);
-    Py_XDECREF(options);
-    if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
-        Py_CLEAR(type);
-    }
-    *added = (PyTypeObject *)type;
-    return type != NULL;
-}
-
-static int module_exec(PyObject *module)
-{
-    module_state *state = PyModule_GetState(module);
-    PyObject *collections = NULL, *namedtuple = NULL;
-    int result = -1;
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "the native walker serves the main interpreter only");
-        return -1;
-    }
-    collections = PyImport_ImportModule("collections");
-    namedtuple = collections == NULL ? NULL : PyObject_GetAttrString(collections, "namedtuple");
-    if (namedtuple == NULL || note_end_of_interpreter() != 0) {
-        goto error;
-    }
-    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
-                         &state->raw_thread)
-        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads focused since_ns",
-                            &state->raw_snapshot)
-        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
-                            &state->collection)
-        || !add_named_tuple(module, namedtuple, "Counters",
-                            "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum",
-                            &state->counters)) {
-        goto error;
-    }
-    state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
-    if (state->ticker == NULL || PyModule_AddType(module, state->ticker) != 0) {
-        goto error;
-    }
-    result = 0;
-error:
-    Py_XDECREF(namedtuple);
-    Py_XDECREF(collections);
-    return result;
-}
-
-static int module_traverse(PyObject *module, visitproc visit, void *arg)
-{
-    module_state *state = PyModule_GetState(module);
-    Py_VISIT(state->ticker);
-    Py_VISIT(state->raw_thread);
-    Py_VISIT(state->raw_snapshot);
-    Py_VISIT(state->collection);
-    Py_VISIT(state->counters);
-    return 0;
-}
-
-static int module_clear(PyObject *module)
-{
-    module_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->ticker);
-    Py_CLEAR(state->raw_thread);
-    Py_CLEAR(state->raw_snapshot);
-    Py_CLEAR(state->collection);
-    Py_CLEAR(state->counters);
-    return 0;
-}
-
-static void module_free(void *module)
-{
-    (void)module_clear(module);
-}
-
-static PyMethodDef module_methods[] = {
-    {"thread_clocks", (PyCFunction)(void (*)(void))thread_clocks, METH_VARARGS | METH_KEYWORDS,
-     "thread_clocks($module, native_ids)\n--\n\n(CPU time in ns, nice value) of each thread."},
-    {"watch_forks", (PyCFunction)(void (*)(void))watch_forks, METH_VARARGS | METH_KEYWORDS,
-     "watch_forks($module, in_child)\n--\n\nHave in_child() called in forked children."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, module_exec},
-#ifdef Py_mod_multiple_interpreters
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-    {0, NULL},
-};
-
-static PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "splunk_profiler._walker",
-    .m_doc = "Reads the interpreter's frames of all threads in one hold of the GIL.",
-    .m_size = sizeof(module_state),
-    .m_methods = module_methods,
-    .m_slots = module_slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
-    .m_free = module_free,
-};
-
-PyMODINIT_FUNC PyInit__walker(void)
-{
-    return PyModuleDef_Init(&module_def);
-}

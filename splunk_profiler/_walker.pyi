@@ -21,6 +21,7 @@ class RawThread(NamedTuple, Generic[_Stack]):
 class RawSnapshot(NamedTuple, Generic[_Stack]):
     """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
 
+    `period_ns` is the distance of that deadline from the one of its kind before; 0 if it was not taken at one.
     `focused`: there are threads of the traces in the focus only. `since_ns`: from the capture before, also from one of
     the focus that found nobody and is not in the ring; 0 for the first.
     """
@@ -28,6 +29,7 @@ class RawSnapshot(NamedTuple, Generic[_Stack]):
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread[_Stack], ...]
+    period_ns: int
     focused: bool
     since_ns: int
 
@@ -71,6 +73,11 @@ class Ticker(Generic[_Frame, _Stack]):
         All threads every `period_ns` (0: never). In between, after `focus` and as long as there are traces in it, those
         threads every `focused_period_ns` that may work for one of them: whose span's trace is among them, or cannot be
         told without running Python code.
+        """
+    def pace(self, period_ns: int, focused_period_ns: int = 0) -> None:
+        """Let a running ticker go on as if it ran with these; from any thread.
+
+        The next deadline of all threads is so long after the last one; those of the focus begin anew between them.
         """
     def focus(self) -> None:
         """A trace was added to the focus: to be called after each addition, from any thread."""

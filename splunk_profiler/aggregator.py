@@ -82,8 +82,8 @@ class _Sum:
     """The samples of one `_Kept`."""
 
     first_ns: int
-    period_ns: int
     count: int = 0
+    period_ns: int = 0  # of all together: the distance of snapshots may have changed in between
     wall_ns: int = 0
     cpu_ns: int = 0
     event_count: int = 0
@@ -125,6 +125,7 @@ class _Period:
             found.event_amount += event.amount
             return
         found.count += 1
+        found.period_ns += sample.period_ns
         found.wall_ns += seen.wall_spent_ns
         found.cpu_ns += seen.cpu_spent_ns
 
@@ -157,14 +158,14 @@ class _Period:
                 kept = _coarser(whole, level)
                 found = sums.get(kept)
                 if found is None and len(sums) < room:
-                    found = sums[kept] = _Sum(sample.time_ns, sample.period_ns)
+                    found = sums[kept] = _Sum(sample.time_ns)
                     if level == 0:
                         self._sums[key] = found
                 if found is not None:
                     self.dropped_labels += kept != whole
                     return found
         self.dropped_labels += 1
-        return self._merged.setdefault(_event_of(sample), _Sum(sample.time_ns, sample.period_ns))
+        return self._merged.setdefault(_event_of(sample), _Sum(sample.time_ns))
 
     def _stack(self, sample: Sample) -> Stack | None:
         """The stack that stands for all with these frames; None if there is no room for another."""
@@ -283,7 +284,7 @@ class Aggregator:
         for number, (kept, found) in enumerate(period.sums(), 1):
             if number % _SLICE == 0:
                 let_others_run()
-            every_ns = found.period_ns if kept.event is None else None
+            every_ns = found.period_ns // found.count if kept.event is None else None
             labels = (*_time_labels(found.first_ns, every_ns), *self._labels(kept))
             event = "" if kept.event is None else kept.event[0]
             aggregates.append(

@@ -37,7 +37,7 @@ from splunk_profiler.model import (
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
-from splunk_profiler.threads import let_others_run
+from splunk_profiler.threads import cpu_time_ns, let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
@@ -101,6 +101,8 @@ class RawSnapshot(Protocol):
     @property
     def time_ns(self) -> int: ...
     @property
+    def period_ns(self) -> int: ...
+    @property
     def threads(self) -> Sequence[RawThread]: ...
     @property
     def focused(self) -> bool: ...
@@ -133,6 +135,7 @@ class Ticker(Protocol):
     """The contract of both walkers; see ``_walker.pyi``."""
 
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None: ...
+    def pace(self, period_ns: int, focused_period_ns: int = 0) -> None: ...
     def focus(self) -> None: ...
     def stop(self) -> None: ...
     def capture(self, *, focused: bool = False) -> None: ...
@@ -230,8 +233,7 @@ def _clock(native_id: int) -> tuple[int, int]:
     if native_id <= 0 or not sys.platform.startswith("linux"):
         return 0, 0
     try:
-        # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
-        return time.clock_gettime_ns((~native_id << 3) | 6), os.getpriority(os.PRIO_PROCESS, native_id)
+        return cpu_time_ns(native_id), os.getpriority(os.PRIO_PROCESS, native_id)
     except OSError:
         return 0, 0
 
@@ -260,7 +262,7 @@ class Capture:
     Args:
         associate: OpenTelemetry context → the span that is active in it, or None.
         clocks: native ids → (CPU ns, nice value) each.
-        period_ns: distance between two snapshots.
+        period_ns: distance between two snapshots, where a raw one does not say its own.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
         labels_of: what the walker found in the variable of the user's labels → what a sample carries of it.
     """
@@ -281,6 +283,7 @@ class Capture:
         self._include_internal = include_internal
         self._accounts = Accounts()
         self._lives: dict[int, Life] = {}
+        self._lives_before: dict[int, Life] = {}  # of the snapshot before: events are older than the last one
         self._next_index = 1
 
     def prime(self, raw: RawSnapshot) -> None:
@@ -291,7 +294,8 @@ class Capture:
         """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
         names = _names()
         lives = {seen.key: self._life(seen, names) for seen in raw.threads}
-        self._lives = lives
+        self._lives_before, self._lives = self._lives, lives
+        period_ns = raw.period_ns or self._period_ns
         accounts = self._accounts
         accounts.begin(_captured_at_ns(raw.time_ns))
         clocks = self._clocks([life.thread.native_id for life in lives.values()])
@@ -317,8 +321,8 @@ class Capture:
             )
             span = None if seen.context is None else self._associate(seen.context)
             labels = () if seen.labels is None else self._labels_of(seen.labels)
-            samples.append(Sample(raw.time_ns, self._period_ns, sample, span, labels))
-        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), accounts.end())
+            samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
+        return Snapshot(raw.time_ns, period_ns, tuple(samples), accounts.end())
 
     def lives(self, threads: Sequence[RawThread]) -> list[Life]:
         """What is known of some threads, between two snapshots of all."""
@@ -335,7 +339,9 @@ class Capture:
         samples = []
         for happened in events:
             seen = happened.thread
-            life = self._lives[seen.key] = self._life(seen, names)
+            life = self._lives_before.get(seen.key)
+            if seen.key in self._lives or life is None:
+                life = self._lives[seen.key] = self._life(seen, names)
             stack, span = seen.stack, None
             labels: Labels = ()
             if not self._include_internal and (not stack.frames or is_left_out(stack, life.thread.name)):

@@ -33,6 +33,7 @@ from splunk_profiler.values import (
     parse_destination,
     parse_directory,
     parse_endpoint,
+    parse_overhead,
     parse_probability,
     parse_three_way,
 )
@@ -58,6 +59,12 @@ SETTINGS: tuple[Setting, ...] = (
         "call_stack_interval_ms",
         integer(1, 3_600_000),
         "milliseconds between two samples",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_MAX_OVERHEAD",
+        "max_overhead",
+        parse_overhead,
+        "percent of one core that the profiler may use; it samples less often rather than use more",
     ),
     Setting(
         "SPLUNK_PROFILER_EXPORT_INTERVAL",
@@ -98,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
         "gc_events",
-        parse_boolean,
+        parse_three_way,
         "samples collections of garbage as well, where profiles are sent",
     ),
     Setting(
@@ -170,6 +177,8 @@ class Config:
     Attributes:
         enabled: whether `splunk_profiler.start()` starts anything (``SPLUNK_PROFILER_ENABLED``).
         call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
+        max_overhead: percent of one core that the profiler itself may use, above 0 and at most 100, or ``off``; it
+            samples less often rather than use more.
         logs_endpoint: where records go, ``http(s)://host:port``; None follows
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
         export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000; None is 1,000
@@ -180,7 +189,8 @@ class Config:
         data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
         output: ``otlp`` (a collector), ``file:DIRECTORY`` or ``datadog:http://HOST:PORT`` (a Datadog agent); the last
             two take profiles only, whatever `data_format` says.
-        gc_events: also sample collections of garbage, with their durations; only where profiles are sent.
+        gc_events: whether collections of garbage are sampled, with their durations, where profiles are sent: ``true``,
+            ``false`` or ``auto`` (with the native walker).
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -199,6 +209,7 @@ class Config:
 
     enabled: bool = False
     call_stack_interval_ms: int = 1000
+    max_overhead: str = "2"
     logs_endpoint: str | None = None
     export_interval_ms: int | None = None
     max_stack_depth: int = 1024
@@ -206,7 +217,7 @@ class Config:
     tracing_stacks_only: bool = False
     data_format: str = "text"
     output: str = "otlp"
-    gc_events: bool = True
+    gc_events: str = "auto"
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -236,6 +247,11 @@ class Config:
         return self.call_stack_interval_ms * 1_000_000
 
     @property
+    def overhead_limit(self) -> float | None:
+        """The part of one core that the profiler may use; None if there is no limit."""
+        return None if self.max_overhead.lower() == "off" else float(self.max_overhead) / 100
+
+    @property
     def export_interval_ns(self) -> int:
         """Nanoseconds that samples are gathered before they are sent."""
         usual = _PROFILES_INTERVAL_MS if self.aggregates else _SAMPLES_INTERVAL_MS
@@ -253,10 +269,10 @@ class Config:
         """Whether profiles are sent, not samples."""
         return self.data_format != "text" or not isinstance(self.destination, Collector)
 
-    @property
-    def notes_collections(self) -> bool:
-        """Whether collections of garbage are sampled."""
-        return self.gc_events and self.aggregates
+    def notes_collections(self, *, native: bool) -> bool:
+        """Whether collections of garbage are sampled, with the native walker or the portable one."""
+        choice = self.gc_events.lower()
+        return self.aggregates and (native if choice == "auto" else choice == "true")
 
     @property
     def publishes_correlation(self) -> bool:

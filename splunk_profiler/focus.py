@@ -28,10 +28,41 @@ class Focus:
     trace_of: Callable[[Any], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """How far apart deadlines are; 0: there are none.
+
+    Attributes:
+        all_ns: those of all threads.
+        focused_ns: those of the focus.
+    """
+
+    all_ns: int
+    focused_ns: int
+
+    @property
+    def leading_ns(self) -> int:
+        """The distance that is changed, and the other one with it: that of all threads, if there are such deadlines."""
+        return self.all_ns or self.focused_ns
+
+    @property
+    def closest_ns(self) -> int:
+        """How far apart the focus is looked at: a deadline of all threads serves it as well."""
+        return min(self.leading_ns, self.focused_ns)
+
+    def stretched(self, leading_ns: int) -> Periods:
+        """Both in the same ratio, so that `leading_ns` is the one that leads."""
+        if not self.all_ns:
+            return Periods(0, leading_ns)
+        focused_ns = self.focused_ns * leading_ns // self.all_ns
+        return Periods(leading_ns, min(focused_ns, max(leading_ns, self.focused_ns)))  # beyond that it never comes
+
+
 class Tick(NamedTuple):
-    """A deadline that has come, and how many of its kind have passed by before it."""
+    """A deadline that has come, how far it was from the one before, and how many of its kind have passed by since."""
 
     deadline_ns: int
+    period_ns: int
     focused: bool
     skipped: int
 
@@ -43,34 +74,45 @@ class Rhythm:
 
     Args:
         now_ns: the beginning.
-        all_ns: distance of the deadlines of all threads; 0 if there are none.
-        some_ns: distance of the focus's deadlines; 0 if there are none.
+        periods: the distances.
     """
 
-    def __init__(self, now_ns: int, all_ns: int, some_ns: int) -> None:
+    def __init__(self, now_ns: int, periods: Periods) -> None:
         self._begin_ns = now_ns
-        self._all_ns, self._some_ns = all_ns, some_ns
-        self._all_at_ns = now_ns + all_ns if all_ns else NEVER_NS
+        self._periods = periods
         self._some_at_ns = NEVER_NS
+
+    def follow(self, periods: Periods, now_ns: int) -> None:
+        """Other distances move the next deadlines: that of all, counted from the last; the focus's grid begins anew."""
+        before, self._periods = self._periods, periods
+        if not before.all_ns and periods.all_ns:
+            self._begin_ns = now_ns  # there was none for as long as that
+        if before.focused_ns != periods.focused_ns:
+            self._some_at_ns = NEVER_NS
 
     def next_ns(self, now_ns: int, *, focused: bool) -> int:
         """The next deadline; `focused` says whether there is a trace in the focus."""
-        if not focused or not self._some_ns:
+        some_ns = self._periods.focused_ns
+        if not focused or not some_ns:
             self._some_at_ns = NEVER_NS
         elif self._some_at_ns == NEVER_NS:
-            passed = (now_ns - self._begin_ns) // self._some_ns
-            self._some_at_ns = self._begin_ns + (passed + 1) * self._some_ns
+            passed = (now_ns - self._begin_ns) // some_ns
+            self._some_at_ns = self._begin_ns + (passed + 1) * some_ns
         return min(self._all_at_ns, self._some_at_ns)
 
     def take(self, now_ns: int) -> Tick:
         """The deadline that `next_ns` has named, once it has come. After a stall those before are given up."""
         focused = now_ns < self._all_at_ns
-        deadline_ns, period_ns = (self._some_at_ns, self._some_ns) if focused else (self._all_at_ns, self._all_ns)
+        deadline_ns = self._some_at_ns if focused else self._all_at_ns
+        period_ns = self._periods.focused_ns if focused else self._periods.all_ns
         skipped = (now_ns - deadline_ns) // period_ns
         deadline_ns += skipped * period_ns
         if focused:
             self._some_at_ns = deadline_ns + period_ns
         else:
-            self._begin_ns = deadline_ns
-            self._all_at_ns, self._some_at_ns = deadline_ns + period_ns, NEVER_NS
-        return Tick(deadline_ns, focused, skipped)
+            self._begin_ns, self._some_at_ns = deadline_ns, NEVER_NS
+        return Tick(deadline_ns, period_ns, focused, skipped)
+
+    @property
+    def _all_at_ns(self) -> int:
+        return self._begin_ns + self._periods.all_ns if self._periods.all_ns else NEVER_NS

@@ -35,6 +35,30 @@ class Frame:
     first_line: int = 0
 
 
+class Kind(Enum):
+    """Whose code it is. UNKNOWN: nothing says, as of code that was generated."""
+
+    APPLICATION = "application"
+    LIBRARY = "library"
+    STANDARD_LIBRARY = "standard library"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where code comes from.
+
+    Attributes:
+        kind: whose it is.
+        name: the normalised name of its distribution (``opentelemetry-sdk``); empty if it is in none.
+        version: of the distribution; empty if not known.
+    """
+
+    kind: Kind
+    name: str = ""
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """The frames of one thread at one instant, leaf first.
@@ -153,7 +177,7 @@ class Sample:
 
     Attributes:
         time_ns: when the stack was read, nanoseconds since the epoch.
-        period_ns: distance between two snapshots.
+        period_ns: distance from the snapshot before.
         thread: what the thread was doing.
         span: the span that was active on it, or None.
         labels: the user's labels that were in force on it: (name, value) each, in one order for all.
@@ -203,7 +227,7 @@ class Snapshot:
 
     Attributes:
         time_ns: when the stacks were read, nanoseconds since the epoch.
-        period_ns: the configured distance between two snapshots.
+        period_ns: distance from the snapshot before, as it was to be at that time.
         samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
         remainders: what the process has used besides, so that all of it adds up.
         source: which profiler all of this is of.

@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.focus import Focus, Rhythm
+from splunk_profiler.focus import Focus, Periods, Rhythm
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.portable_collections import CollectionLog, Place, places_below
 from splunk_profiler.threads import Signal
@@ -45,6 +45,7 @@ class RawSnapshot(NamedTuple):
     time_ns: int
     latency_ns: int
     threads: tuple[RawThread, ...]
+    period_ns: int
     focused: bool
     since_ns: int
 
@@ -157,6 +158,7 @@ class _Identities:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, threading.Thread | None]] = {}
+        self._gone: dict[int, tuple[int, threading.Thread | None]] = {}  # since the last snapshot
         self._next = 0
 
     def key(self, ident: int, thread: threading.Thread | None) -> int:
@@ -168,12 +170,13 @@ class _Identities:
 
     def known_key(self, ident: int, thread: threading.Thread | None) -> int:
         """The key, from another thread than the ticker's; of one that has been in no snapshot, a negative number."""
-        known = self._known.get(ident)
-        return known[0] if known is not None and known[1] is thread else -ident
+        for known in (self._known.get(ident), self._gone.get(ident)):
+            if known is not None and known[1] is thread:
+                return known[0]
+        return -ident
 
     def keep_only(self, idents: Any) -> None:
-        for ident in self._known.keys() - idents:
-            del self._known[ident]
+        self._gone = {ident: self._known.pop(ident) for ident in self._known.keys() - idents}
 
 
 class PortableTicker:
@@ -199,7 +202,6 @@ class PortableTicker:
         self._max_depth = max_depth
         self._focus = focus
         self._focused = False  # there may be traces in the focus
-        self._keeps_all = True
         self._before_ns = 0
         self._make_frame = make_frame
         self._make_stack = make_stack
@@ -212,20 +214,28 @@ class PortableTicker:
         self._filled = Signal()
         self._wake = Signal()
         self._stopped = False
+        self._periods = Periods(0, 0)
+        self._keeps_all = True  # there are captures of all threads, too
 
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
-        rhythm = Rhythm(self._clock.monotonic_ns(), period_ns, focused_period_ns)
-        self._keeps_all = period_ns > 0
+        self._set_periods(period_ns, focused_period_ns)
+        rhythm = Rhythm(self._clock.monotonic_ns(), self._periods)
         while not self._stopped:
             now = self._clock.monotonic_ns()
+            rhythm.follow(self._periods, now)
             ahead = rhythm.next_ns(now, focused=self._focused) - now
             if ahead > 0:
                 self._wake.wait(min(ahead / 1e9, threading.TIMEOUT_MAX))
                 continue
             tick = rhythm.take(now)
             self._count(due=tick.skipped + 1, missed=tick.skipped)
-            self._capture(now - tick.deadline_ns, focused=tick.focused)
+            self._capture(now - tick.deadline_ns, tick.period_ns, focused=tick.focused)
+
+    def pace(self, period_ns: int, focused_period_ns: int = 0) -> None:
+        """Let a running ticker go on as if it ran with these; from any thread."""
+        self._set_periods(period_ns, focused_period_ns)
+        self._wake.set()
 
     def focus(self) -> None:
         """A trace was added to the focus."""
@@ -242,7 +252,7 @@ class PortableTicker:
 
     def capture(self, *, focused: bool = False) -> None:
         """Take one snapshot now, in this thread, into the ring."""
-        self._capture(0, focused=focused)
+        self._capture(0, 0, focused=focused)
 
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty."""
@@ -268,7 +278,7 @@ class PortableTicker:
         """What has happened since the ticker was made."""
         return self._counters
 
-    def _capture(self, late_ns: int, *, focused: bool) -> None:
+    def _capture(self, late_ns: int, period_ns: int, *, focused: bool) -> None:
         if _other_interpreters():
             self._count(missed=1)
             return
@@ -276,7 +286,7 @@ class PortableTicker:
         since_ns = started - self._before_ns if self._before_ns else 0
         self._before_ns = started
         if focused and not self._has_focus():
-            self._count(captured=1)
+            self._count(captured=1, held_ns=self._clock.monotonic_ns() - started)
             return
         now, walks = self._walk(focused=focused)
         if focused and not walks:
@@ -295,9 +305,13 @@ class PortableTicker:
             threads.append(RawThread(key, walk.ident, native_id, stack, walk.context, walk.labels))
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
-        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), focused, since_ns))
+        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), period_ns, focused, since_ns))
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
         self._filled.set()
+
+    def _set_periods(self, period_ns: int, focused_period_ns: int) -> None:
+        self._periods = Periods(period_ns, focused_period_ns)
+        self._keeps_all = period_ns > 0
 
     def _has_focus(self) -> bool:
         """Whether there are traces in the focus; if not, there are no such ticks until `focus` is called."""

@@ -21,6 +21,7 @@ from splunk_profiler.guard import Guard, logger
 
 if TYPE_CHECKING:
     from splunk_profiler.publishing import Publishing
+    from splunk_profiler.runtime_id import RuntimeId
     from splunk_profiler.sampling import Sampling
 
 _EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
@@ -40,6 +41,9 @@ class ProcessProfiler:
         self._resolved: settings.Resolved | None = None
         self._profiler: Profiler | None = None
         self._abandoned: list[Profiler] = []
+        self._runtime_id: RuntimeId | None = (
+            None  # made by the first start: it loads what a process that is off need not
+        )
         self._guard = Guard("starting or stopping the profiler")
 
     def start(self, config: settings.Config | None = None) -> bool:
@@ -85,7 +89,9 @@ class ProcessProfiler:
 
     def _begin(self, resolved: settings.Resolved, *, forked: bool = False) -> None:
         parents = self._abandoned[-1] if self._abandoned else None
-        profiler = Profiler(resolved, self._noticed_to_be_a_child, parents=parents, forked=forked)
+        if self._runtime_id is None:
+            self._runtime_id = _new_runtime_id()
+        profiler = Profiler(resolved, self._noticed_to_be_a_child, self._runtime_id, parents=parents, forked=forked)
         if not profiler.start():
             return
         self._profiler = profiler
@@ -141,6 +147,8 @@ class ProcessProfiler:
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()  # a thread that is not here may have held it
         with self._guard.watching():
+            if self._runtime_id is not None:
+                self._runtime_id = self._runtime_id.of_child()
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
                 self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
@@ -173,6 +181,7 @@ class Profiler:
     Args:
         resolved: the settings.
         in_child: called in a forked child when no fork hook of Python's has run there.
+        runtime_id: the process's.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
         forked: this is the first life in a forked child; what `parents` published goes on here.
     """
@@ -181,12 +190,14 @@ class Profiler:
         self,
         resolved: settings.Resolved,
         in_child: Callable[[], None],
+        runtime_id: RuntimeId,
         *,
         parents: Profiler | None,
         forked: bool,
     ) -> None:
         self.resolved = resolved
         self._in_child = in_child
+        self._runtime_id = runtime_id
         self._goes_on = forked and parents is not None
         self._publishing: Publishing | None = (
             parents._publishing if forked and parents is not None else self._make_publishing()
@@ -264,7 +275,15 @@ class Profiler:
         before = None if parents is None else parents._sampling
         resource = publishing.resource if publishing is not None else _unchanged
         local_root = publishing.local_root if publishing is not None else _unknown
-        return Sampling(self.resolved, self._in_child, audit, resource, local_root, parents=before)
+        return Sampling(
+            self.resolved,
+            self._in_child,
+            audit,
+            resource,
+            local_root,
+            runtime_id=self._runtime_id,
+            parents=before,
+        )
 
     def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
         if self._sampling is not None and not self._sampling.is_native:
@@ -274,6 +293,13 @@ class Profiler:
         except ImportError:
             return
         _walker.watch_forks(in_child)
+
+
+def _new_runtime_id() -> RuntimeId:
+    """One for a process that was not forked from one with an id."""
+    from splunk_profiler.runtime_id import RuntimeId  # noqa: PLC0415  # loaded by a start that is switched on
+
+    return RuntimeId.new()
 
 
 def _unchanged(resource: Any) -> Any:

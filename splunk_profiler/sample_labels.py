@@ -16,7 +16,10 @@ MOST_VALUE_CHARACTERS = 128
 
 # What the profiler puts on samples itself, and the first parts of such names. A label of the user's with a name like
 # that is sent under another one: a reader must not take what a program says for what was measured.
-OWN_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"})
+# The second half are the names that a Datadog agent is sent in place of some of them (`formats/datadog.py`).
+OWN_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"}) | frozenset(
+    {"thread id", "thread native id", "thread name", "span id", "local root span id", "trace endpoint"}
+)
 OWN_PREFIXES = ("source.event.", "thread.", "gc.", "profiling.")
 INSTEAD = "user."
 

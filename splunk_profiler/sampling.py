@@ -9,24 +9,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
 from splunk_profiler.events import EventSource, NoEvents, collector_events
+from splunk_profiler.focus import Periods
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.model import Snapshot
+from splunk_profiler.pacing import Pacer
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.labels import LabelShadow
 from splunk_profiler.runtime.otel import ContextShadow
-from splunk_profiler.sampler import Sampler
+from splunk_profiler.runtime_id import Identified, RuntimeId
+from splunk_profiler.sampler import Limit, Sampler
 from splunk_profiler.selection import Selection
 from splunk_profiler.sinks.late import LateSink
 from splunk_profiler.snapshots import Snapshots, focus_of
 from splunk_profiler.threads import Worker
 from splunk_profiler.trace_capture import TraceCapture
 from splunk_profiler.user_labels import IN_FORCE
+
+if TYPE_CHECKING:
+    from splunk_profiler.provenance import Provenance
 
 _JOIN_S = 0.1
 _OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
@@ -41,6 +47,7 @@ class Sampling:
         at_sample: called at every sample, on the worker's thread; must not raise.
         completed: adds to a resource what is known of it from elsewhere.
         local_root: the id of a span's local root, where somebody has kept it.
+        runtime_id: the process's.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
@@ -52,12 +59,14 @@ class Sampling:
         completed: Callable[[Any], Any],
         local_root: Callable[[Any], int | None],
         *,
+        runtime_id: RuntimeId,
         parents: Sampling | None,
     ) -> None:
         config = resolved.config
         self.resolved = resolved
         self._at_sample = at_sample
         self._completed = completed
+        self._identified = Identified(runtime_id)
         self._forked = parents is not None
         self._choice = capture.choose_walker(config.walker)
         # A child goes on with its parent's: that knows what the thread that forked has attached.
@@ -68,6 +77,7 @@ class Sampling:
         self._roots: Roots | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
             self._roots = (None if parents is None else parents._roots) or Roots(local_root)
+        self._provenance: Provenance | None = None if parents is None else parents._provenance
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = capture.Choice(
@@ -86,9 +96,8 @@ class Sampling:
         )
         if parents is not None:
             parents._events.stop()  # a child has its parent's callbacks
-        self._events: EventSource = (
-            collector_events(ticker) if config.enabled and config.notes_collections else NoEvents()
-        )
+        notes = config.enabled and config.notes_collections(native=self.is_native)
+        self._events: EventSource = collector_events(ticker) if notes else NoEvents()
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
         clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
         self._capture = capture.Capture(
@@ -106,16 +115,16 @@ class Sampling:
             else ProfileRecording(self._sink, interval_ns, self._roots.endpoint)
         )
         self._recorder = self._recording.recorder
+        periods = Periods(
+            config.period_ns if config.enabled else 0, config.snapshot_period_ns if selection is not None else 0
+        )
         if selection is not None:
-            period_ns = config.snapshot_period_ns
-            if config.enabled:
-                period_ns = min(period_ns, config.period_ns)  # a tick of all threads serves both
             closely = TraceCapture(
                 self._capture,
                 associate,
                 clocks,
                 selection,
-                period_ns,
+                periods,
                 include_internal=internal,
                 labels_of=sample_labels.on_samples,
             )
@@ -123,13 +132,16 @@ class Sampling:
         self._ticker = ticker
         self._sampler = Sampler(
             ticker,
-            config.period_ns if config.enabled else 0,
+            periods.all_ns,
             self._handle,
-            focused_period_ns=config.snapshot_period_ns if selection is not None else 0,
+            self._make_limit(periods.leading_ns),
+            focused_period_ns=periods.focused_ns,
             rest=self._rest,
         )
         self._export_thread = Worker("exporter", self._export)
         self._event_guard = Guard("noticing events")
+        self._opening_cpu_ns: int | None = None  # CPU time that loading gRPC has taken, once that is done
+        self._told_of_limit = False
         self._primed = False
 
     @property
@@ -154,6 +166,7 @@ class Sampling:
                 " in copied contexts (asyncio.to_thread) spans may be missing",
                 choice.reason,
             )
+        self._identified.meet(spans.tracer_provider())
         try:
             if resolved.config.enabled:
                 self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
@@ -195,6 +208,7 @@ class Sampling:
             self._label_shadow.remove()
         if self._roots is not None:
             self._roots.leave()
+        self._identified.leave()
 
     def hold(self, timeout_s: float) -> None:
         """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
@@ -208,6 +222,7 @@ class Sampling:
 
     def _export(self) -> None:
         self._sink.open()
+        self._opening_cpu_ns = self._export_thread.cpu_ns()
         self._recorder.run()
 
     def _selection(self, parents: Sampling | None) -> Selection | None:
@@ -220,6 +235,28 @@ class Sampling:
         known.selection.end()  # entries of threads that are not here will never end, others end in the parent
         return known.selection
 
+    def _make_limit(self, period_ns: int) -> Limit | None:
+        limit = self.resolved.config.overhead_limit
+        if limit is None:
+            return None
+        return Limit(Pacer(period_ns, limit), self._exporting_cpu_ns, self._note_pace)
+
+    def _exporting_cpu_ns(self) -> int:
+        opening_ns = self._opening_cpu_ns
+        return 0 if opening_ns is None else max(self._export_thread.cpu_ns() - opening_ns, 0)
+
+    def _note_pace(self, period_ns: int) -> None:
+        config = self.resolved.config
+        log = logger.debug if self._told_of_limit else logger.warning
+        self._told_of_limit = True
+        log(
+            "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD):"
+            " it samples every %d ms, and more often again when that takes less (said once)",
+            config.call_stack_interval_ms if config.enabled else config.snapshot_interval_ms,
+            config.max_overhead,
+            period_ns // 1_000_000,
+        )
+
     def _handle(self, raw: Any) -> None:
         if not raw.focused:
             self._handle_all(raw)
@@ -227,6 +264,7 @@ class Sampling:
             self._snapshots.take(raw)
 
     def _rest(self) -> None:
+        self._identified.meet(spans.tracer_provider())
         if self._roots is not None:
             self._roots.meet(spans.tracer_provider())
         if self._snapshots is not None:
@@ -252,18 +290,22 @@ class Sampling:
     def _is_described(self) -> bool:
         from splunk_profiler.sinks.resource import is_described  # noqa: PLC0415  # loads the SDK
 
+        self._identified.meet(spans.tracer_provider())  # soon after the application has set it, not a sample later
         return self._forked or is_described()
 
     def _open_sink(self) -> Any:
+        from splunk_profiler.provenance import Provenance  # noqa: PLC0415
         from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
 
         current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
-        completed = self._completed
+        completed, identified = self._completed, self._identified.resource
 
         def resource() -> Any:
-            return completed(current_resource())
+            return completed(identified(current_resource()))
 
-        return destinations.make_sink(self.resolved, resource, share_connection=not self._forked)
+        if self.resolved.config.aggregates:
+            self._provenance = Provenance(parents=self._provenance)
+        return destinations.make_sink(self.resolved, resource, self._provenance, share_connection=not self._forked)
 
 
 def _what(config: settings.Config) -> str:

@@ -22,6 +22,7 @@ from splunk_profiler.capture import (
     is_left_out,
 )
 from splunk_profiler.filtering import waiting_on
+from splunk_profiler.focus import Periods
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
 
 
@@ -53,7 +54,7 @@ class TraceCapture:
         associate: OpenTelemetry context → span.
         clocks: native ids → (CPU ns, nice value) each.
         selected: which traces.
-        period_ns: distance of two ticks.
+        periods: the distances of ticks, where a raw snapshot does not say others.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
         labels_of: see `Capture`.
     """
@@ -64,7 +65,7 @@ class TraceCapture:
         associate: Associate,
         clocks: Clocks,
         selected: Selected,
-        period_ns: int,
+        periods: Periods,
         *,
         include_internal: bool = False,
         labels_of: Callable[[Any], Labels] = lambda _: (),
@@ -74,7 +75,7 @@ class TraceCapture:
         self._associate = associate
         self._clocks = clocks
         self._selected = selected
-        self._period_ns = period_ns
+        self._periods = periods
         self._include_internal = include_internal
         self._before: dict[int, _Seen] = {}
 
@@ -90,7 +91,13 @@ class TraceCapture:
                 samples.append(self._sample(raw, seen, span, life, clock))
                 before[seen.key] = _Seen(span.trace_id, raw.time_ns, clock[0])
         self._before = before
-        return Snapshot(raw.time_ns, self._period_ns, tuple(samples), source=Source.SNAPSHOT)
+        return Snapshot(raw.time_ns, self._period_ns(raw), tuple(samples), source=Source.SNAPSHOT)
+
+    def _period_ns(self, raw: RawSnapshot) -> int:
+        """How far apart the ticks are at which selected traces are looked at."""
+        if not raw.period_ns:
+            return self._periods.closest_ns
+        return raw.period_ns if raw.focused else self._periods.stretched(raw.period_ns).closest_ns
 
     def _span_of(self, seen: RawThread, time_ns: int) -> SpanRef | None:
         span = None if seen.context is None or not seen.stack.frames else self._associate(seen.context)
@@ -112,18 +119,19 @@ class TraceCapture:
             cpu_spent_ns,
         )
         labels = () if seen.labels is None else self._labels_of(seen.labels)
-        return Sample(raw.time_ns, self._period_ns, thread, span, labels, source=Source.SNAPSHOT)
+        return Sample(raw.time_ns, self._period_ns(raw), thread, span, labels, source=Source.SNAPSHOT)
 
     def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, cpu_ns: int) -> tuple[int, int]:
         """Wall and CPU time that a sample stands for."""
+        period_ns = self._period_ns(raw)
         before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
         if before is not None and before.trace_id == span.trace_id:
             wall_ns, used_ns = raw.time_ns - before.time_ns, cpu_ns - before.cpu_ns
         elif began is not None and began.ident == seen.ident:
             wall_ns, used_ns = raw.time_ns - began.time_ns, cpu_ns - began.cpu_ns
         else:
-            wall_ns, used_ns = self._period_ns, 0
-        part_ns = min(max(wall_ns, 0), max(raw.since_ns, self._period_ns))
+            wall_ns, used_ns = period_ns, 0
+        part_ns = min(max(wall_ns, 0), max(raw.since_ns, period_ns))
         if not cpu_ns or wall_ns <= 0:
             return part_ns, 0
         return part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns)

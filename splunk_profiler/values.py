@@ -121,6 +121,13 @@ def parse_probability(text: str) -> float:
     return float(text)
 
 
+def parse_overhead(text: str) -> str:
+    """A decimal number above 0, at most 100, or ``off``."""
+    if text.lower() != "off" and not (re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and 0 < float(text) <= 100):
+        raise ConfigError("neither a number above 0, at most 100, nor off")
+    return text.lower()
+
+
 def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str = "") -> Endpoint:
     """``http(s)://host[:port]`` or bare ``host:port``, which means TLS unless `insecure_by_default`."""
     bare = "://" not in url

@@ -1,13 +1,12 @@
 """What saved profiles say: samples joined to the names of their spans, and counted.
 
 Runs on the main thread of `report`. Data in, numbers out: draws nothing. Imports nothing of ours but the
-reader of stacks and errors.
+readers of stacks and of profiles, and errors.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,14 +15,14 @@ from typing import Any
 
 from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.profiles import FORMAT as PROFILE_FORMAT
+from splunk_profiler.cli.profiles import OUTSIDE, ProfileError, Profiles
 
 PROFILE_SCOPE = "otel.profiling"
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
-OUTSIDE = "(outside of spans)"
 UNKNOWN_SPAN = "(span not received)"
 
-_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
-
+_SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 _REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
 
 SpanKey = tuple[str, str]
@@ -109,8 +108,11 @@ class Analysis:
 
     Attributes:
         files: what was read.
-        samples: profile records that were understood; `in_spans` of them carry a span id.
-        unread: records of the profiling scope whose body is in another format or no call stack.
+        samples: records that are one call stack each; `in_spans` of them carry a span id.
+        profiles: records that are an aggregated profile each, added up.
+        snapshots: records of traces that were profiled closely, of either kind; they are in no other number, because
+            what they tell is in the samples of all threads, too.
+        unread: records of the profiling scope whose body is neither.
         broken_lines: lines that are no JSON.
         other_logs: log records of other scopes.
         spans: spans received; `transactions` are those of them that are local roots.
@@ -126,6 +128,8 @@ class Analysis:
     files: list[Path] = field(default_factory=list)
     samples: int = 0
     in_spans: int = 0
+    profiles: Profiles = field(default_factory=Profiles)
+    snapshots: int = 0
     unread: int = 0
     broken_lines: int = 0
     other_logs: int = 0
@@ -140,11 +144,6 @@ class Analysis:
     unknown_span: Tally = field(default_factory=Tally)
     threads: dict[str, ThreadTally] = field(default_factory=dict)
     record: tuple[str, dict[str, Any]] | None = None
-
-
-def is_library(file: str) -> bool:
-    """True for code that came with Python or was installed, as far as a path can tell."""
-    return file.startswith("<frozen") or _LIBRARY.search(file) is not None
 
 
 def analyse(path: Path) -> Analysis:
@@ -171,15 +170,10 @@ def analyse(path: Path) -> Analysis:
                 continue
             for record in records:
                 _count(result, names, service, record, examples)
-    if not result.samples:
-        remedy = (
-            "go tool pprof reads profiles: docs/pprof.md"
-            if result.unread
-            else "to find out why: splunk-profiler doctor"
-        )
+    if not result.samples and not result.profiles.records and not result.snapshots:
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
-            f"records whose body is not in the text format); {remedy}"
+            f"records that cannot be read); to find out why: splunk-profiler doctor"
         )
     biggest = max(result.by_span, key=lambda name: result.by_span[name].samples, default=OUTSIDE)
     if biggest in examples:
@@ -195,9 +189,16 @@ def _count(
     examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]],
 ) -> None:
     attributes = _attributes(record)
+    if attributes.get(_SOURCE) == _SNAPSHOT:
+        result.snapshots += 1
+        return
+    body = str((record.get("body") or {}).get("stringValue", ""))
     try:
-        dump = parse(str((record.get("body") or {}).get("stringValue", "")))
-    except DumpError:
+        if attributes.get("profiling.data.format") == PROFILE_FORMAT:
+            result.profiles.add(body, service)
+            return
+        dump = parse(body)
+    except (DumpError, ProfileError):
         result.unread += 1
         return
     time_ns = _whole(record.get("timeUnixNano"))

@@ -40,7 +40,7 @@ _MEBIBYTE = 1 << 20
     help="Directory to save to; what it holds already is kept.",
 )
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time.")
-@click.option("--max-records", type=click.IntRange(1), metavar="N", help="End when N samples have come in.")
+@click.option("--max-records", type=click.IntRange(1), metavar="N", help="End when N samples or profiles have come in.")
 @click.option("--max-request-mib", type=click.IntRange(1, 256), default=16, show_default=True, help="Largest request.")
 @click.option("--sync", is_flag=True, help="Acknowledge only what is on the disk, so that a power cut loses nothing.")
 def collect(  # noqa: PLR0917
@@ -107,7 +107,8 @@ class _End:
             return True
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return True
-        return self._max_records is not None and self._receiver.counts().samples >= self._max_records
+        counts = self._receiver.counts()
+        return self._max_records is not None and counts.samples + counts.profiles >= self._max_records
 
 
 def _show_live(console: Console, receiver: Receiver, store: Store, end: _End) -> None:
@@ -137,6 +138,7 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table.add_column(justify="right", style="bold cyan")
     table.add_column()
     table.add_row(f"{counts.samples:,}", f"samples, {_share(counts)} inside spans")
+    table.add_row(f"{counts.profiles:,}", "aggregated profiles")
     table.add_row(f"{counts.spans:,}", "spans")
     table.add_row(f"{counts.logs:,}", "other log records")
     table.add_row(_size(store.size), f"in {store.directory}")
@@ -153,6 +155,7 @@ def _table(receiver: Receiver, store: Store) -> Group:
 def _line(counts: Counts, store: Store) -> str:
     parts = [
         f"{counts.samples:,} samples ({_share(counts)} inside spans)",
+        *([f"{counts.profiles:,} aggregated profiles"] if counts.profiles else []),
         f"{counts.spans:,} spans",
         f"{counts.logs:,} other log records",
         f"{_size(store.size)} in {store.directory}",

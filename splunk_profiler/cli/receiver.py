@@ -45,7 +45,8 @@ class Counts:
 
     Attributes:
         requests: requests that were saved and acknowledged.
-        samples: log records of the profiling scope; `samples_in_spans` of them carry a span id.
+        samples: log records of the profiling scope that are one sample; `samples_in_spans` of them carry a span id.
+        profiles: those that are an aggregated profile.
         logs: log records of any other scope.
         spans: spans.
         metrics: requests with metrics, which are acknowledged and not kept.
@@ -59,6 +60,7 @@ class Counts:
     requests: int = 0
     samples: int = 0
     samples_in_spans: int = 0
+    profiles: int = 0
     logs: int = 0
     spans: int = 0
     metrics: int = 0
@@ -127,15 +129,17 @@ class Receiver:
         for resource in request.resource_logs:
             for scope in resource.scope_logs:
                 if scope.scope.name == PROFILE_SCOPE:
-                    in_spans = sum(1 for record in scope.log_records if record.span_id)
+                    samples = [record for record in scope.log_records if not _is_profile(record)]
+                    in_spans = sum(1 for record in samples if record.span_id)
                     added = replace(
                         added,
-                        samples=added.samples + len(scope.log_records),
+                        samples=added.samples + len(samples),
                         samples_in_spans=added.samples_in_spans + in_spans,
+                        profiles=added.profiles + len(scope.log_records) - len(samples),
                     )
                 else:
                     added = replace(added, logs=added.logs + len(scope.log_records))
-        if added.samples or added.logs:
+        if added.samples or added.profiles or added.logs:
             self._save(self._store.logs, request, context)
         self._add(added)
         return _encoded(ExportLogsServiceResponse())
@@ -213,6 +217,11 @@ def to_json(request: Message) -> dict[str, Any]:
                 for link in span.get("links", ()):
                     _ids_to_hex(link)
     return value
+
+
+def _is_profile(record: Any) -> bool:
+    values = (pair.value.string_value for pair in record.attributes if pair.key == "profiling.data.format")
+    return next(values, "text") != "text"
 
 
 def _ids_to_hex(holder: dict[str, Any]) -> None:

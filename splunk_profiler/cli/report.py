@@ -12,24 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splunk_profiler.cli.analysis import OUTSIDE, Analysis, Tally, ThreadTally, analyse, is_library
+from splunk_profiler.cli import profile_tables, tables
+from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+from splunk_profiler.cli.profiles import OUTSIDE
+from splunk_profiler.cli.sources import is_library
 
 _WIDTH = 100
 _THREADS_SHOWN = 12
-_BAR_CELLS = 12
 _IDS_SHOWN = 5
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=DEFAULT_DIRECTORY)
-@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Functions shown of each span.")
-@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Span names shown.")
+@click.option(
+    "--top",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Functions shown of each span and endpoint.",
+)
+@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Span names and endpoints shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON.")
 def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     """Show what the profiles saved in PATH say.
@@ -42,6 +49,9 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     total  share of the span's samples with that function anywhere on the stack
 
     Below the functions that were executing stand the application's own functions that called them.
+
+    Profiles that are aggregated (pprof) are added up for each endpoint. Your code comes first, with the time of
+    what it did itself or had libraries do; then libraries, with the time that they were executing themselves.
     """
     analysis = analyse(path)
     if as_json:
@@ -59,27 +69,30 @@ def report_console() -> Console:
 
 def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, spans: int = 12) -> None:
     """Write the report."""
-    _heading(console, "Profile")
+    tables.heading(console, "Profile")
     console.print(_summary(analysis, path))
     ranked = sorted(analysis.by_span.items(), key=lambda item: -item[1].samples)
     if ranked or analysis.unknown_span.samples:
-        _heading(console, "Spans")
+        tables.heading(console, "Spans")
         console.print(_span_table(analysis, ranked[:spans]))
         if len(ranked) > spans:
             console.print(Text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
     for name, tally in ranked[:spans]:
-        _heading(console, f"Hottest functions in {name}")
+        tables.heading(console, f"Hottest functions in {name}")
         console.print(_function_table(tally, top))
     if analysis.outside.samples:
-        _heading(console, "Hottest functions outside of spans")
+        tables.heading(console, "Hottest functions outside of spans")
         console.print(_function_table(analysis.outside, top))
-    _heading(console, "Threads")
-    console.print(_thread_table(analysis.threads))
+    if analysis.threads:
+        tables.heading(console, "Threads")
+        console.print(_thread_table(analysis.threads))
     if analysis.record:
         _draw_record(console, *analysis.record)
     if analysis.transactions.example:
         _draw_transaction(console, *analysis.transactions.example)
-    _heading(console, "Saved")
+    if analysis.profiles.records:
+        profile_tables.draw(console, analysis.profiles, top=top, endpoints=spans)
+    tables.heading(console, "Saved")
     for file in analysis.files:
         console.print(Text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
 
@@ -91,8 +104,9 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
         "files": [str(file.resolve()) for file in analysis.files],
         "samples": analysis.samples,
         "samples_in_spans": analysis.in_spans,
-        "share_in_spans": round(analysis.in_spans / analysis.samples, 4),
+        "share_in_spans": round(analysis.in_spans / analysis.samples, 4) if analysis.samples else 0.0,
         "samples_of_spans_not_received": analysis.unknown_span.samples,
+        "snapshot_records": analysis.snapshots,
         "unread_records": analysis.unread,
         "broken_lines": analysis.broken_lines,
         "other_logs": analysis.other_logs,
@@ -110,6 +124,7 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
             name: {"samples": seen.samples, "running": seen.running, "in_spans": seen.in_spans}
             for name, seen in analysis.threads.items()
         },
+        "profiles": profile_tables.as_data(analysis.profiles),
         "record": analysis.record and {"span": analysis.record[0], "as_received": analysis.record[1]},
     }
 
@@ -132,31 +147,32 @@ def _tally_data(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _heading(console: Console, title: str) -> None:
-    console.print()
-    console.rule(Text(title, style="bold"), align="left", style="dim")
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
 def _summary(analysis: Analysis, path: Path) -> Table:
-    seconds = (analysis.last_ns - analysis.first_ns) / 1e9
-    start = datetime.fromtimestamp(analysis.first_ns / 1e9, timezone.utc)
-    periods = ", ".join(f"{period} ms" for period, _ in analysis.periods_ms.most_common())
-    table = _grid()
-    table.add_row("samples received", f"{analysis.samples:,} in {seconds:.1f} s, from {start:%Y-%m-%d %H:%M:%S} UTC")
-    table.add_row("inside spans", f"{_percent(analysis.in_spans, analysis.samples)} ({analysis.in_spans:,} samples)")
-    table.add_row("sampling period", periods)
-    table.add_row("services", ", ".join(f"{name} ({count:,})" for name, count in analysis.services.most_common()))
+    table = tables.grid()
+    if analysis.samples:
+        periods = ", ".join(f"{period} ms" for period, _ in analysis.periods_ms.most_common())
+        when = _when(analysis.first_ns, analysis.last_ns)
+        table.add_row("samples received", f"{analysis.samples:,} in {when}")
+        share = tables.percent(analysis.in_spans, analysis.samples)
+        table.add_row("inside spans", f"{share} ({analysis.in_spans:,} samples)")
+        table.add_row("sampling period", periods)
+    if (profiles := analysis.profiles).records:
+        periods = ", ".join(f"{period} ms" for period, _ in profiles.periods_ms.most_common())
+        when = _when(profiles.first_ns, profiles.last_ns)
+        table.add_row("aggregated", f"{profiles.samples:,} more samples in {profiles.records:,} profiles of {when}")
+        table.add_row("", f"every {periods}: {tables.duration(profiles.spent.cpu)} of CPU")
+    services = analysis.services + profiles.services
+    if analysis.snapshots:
+        table.add_row("selected traces", f"{analysis.snapshots:,} records of these alone, in no number of this report")
+    if services:
+        names = ", ".join(f"{name} ({count:,})" for name, count in services.most_common())
+        table.add_row("services", f"{names} records")
     table.add_row("spans received", f"{analysis.spans:,}")
     roots = analysis.transactions
     if roots.told:
-        share = f"{_percent(roots.told, roots.received)} of the transactions ({roots.told:,} of {roots.received:,})"
+        share = (
+            f"{tables.percent(roots.told, roots.received)} of the transactions ({roots.told:,} of {roots.received:,})"
+        )
         table.add_row("host profiler", f"{share} carry stack-trace ids from it, {roots.ids:,} in all")
     if analysis.unknown_span.samples:
         table.add_row(
@@ -164,15 +180,20 @@ def _summary(analysis: Analysis, path: Path) -> Table:
             f"{analysis.unknown_span.samples:,} samples of spans that were not received: unsampled or still open",
         )
     if analysis.unread:
-        table.add_row("not read", f"{analysis.unread:,} records whose body is not in the text format")
+        table.add_row("not read", f"{analysis.unread:,} records whose body is no call stack and no profile")
     if analysis.broken_lines:
         table.add_row("not read", f"{analysis.broken_lines:,} lines that are not OTLP/JSON")
     table.add_row("read from", str(path.resolve()))
     return table
 
 
+def _when(first_ns: int, last_ns: int) -> str:
+    start = datetime.fromtimestamp(first_ns / 1e9, timezone.utc)
+    return f"{(last_ns - first_ns) / 1e9:.1f} s, from {start:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
-    table = _table("span", "samples", "share", "", "running", "thread time")
+    table = tables.table("span", "samples", "share", "", "running", "thread time")
     rows = ranked + [
         (title, tally)
         for title, tally in (("span not received", analysis.unknown_span), ("outside of spans", analysis.outside))
@@ -183,9 +204,9 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
         table.add_row(
             Text(name),
             f"{tally.samples:,}",
-            _percent(tally.samples, analysis.samples),
-            Text("█" * max(1, round(tally.samples / analysis.samples * _BAR_CELLS)), style="cyan"),
-            _percent(tally.running, tally.samples),
+            tables.percent(tally.samples, analysis.samples),
+            tables.bar(tally.samples, analysis.samples, 1),
+            tables.percent(tally.running, tally.samples),
             f"{tally.thread_ns / 1e9:.1f} s",
             style=style,
         )
@@ -194,7 +215,7 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
 
 def _function_table(tally: Tally, top: int) -> Table:
     """The functions that were executing most, then those of the application that led there."""
-    table = _table("function", "own", "", "total", "at")
+    table = tables.table("function", "own", "", "total", "at")
     names = [name for name, _ in tally.own.most_common(top)]
     callers = (name for name, _ in tally.total.most_common() if name not in names)
     names += [name for name in callers if not is_library(tally.place(name)[0])][:top]
@@ -202,29 +223,23 @@ def _function_table(tally: Tally, top: int) -> Table:
         own, total = tally.own[name], tally.total[name]
         table.add_row(
             Text(name, style="bold" if own and not is_library(tally.place(name)[0]) else ""),
-            _percent(own, tally.samples) if own else "",
-            Text("█" * round(own / tally.samples * _BAR_CELLS), style="cyan"),
-            _percent(total, tally.samples),
-            Text(_place(tally, name), style="dim"),
+            tables.percent(own, tally.samples) if own else "",
+            tables.bar(own, tally.samples),
+            tables.percent(total, tally.samples),
+            tables.place(*tally.place(name)),
         )
     return table
 
 
-def _place(tally: Tally, function: str) -> str:
-    file, line = tally.place(function)
-    name = file.rpartition("/")[2]  # the function's name tells the directories
-    return name if line is None else f"{name}:{line}"
-
-
 def _thread_table(threads: dict[str, ThreadTally]) -> Table:
-    table = _table("thread", "samples", "running", "in spans", "most often")
+    table = tables.table("thread", "samples", "running", "in spans", "most often")
     ranked = sorted(threads.items(), key=lambda item: (-item[1].in_spans, -item[1].samples))
     for name, seen in ranked[:_THREADS_SHOWN]:
         table.add_row(
             Text(repr(name)[1:-1]),
             f"{seen.samples:,}",
-            _percent(seen.running, seen.samples),
-            _percent(seen.in_spans, seen.samples),
+            tables.percent(seen.running, seen.samples),
+            tables.percent(seen.in_spans, seen.samples),
             Text(seen.statuses.most_common(1)[0][0], style="dim"),
         )
     if len(ranked) > _THREADS_SHOWN:
@@ -232,26 +247,17 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
-    table.add_column(first, overflow="fold", max_width=66)
-    for title in others:
-        words = title in ("", "at", "most often")
-        table.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    return table
-
-
 def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
     where = "outside of spans" if span == OUTSIDE else f"inside {span}"
-    _heading(console, f"One record as received (a sample {where})")
+    tables.heading(console, f"One record as received (a sample {where})")
     body = record["body"]["stringValue"]
     console.print(Text(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
     console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
 
 
 def _draw_transaction(console: Console, span: dict[str, Any], ids: Counter[str]) -> None:
-    _heading(console, "The transaction of which the host profiler has said most")
-    table = _grid()
+    tables.heading(console, "The transaction of which the host profiler has said most")
+    table = tables.grid()
     table.add_row("name", Text(str(span.get("name", ""))))
     table.add_row("trace", Text(str(span.get("traceId", ""))))
     table.add_row("span", Text(str(span.get("spanId", ""))))
@@ -272,10 +278,3 @@ def _one_line_each(record: dict[str, Any]) -> str:
         else:
             lines.append(f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def _percent(part: int, whole: int) -> str:
-    if not whole:
-        return "0 %"
-    share = 100 * part / whole
-    return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from splunk_profiler.formats import profile_proto as proto
 from splunk_profiler.formats.profile_proto import field, number, varint
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
 VALUE_TYPES = ("samples", "wall", "cpu")
@@ -32,13 +32,17 @@ _UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a 
 # readers that add profiles up want the same types in all of them.
 _EVENT_VALUES = {"gc": (("collections", "count"), ("gc", "nanoseconds"))}
 _OF_NO_EVENT = 2 * len(_EVENT_VALUES) * varint(0)
-_MAPPING = varint(1)
-_IN_MAPPING = proto.LOCATION_MAPPING_ID + _MAPPING
+_UNKNOWN = Origin(Kind.UNKNOWN)
 
+OriginOf = Callable[[str, str], Origin]  # file and namespace of a frame → whose code it is
 
 _Key = TypeVar("_Key")
 _Function = tuple[str, str, str, int]  # namespace, name, file, first line
-_Place = tuple[bytes, int]  # id of the function, line
+_Place = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
+
+
+def _nothing_known(_file: str, _namespace: str) -> Origin:
+    return _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,11 @@ class Part:
 
 
 def parts(
-    profile: Profile, *, most_body_bytes: int = MOST_BODY_BYTES, pause: Callable[[], None] = lambda: None
+    profile: Profile,
+    *,
+    most_body_bytes: int = MOST_BODY_BYTES,
+    pause: Callable[[], None] = lambda: None,
+    origin_of: OriginOf = _nothing_known,
 ) -> list[Part]:
     """`profile` in as many parts as its size takes, which together have every sample once.
 
@@ -63,8 +71,9 @@ def parts(
         profile: what to encode.
         most_body_bytes: how long the `body` of a part may be. A part of one sample is as long as it is.
         pause: called again and again in between, so that other threads may run.
+        origin_of: says which mapping a frame belongs to; asked once for each.
     """
-    all_of_it = whole(profile, pause=pause)
+    all_of_it = whole(profile, pause=pause, origin_of=origin_of)
     count = len(profile.aggregates)
     times = 4 * -(-len(all_of_it.gzipped) // 3) / most_body_bytes
     if times <= 1 or count <= 1:
@@ -77,7 +86,7 @@ def parts(
             aggregates=profile.aggregates[first : first + each],
             dropped_labels=0 if first else profile.dropped_labels,
         )
-        found += parts(part, most_body_bytes=most_body_bytes, pause=pause)
+        found += parts(part, most_body_bytes=most_body_bytes, pause=pause, origin_of=origin_of)
     return found
 
 
@@ -86,15 +95,16 @@ def whole(
     *,
     pause: Callable[[], None] = lambda: None,
     value_types: tuple[str, str, str] = VALUE_TYPES,
+    origin_of: OriginOf = _nothing_known,
 ) -> Part:
     """`profile` in one part, however long.
 
     Args:
         profile: what to encode.
-        pause: see `parts`.
+        pause, origin_of: see `parts`.
         value_types: what the number of samples, their wall time and their CPU time are called.
     """
-    encoded, frame_count = _encode(profile, pause, value_types)
+    encoded, frame_count = _encode(profile, pause, value_types, origin_of)
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     return Part(compressor.compress(encoded) + compressor.flush(), frame_count)
 
@@ -104,12 +114,14 @@ def body(part: Part) -> str:
     return base64.b64encode(part.gzipped).decode("ascii")
 
 
-def message(profile: Profile) -> bytes:
+def message(profile: Profile, origin_of: OriginOf = _nothing_known) -> bytes:
     """`profile` as one message, however long, not compressed."""
-    return _encode(profile, lambda: None, VALUE_TYPES)[0]
+    return _encode(profile, lambda: None, VALUE_TYPES, origin_of)[0]
 
 
-def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str, str, str]) -> tuple[bytes, int]:
+def _encode(
+    profile: Profile, pause: Callable[[], None], value_types: tuple[str, str, str], origin_of: OriginOf
+) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
     strings: _Ids[str] = _Ids(0)
     samples_text, wall_text, cpu_text = value_types
@@ -120,7 +132,9 @@ def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str,
     of_events = [_value_type(strings[kind], strings[unit]) for both in _EVENT_VALUES.values() for kind, unit in both]
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)
-    stacks = _Stacks(_Locations(functions, places))
+    mappings: _Ids[Origin] = _Ids(1)
+    _ = mappings[_UNKNOWN]  # the first one gives a profile its name
+    stacks = _Stacks(_Locations(functions, places, mappings, origin_of))
     labels = _Labels(strings)
     pieces = [
         field(proto.PROFILE_SAMPLE_TYPE, _value_type(samples, count)),
@@ -138,7 +152,7 @@ def _encode(profile: Profile, pause: Callable[[], None], value_types: tuple[str,
     if profile.dropped_labels:
         said = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
         comment = field(proto.PROFILE_COMMENT, strings[said])
-    pieces.append(field(proto.PROFILE_MAPPING, _mapping(strings["python"])))
+    pieces += [_mapping(origin, own_id, strings) for origin, own_id in mappings.items()]
     pieces += [_location(*place, own_id) for place, own_id in places.items()]
     pause()
     pieces += [_function(function, own_id, strings) for function, own_id in functions.items()]
@@ -175,17 +189,28 @@ def _value_type(kind: bytes, unit: bytes) -> bytes:
     return proto.VALUE_TYPE_TYPE + kind + proto.VALUE_TYPE_UNIT + unit
 
 
-def _mapping(filename: bytes) -> bytes:
-    """The only one. It says that names, files and lines are known, so that no reader looks for symbols."""
-    content = proto.MAPPING_ID + _MAPPING + proto.MAPPING_FILENAME + filename
+def _mapping(origin: Origin, own_id: bytes, strings: _Ids[str]) -> bytes:
+    """A distribution. Says that names, files and lines are known, so that no reader looks for symbols."""
+    content = proto.MAPPING_ID + own_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
+    if origin.name and origin.version:  # of one text only, since readers merge mappings that have the same
+        content += proto.MAPPING_BUILD_ID + strings[f"{origin.name}=={origin.version}"]
     for known in (proto.MAPPING_HAS_FUNCTIONS, proto.MAPPING_HAS_FILENAMES, proto.MAPPING_HAS_LINE_NUMBERS):
         content += number(known, 1)
-    return content
+    return field(proto.PROFILE_MAPPING, content)
 
 
-def _location(function_id: bytes, line: int, own_id: bytes) -> bytes:
-    content = field(proto.LOCATION_LINE, proto.LINE_FUNCTION_ID + function_id + number(proto.LINE_LINE, line))
-    return field(proto.PROFILE_LOCATION, proto.LOCATION_ID + own_id + _IN_MAPPING + content)
+def _mapping_name(origin: Origin) -> str:
+    """``library/requests``: filters of `go tool pprof` look for names of mappings too."""
+    if origin.kind is Kind.UNKNOWN:
+        return "python"
+    kind = origin.kind.value.replace(" ", "-")
+    return f"{kind}/{origin.name}" if origin.name else kind
+
+
+def _location(function_id: bytes, line: int, mapping_id: bytes, own_id: bytes) -> bytes:
+    content = proto.LOCATION_ID + own_id + proto.LOCATION_MAPPING_ID + mapping_id
+    content += field(proto.LOCATION_LINE, proto.LINE_FUNCTION_ID + function_id + number(proto.LINE_LINE, line))
+    return field(proto.PROFILE_LOCATION, content)
 
 
 def _function(function: _Function, own_id: bytes, strings: _Ids[str]) -> bytes:
@@ -212,13 +237,17 @@ class _Ids(dict[_Key, bytes]):
 class _Locations(dict[Frame, bytes]):
     """Frame → the id of its location as a varint, the same one for frames that say the same."""
 
-    def __init__(self, functions: _Ids[_Function], places: _Ids[_Place]) -> None:
+    def __init__(
+        self, functions: _Ids[_Function], places: _Ids[_Place], mappings: _Ids[Origin], origin_of: OriginOf
+    ) -> None:
         super().__init__()
-        self._functions, self._places = functions, places
+        self._functions, self._places, self._mappings = functions, places, mappings
+        self._origin_of = origin_of
 
     def __missing__(self, frame: Frame) -> bytes:
         function_id = self._functions[frame.namespace, frame.function, frame.file, frame.first_line]
-        found = self[frame] = self._places[function_id, frame.line or 0]
+        mapping_id = self._mappings[self._origin_of(frame.file, frame.namespace)]
+        found = self[frame] = self._places[function_id, frame.line or 0, mapping_id]
         return found
 
 

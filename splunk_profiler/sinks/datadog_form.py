@@ -6,6 +6,7 @@ the files beside it, and these files, gzipped. Another file is one more `Attachm
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -16,8 +17,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.formats import datadog, pprof
-from splunk_profiler.model import Profile
+from splunk_profiler.formats import code_provenance, datadog, pprof
+from splunk_profiler.model import Profile, Source
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.threads import let_others_run
 
 if TYPE_CHECKING:
@@ -66,17 +68,21 @@ class ProfileForms:
 
     Args:
         resource: the resource of the process, asked for with each profile.
+        provenance: whose code is in which file.
     """
 
-    def __init__(self, resource: Callable[[], Resource]) -> None:
+    def __init__(self, resource: Callable[[], Resource], provenance: Provenance | None = None) -> None:
         self._resource = resource
+        self._provenance = provenance or Provenance()
 
     def form(self, profile: Profile) -> Form:
         """What to send for `profile`."""
         attributes = self._resource().attributes
         words = datadog.translated(profile)
-        content = pprof.whole(words, pause=let_others_run, value_types=datadog.VALUE_TYPES).gzipped
-        attachments = [Attachment("auto.pprof", content)]
+        origin_of = self._provenance.up_to_date(let_others_run)
+        content = pprof.whole(words, pause=let_others_run, value_types=datadog.VALUE_TYPES, origin_of=origin_of).gzipped
+        whose = gzip.compress(code_provenance.message([profile], origin_of), mtime=0)
+        attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", whose)]
         headers = [("DD-EVP-ORIGIN", LIBRARY), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _line(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
@@ -100,6 +106,7 @@ def _event(profile: Profile, attributes: Mapping[str, Any], attachments: Sequenc
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
         "profiler_version": library_version(),
+        **({"profiling.instrumentation.source": profile.source.value} if profile.source is Source.SNAPSHOT else {}),
     }
     event = {
         "version": _EVENT_VERSION,

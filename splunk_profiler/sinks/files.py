@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.threads import let_others_run, real_lock
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _LOOK_AFTER = 16  # files of ours between two looks at how much there is
 _UNTOUCHED_S = 2.0  # a file is made before it is locked
 _ABANDONED_S = 3600.0  # where the file system knows no locks
 _LONGEST_NAME = 80
-_NAMED = r"{}-[0-9]{{8}}T[0-9]{{9}}Z-[0-9]+-[0-9a-f]{{8}}-[0-9]+\.pprof"
+_NAMED = r"{}-[0-9]{{8}}T[0-9]{{9}}Z-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-snapshot)?\.pprof"
 
 
 class ProfileFiles:
@@ -43,6 +44,7 @@ class ProfileFiles:
     Args:
         directory: where; made when it is missing.
         resource: the resource of the process, for the name of the service and the process's id.
+        provenance: whose code is in which file.
         most_files, most_bytes: how much of the service's is kept, about; the oldest go first.
     """
 
@@ -50,12 +52,14 @@ class ProfileFiles:
         self,
         directory: Path,
         resource: Callable[[], Resource],
+        provenance: Provenance | None = None,
         *,
         most_files: int = MOST_FILES,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._directory = directory
         self._resource = resource
+        self._provenance = provenance or Provenance()
         self._most_files, self._most_bytes = most_files, most_bytes
         self._run = os.urandom(4).hex()  # containers that share a directory have processes of the same id
         self._written = 0
@@ -89,13 +93,15 @@ class ProfileFiles:
         self._closed = True
 
     def _keep(self, profile: Profile) -> None:
-        content = pprof.whole(profile, pause=let_others_run).gzipped
+        origin_of = self._provenance.up_to_date(let_others_run)
+        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of).gzipped
         self._directory.mkdir(parents=True, exist_ok=True)
         service, pid = _described(self._resource())
         if self._written % _LOOK_AFTER == 0:
             self._make_room(service, len(content))
         self._written += 1
-        name = f"{service}-{_time(profile.time_ns)}-{pid}-{self._run}-{self._written}.pprof"
+        kind = "-snapshot" if profile.source is Source.SNAPSHOT else ""
+        name = f"{service}-{_time(profile.time_ns)}-{pid}-{self._run}-{self._written}{kind}.pprof"
         with _temporary(self._directory / f".{name}.tmp") as (path, descriptor):
             rest = memoryview(content)
             while rest:  # a full disk takes a part before it refuses

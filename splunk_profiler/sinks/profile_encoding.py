@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import Profile, Source
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.encoding import SOURCE, Envelope, Resource, attributes, record_template
 from splunk_profiler.threads import let_others_run
 
@@ -22,11 +23,18 @@ class ProfileEncoder:
 
     Args:
         resource: the resource of the process, asked for with each batch.
+        provenance: whose code is in which file.
         time_ns: the time of day, for when a record was handed over.
     """
 
-    def __init__(self, resource: Callable[[], Resource], time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        resource: Callable[[], Resource],
+        provenance: Provenance | None = None,
+        time_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._envelope = Envelope(resource)
+        self._provenance = provenance or Provenance()
         self._time_ns = time_ns
         self._templates = {source: record_template(FORMAT, {SOURCE: source.value}) for source in Source}
 
@@ -34,8 +42,9 @@ class ProfileEncoder:
         """One request with the records of each of `profiles`, in their order."""
         request, add = self._envelope.request()
         observed_ns = self._time_ns()
+        origin_of = self._provenance.up_to_date(let_others_run)
         for profile in profiles:
-            for part in pprof.parts(profile, pause=let_others_run):
+            for part in pprof.parts(profile, pause=let_others_run, origin_of=origin_of):
                 record = add()
                 record.CopyFrom(self._templates[profile.source])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))

@@ -67,6 +67,14 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
         (app,) = (entry for entry in whole["functions"] if entry["function"] == "shop.app.search")
         assert app["total"] == whole["samples"]
     assert data["record"]["as_received"]["eventName"] == "otel.profiling"
+    # Then the same of aggregated profiles, for each endpoint.
+    profiles = data["profiles"]
+    for title in ("Aggregated profile by CPU time", "Aggregated profile by wall time"):
+        assert ended.stdout.index(title) > ended.stdout.index("One record as received")
+    assert {"GET /search", "POST /orders", "GET /receipts/{order_id}"} <= profiles["endpoints"].keys()
+    searching = {entry["function"]: entry for entry in profiles["endpoints"]["GET /search"]["functions"]}
+    assert searching["shop.pricing.rank"]["kind"] == "application"
+    assert {entry["distribution"].partition("==")[0] for entry in searching.values()} >= {"anyio", "fastapi", "python"}
     if PUBLISHES:
         (sent,) = re.findall(r"the stand-in sent ([\d,]+) samples of transactions to the service$", ended.stdout, re.M)
         # Of what was sent for one that had ended before the service heard of a host profiler, nothing comes back.

@@ -47,6 +47,7 @@ def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subproce
         "SPLUNK_PROFILER_ENABLED": "true",
         "SPLUNK_PROFILER_LOGS_ENDPOINT": endpoint,
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+        "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "10",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
         "OTEL_SERVICE_NAME": "ending",

@@ -19,7 +19,11 @@ _walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATI
 
 def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tuple[list[ReceivedProfile], Any]:
     """Run a scenario to its end; (the profiles received, its ledger)."""
-    settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}
+    settings = {
+        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED": "true",
+    }
     with Receiver() as receiver:
         env = {**profiled(receiver.url, 10, walker), **settings, **more}
         with Target("collected_work.py", scenario, str(seconds), env=env) as target:
@@ -90,6 +94,8 @@ def test_collections_can_be_left_out_and_are_no_business_of_text(walker: str) ->
     profiles, ledger = _run("two_threads", walker, seconds=0.3, SPLUNK_PROFILER_GC_EVENTS_ENABLED="false")
     assert not _collections(profiles)
     assert ledger["callbacks"] == [0, 0]
+    _, ledger = _run("two_threads", walker, seconds=0.1, SPLUNK_PROFILER_GC_EVENTS_ENABLED="auto")
+    assert ledger["callbacks"] == [int(walker == "native"), 0], "a callback in Python may lose a signal's exception"
     with Receiver() as receiver:
         env = profiled(receiver.url, 10, walker)
         with Target("collected_work.py", "two_threads", "0.1", env=env) as target:

@@ -96,6 +96,7 @@ def read_flipping(target: Inspected, wanted: int) -> tuple[int, int, int]:
         while done < wanted:
             workers = [thread for thread in reader.sample() if thread.name.startswith("worker-")]
             assert len(workers) == FLIPPING
+            workers = [thread for thread in workers if thread.stopped]  # one may be inside the kernel for long
             done += len(workers)
             mixed += sum(is_mixed(thread) for thread in workers)
             for thread in workers:

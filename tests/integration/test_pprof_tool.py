@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_factory import large_profile, small_profile
+from profile_factory import large_profile, origin_in_shop, small_profile
 from profile_schema import decode
 
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 
@@ -93,6 +93,36 @@ def test_the_raw_form_has_units_files_and_first_lines(tmp_path: Path) -> None:
     assert "samples/count wall/nanoseconds cpu/nanoseconds[dflt]" in printed
     assert re.search(r"shop\.cart\.Cart\.checkout /srv/shop/cart\.py:41(:0)? s=30", printed)
     assert re.search(r"^1: \S+ python +\[FN\]\[FL\]\[LN\]$", printed, re.M)
+
+
+def test_your_own_code_is_shown_alone_with_the_time_of_the_libraries_that_it_called(tmp_path: Path) -> None:
+    profile = small_profile()
+    library = Frame("requests.api", "get", "/venv/lib/python3.12/site-packages/requests/api.py", 60)
+    first, *others = profile.aggregates
+    deeper = replace(first, stack=Stack((library, *first.stack.frames), truncated=False))
+    names = written(tmp_path, replace(profile, aggregates=(deeper, *others)), origin_of=origin_in_shop)
+    yours = top(pprof(tmp_path, "-top", "-unit=ns", "-show=^application", *names))
+    assert yours == {
+        "shop.cart.Cart.checkout.<locals>.<lambda>": (2_500_000_000, 2_500_000_000),
+        "shop.cart.Cart.checkout": (500_000_000, 3_000_000_000),
+        "shop.app.serve": (0, 3_000_000_000),
+    }
+    assert set(top(pprof(tmp_path, "-top", "-unit=ns", "-show=^library/", *names))) == {"requests.api.get"}
+
+
+def test_distributions_are_mappings_and_stay_apart_when_profiles_are_added_up(tmp_path: Path) -> None:
+    profile = large_profile(200)
+
+    def origin(file: str, _namespace: str) -> Origin:
+        number = file.removeprefix("/srv/shop/part").removesuffix(".py")
+        return Origin(Kind.LIBRARY, f"part{number}", "1.0")
+
+    names = written(tmp_path, profile, most_body_bytes=20_000, origin_of=origin)
+    assert len(names) > 1
+    printed = pprof(tmp_path, "-raw", *names)
+    mappings = re.findall(r"^\d+: \S+ (\S+) (\S*) *\[FN\]\[FL\]\[LN\]$", printed, re.M)
+    assert sorted(mappings) == sorted([("python", ""), *((f"library/part{n}", f"part{n}==1.0") for n in range(30))])
+    assert "File: python" in pprof(tmp_path, "-top", *names)
 
 
 def test_names_that_look_like_c_plus_plus_are_shown_whole(tmp_path: Path) -> None:

@@ -180,6 +180,13 @@ def test_a_profile_goes_at_the_snapshot_nearest_to_the_end_of_the_interval() -> 
     assert second.period_ns == SECOND_NS
 
 
+def test_samples_of_snapshots_that_came_to_be_further_apart_say_their_distance_on_the_average() -> None:
+    feed = Feed()
+    for period_ns in (SECOND_NS, 3 * SECOND_NS):
+        feed.tick(replace(sample(seen()), period_ns=period_ns))
+    assert labels(feed.close().aggregates[0])["source.event.period"] == 2000
+
+
 def test_snapshots_further_apart_than_the_interval_are_a_profile_each() -> None:
     feed = Feed(interval_s=1)
     for _ in range(3):

@@ -15,6 +15,7 @@ from types import FrameType
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from top_frames import top_frame
 
 from splunk_profiler import spans
 from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, thread_clocks
@@ -82,7 +83,7 @@ def thread(body: Callable[[Callable[[], None]], None], name: str = "subject") ->
 
 
 def _is_waiting(subject: threading.Thread) -> bool:
-    frame = sys._current_frames()[subject.ident or 0]
+    frame = top_frame(subject.ident or 0)
     return frame.f_code.co_name == "wait" and (frame.f_back or frame).f_code.co_name == "wait"
 
 
@@ -117,7 +118,7 @@ def test_a_still_stack_is_the_interpreters_own_leaf_first(watcher: Watcher) -> N
 
     with thread(body) as subject:
         sample = watcher.see("subject")
-        expected = _places(sys._current_frames()[subject.ident or 0])
+        expected = _places(top_frame(subject.ident or 0))
     assert [(f.function, f.file, f.line) for f in sample.thread.stack.frames] == expected
     assert not sample.thread.stack.truncated
 

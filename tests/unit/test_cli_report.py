@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from splunk_profiler.cli.analysis import Analysis, analyse, is_library
+from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import as_data, draw
+from splunk_profiler.cli.sources import is_library
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
@@ -90,8 +91,23 @@ def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_
     )
     assert (analysis.samples, analysis.unread, analysis.other_logs, analysis.broken_lines) == (1, 1, 1, 2)
     text = drawn(analysis)
-    assert "1 records whose body is not in the text format" in text
+    assert "1 records whose body is no call stack and no profile" in text
     assert "2 lines that are not OTLP/JSON" in text
+
+
+@pytest.mark.parametrize("kind", ["text", "pprof-gzip-base64"])
+def test_records_of_selected_traces_are_counted_and_in_no_other_number(tmp_path: Path, kind: str) -> None:
+    closely = record(BUSY, "00000000000000aa")
+    said = {"profiling.instrumentation.source": "snapshot", "profiling.data.format": kind}
+    closely["attributes"] += [{"key": key, "value": {"stringValue": value}} for key, value in said.items()]
+    line = "2 records of these alone"
+    analysis = saved(tmp_path, logs(record(BUSY), closely, closely))
+    assert (analysis.samples, analysis.in_spans, analysis.snapshots, analysis.unread) == (1, 0, 2, 0)
+    assert (analysis.services, analysis.profiles.records) == ({"shop": 1}, 0)
+    assert line in drawn(analysis)
+    alone = saved(tmp_path, logs(closely, closely))
+    assert line in drawn(alone)
+    assert as_data(alone, tmp_path)["snapshot_records"] == 2
 
 
 def test_records_that_lack_a_time_a_period_or_a_body_do_not_end_the_report(tmp_path: Path) -> None:

@@ -260,6 +260,32 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
     assert sample.event.amount > 0
 
 
+def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
+    ticker = make()
+    capture = Capture(lambda _: None, lambda ids: [(0, 0)] * len(ids), 1)
+    events = CollectorEvents(ticker)
+    go_on = threading.Event()
+
+    def work() -> None:
+        go_on.wait()
+        collect_often(1)
+
+    thread = threading.Thread(target=work, name="shop")
+    thread.start()
+    ticker.capture()
+    (with_it,) = ticker.drain(0)
+    capture.snapshot(with_it)
+    events.start()
+    go_on.set()
+    thread.join()
+    events.stop()
+    ticker.capture()
+    (without_it,) = ticker.drain(0)
+    capture.snapshot(without_it)
+    names = [sample.thread.thread.name for sample in capture.event_samples(events.drain())]
+    assert names == ["shop"]
+
+
 def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: Make) -> None:
     def work() -> None:
         worker = Worker("collecting", partial(collect_often, 1))

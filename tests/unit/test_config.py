@@ -42,6 +42,13 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "unix:///run/x", "https://localhost:4317"),
         ("SPLUNK_PROFILER_MAX_STACK_DEPTH", "0", "1024"),
         ("SPLUNK_PROFILER_EXPORT_INTERVAL", "-1", "the default"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "0", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "0.0", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "-1", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "100.1", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "2%", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "1e1", "2"),
+        ("SPLUNK_PROFILER_MAX_OVERHEAD", "none", "2"),
         ("SPLUNK_PROFILER_DATA_FORMAT", "json", "text"),
         ("SPLUNK_PROFILER_OUTPUT", "OTLP", "otlp"),
         ("SPLUNK_PROFILER_OUTPUT", "file", "otlp"),
@@ -85,12 +92,13 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_LOGS_ENDPOINT": ("http://h:1", "http://h:1"),
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": ("10", 10),
         "SPLUNK_PROFILER_EXPORT_INTERVAL": ("500", 500),
+        "SPLUNK_PROFILER_MAX_OVERHEAD": ("0.5", "0.5"),
         "SPLUNK_PROFILER_MAX_STACK_DEPTH": ("64", 64),
         "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS": ("true", True),
         "SPLUNK_PROFILER_TRACING_STACKS_ONLY": ("True", True),
         "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
         "SPLUNK_PROFILER_OUTPUT": ("file:/var/profiles", "file:/var/profiles"),
-        "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("false", False),
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("FALSE", "false"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
@@ -161,6 +169,17 @@ def test_a_destination_made_in_code_is_checked() -> None:
     assert Config(output="file:/x").destination == Directory("/x")
     with pytest.raises(ConfigError, match=r"Config\(output='file:x'\): not an absolute path"):
         Config(output="file:x")
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("", 0.02), ("2", 0.02), ("0.5", 0.005), (".5", 0.005), ("100", 1.0), ("off", None), ("OFF", None)],
+)
+def test_the_limit_of_the_profilers_own_cpu_time_is_a_percentage_or_off(text: str, limit: float | None) -> None:
+    resolved = from_env({"SPLUNK_PROFILER_MAX_OVERHEAD": text})
+    assert resolved.warnings == ()
+    assert resolved.config.overhead_limit == limit
+    assert Config(max_overhead=text or "2").overhead_limit == limit
 
 
 def test_samples_are_gathered_longer_where_they_are_summed_up() -> None:

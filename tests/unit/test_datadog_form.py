@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import platform
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,7 @@ from datadog_form import ReadForm, labelled, read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Aggregate, Frame, Profile, Source, Stack
 from splunk_profiler.sinks.datadog_form import ProfileForms
 
 
@@ -20,6 +22,23 @@ def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str
     form = ProfileForms(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)
     return read_form(headers["Content-Type"], form.body), headers
+
+
+def test_whose_code_it_is_goes_with_the_profile() -> None:
+    stack = Stack(
+        (Frame("json", "loads", json.__file__, 1), Frame("shop", "serve", "/srv/shop.py", 1)), truncated=False
+    )
+    form, _ = formed(Profile(0, 1, 1, (Aggregate(stack, (), 1, 1, 1),)))
+    assert json.loads(gzip.decompress(form.files["code-provenance.json"])) == {
+        "v1": [
+            {
+                "kind": "standard library",
+                "name": "stdlib",
+                "version": platform.python_version(),
+                "paths": [json.__file__],
+            }
+        ]
+    }
 
 
 def labelled_profile(*labels: tuple[str, str | int]) -> Profile:
@@ -43,7 +62,7 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
         "family": "python",
         "start": "2026-05-28T20:26:40.000000Z",
         "end": "2026-05-28T20:26:50.000000Z",
-        "attachments": ["auto.pprof"],
+        "attachments": ["auto.pprof", "code-provenance.json"],
     }
     version = form.tags.pop("profiler_version")
     assert version
@@ -58,6 +77,11 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
     }
+
+
+def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
+    form, _ = formed(replace(small_profile(), source=Source.SNAPSHOT))
+    assert form.tags["profiling.instrumentation.source"] == "snapshot"
 
 
 def test_a_runtime_id_of_the_process_goes_before_that_of_the_instance() -> None:
@@ -93,11 +117,14 @@ def test_values_have_the_names_that_the_backend_knows() -> None:
         ("wall-samples", "count"),
         ("wall-time", "nanoseconds"),
         ("cpu-time", "nanoseconds"),
+        ("collections", "count"),
+        ("gc", "nanoseconds"),
     ]
     assert [list(sample.value) for sample in form.profile.sample] == [
-        [300, 3_000_400_000, 2_500_000_000],
-        [100, 1_000_000_000, 500_000_000],
-        [600, 5_999_600_000, 0],
+        [300, 3_000_400_000, 2_500_000_000, 0, 0],
+        [100, 1_000_000_000, 500_000_000, 0, 0],
+        [600, 5_999_600_000, 0, 0, 0],
+        [0, 0, 0, 3, 36_000_000],
     ]
 
 

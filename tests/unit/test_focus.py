@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,10 +19,13 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from splunk_profiler import spans
 from splunk_profiler.capture import Choice, RawSnapshot, Ticker, make_ticker
-from splunk_profiler.focus import NEVER_NS, Focus, Rhythm, Tick
+from splunk_profiler.focus import NEVER_NS, Focus, Periods, Rhythm, Tick
+from splunk_profiler.pacing import Pacer
+from splunk_profiler.sampler import Limit, Sampler
 
 CURRENT: ContextVar[Any] = ContextVar("current")
 LONG_NS = 30_000_000_000
+HOUR_NS = 3_600_000_000_000
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
 )
@@ -30,14 +35,14 @@ _NATIVE = pytest.mark.skipif(
 
 
 def test_without_traces_there_are_deadlines_of_all_threads_only() -> None:
-    rhythm = Rhythm(1_000, 100, 10)
+    rhythm = Rhythm(1_000, Periods(100, 10))
     assert rhythm.next_ns(1_000, focused=False) == 1_100
-    assert rhythm.take(1_103) == Tick(1_100, focused=False, skipped=0)
+    assert rhythm.take(1_103) == Tick(1_100, 100, focused=False, skipped=0)
     assert rhythm.next_ns(1_103, focused=False) == 1_200
 
 
 def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> None:
-    rhythm, now_ns, seen = Rhythm(0, 35, 10), 0, []
+    rhythm, now_ns, seen = Rhythm(0, Periods(35, 10)), 0, []
     while now_ns < 105:
         now_ns = rhythm.next_ns(now_ns, focused=True)
         seen.append((rhythm.take(now_ns).focused, now_ns))
@@ -47,7 +52,7 @@ def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> N
 
 
 def test_a_deadline_of_both_is_one_of_all_threads() -> None:
-    rhythm = Rhythm(0, 20, 10)
+    rhythm = Rhythm(0, Periods(20, 10))
     assert rhythm.next_ns(0, focused=True) == 10
     assert rhythm.take(10).focused
     assert rhythm.next_ns(10, focused=True) == 20
@@ -56,7 +61,7 @@ def test_a_deadline_of_both_is_one_of_all_threads() -> None:
 
 
 def test_the_focus_begins_at_once_and_on_the_grid() -> None:
-    rhythm = Rhythm(0, 1_000, 10)
+    rhythm = Rhythm(0, Periods(1_000, 10))
     assert rhythm.next_ns(123, focused=False) == 1_000
     assert rhythm.next_ns(123, focused=True) == 130
     assert rhythm.next_ns(124, focused=False) == 1_000
@@ -64,19 +69,46 @@ def test_the_focus_begins_at_once_and_on_the_grid() -> None:
 
 
 def test_after_a_stall_there_is_one_tick_and_not_a_burst() -> None:
-    rhythm = Rhythm(0, 1_000, 10)
+    rhythm = Rhythm(0, Periods(1_000, 10))
     rhythm.next_ns(0, focused=True)
-    assert rhythm.take(57) == Tick(50, focused=True, skipped=4)
+    assert rhythm.take(57) == Tick(50, 10, focused=True, skipped=4)
     assert rhythm.next_ns(57, focused=True) == 60
-    assert rhythm.take(3_456) == Tick(3_000, focused=False, skipped=2)
+    assert rhythm.take(3_456) == Tick(3_000, 1_000, focused=False, skipped=2)
     assert rhythm.next_ns(3_456, focused=True) == 3_460
 
 
 def test_without_a_rhythm_of_all_threads_there_is_nothing_to_do_until_there_is_a_trace() -> None:
-    rhythm = Rhythm(5, 0, 10)
+    rhythm = Rhythm(5, Periods(0, 10))
     assert rhythm.next_ns(99, focused=False) == NEVER_NS
     assert rhythm.next_ns(99, focused=True) == 105
-    assert rhythm.take(105) == Tick(105, focused=True, skipped=0)
+    assert rhythm.take(105) == Tick(105, 10, focused=True, skipped=0)
+
+
+def test_other_periods_move_both_deadlines_at_once_and_back() -> None:
+    rhythm = Rhythm(0, Periods(1_000, 10))
+    assert rhythm.next_ns(1_003, focused=True) == 1_000
+    rhythm.take(1_003)
+    assert rhythm.next_ns(1_014, focused=True) == 1_020
+    rhythm.follow(Periods(2_500, 25), 1_014)
+    assert rhythm.next_ns(1_014, focused=False) == 3_500
+    assert rhythm.next_ns(1_014, focused=True) == 1_025
+    assert rhythm.take(1_025) == Tick(1_025, 25, focused=True, skipped=0)
+    rhythm.follow(Periods(1_000, 10), 1_031)
+    assert rhythm.next_ns(1_031, focused=True) == 1_040
+    assert rhythm.next_ns(1_031, focused=False) == 2_000
+
+
+def test_a_rhythm_of_all_threads_that_comes_later_begins_then() -> None:
+    rhythm = Rhythm(0, Periods(0, 10))
+    rhythm.follow(Periods(100, 10), 5_000)
+    assert rhythm.next_ns(5_000, focused=False) == 5_100
+
+
+def test_both_periods_are_stretched_in_one_ratio() -> None:
+    assert Periods(1_000, 10).stretched(2_400) == Periods(2_400, 24)
+    assert Periods(1_000, 0).stretched(2_400) == Periods(2_400, 0)
+    assert Periods(0, 10).stretched(24) == Periods(0, 24)
+    assert Periods(1, 3_000).stretched(60_000) == Periods(60_000, 60_000)
 
 
 # ---- what the focus finds ----
@@ -230,6 +262,41 @@ def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
     assert {one.ident for raw in seen for one in raw.threads} == {wanted}
 
 
+def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench) -> None:
+    bench.hold(_in(_span_of(1)))
+    bench.traces[1] = 0
+    bench.ticker.focus()
+    with _running(bench.ticker, HOUR_NS, HOUR_NS):
+        seen: list[RawSnapshot] = []
+        while not seen:  # the first calls may come before it runs
+            bench.ticker.pace(HOUR_NS, 2_000_000)
+            seen += bench.ticker.drain(10_000_000)
+        assert (seen[0].focused, seen[0].period_ns) == (True, 2_000_000)
+        bench.ticker.pace(3_000_000)
+        seen = _until(bench.ticker, lambda found: any(not raw.focused for raw in found))
+    assert {(raw.focused, raw.period_ns) for raw in seen} <= {(True, 2_000_000), (False, 3_000_000)}
+
+
+@pytest.mark.parametrize(("all_ns", "some_ns"), [(4_000_000, 1_000_000), (0, 1_000_000)])
+def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int, some_ns: int) -> None:
+    bench.hold(_in(_span_of(1)))
+    bench.traces[1] = 0
+    bench.ticker.focus()
+    handled: SimpleQueue[RawSnapshot] = SimpleQueue()
+    changed: SimpleQueue[int] = SimpleQueue()
+    periods = Periods(all_ns, some_ns)
+    limit = Limit(Pacer(periods.leading_ns, 0.02), time.monotonic_ns, changed.put)
+    sampler = Sampler(bench.ticker, all_ns, handled.put, limit, focused_period_ns=some_ns)
+    sampler.start()
+    stretched = periods.stretched(changed.get(timeout=60))
+    assert stretched.focused_ns > some_ns
+    wanted = {(True, stretched.focused_ns)} | ({(False, stretched.all_ns)} if all_ns else set())
+    while wanted:
+        raw = handled.get(timeout=60)
+        wanted.discard((raw.focused, raw.period_ns))
+    assert sampler.stop(60)
+
+
 def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
@@ -243,6 +310,14 @@ def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> N
 
 
 # ---- the native walker alone ----
+
+
+@_NATIVE
+@pytest.mark.parametrize("method", ["run", "pace"])
+def test_a_rhythm_for_a_focus_that_is_not_there_is_refused(method: str) -> None:
+    ticker = make_ticker(Choice("native", "tested"), CURRENT, lambda _: None, 100)
+    with pytest.raises(ValueError, match="without focus"):
+        getattr(ticker, method)(LONG_NS, 1)
 
 
 @_NATIVE

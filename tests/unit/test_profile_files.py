@@ -15,7 +15,8 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
+from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.files import ProfileFiles
 
 BATCH = Batch((small_profile(),), 0)
@@ -44,7 +45,7 @@ def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) 
     assert sink.export(Batch((profile,), 0)) == Outcome(Delivery.DELIVERED)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
-    assert gzip.decompress(path.read_bytes()) == message(profile)
+    assert gzip.decompress(path.read_bytes()) == message(profile, Provenance().of)
 
 
 def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
@@ -56,6 +57,16 @@ def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
     ]
     assert len({match.groups() for match in found if match}) == 4
     assert {int(match[1]) for match in found if match} == {os.getpid()}
+
+
+def test_profiles_of_selected_traces_are_told_by_their_names_and_go_like_the_others(tmp_path: Path) -> None:
+    closely = replace(small_profile(), source=Source.SNAPSHOT)
+    sink_in(tmp_path).export(Batch((closely,), 0))
+    (name,) = names(tmp_path)
+    assert name.endswith("-1-snapshot.pprof")
+    sink_in(tmp_path, most_files=1).export(at(10))
+    (left,) = names(tmp_path)
+    assert left != name
 
 
 @pytest.mark.parametrize(

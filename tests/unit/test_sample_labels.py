@@ -7,12 +7,15 @@ import contextvars
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from profile_factory import small_profile
 
 from splunk_profiler import labels, spans
 from splunk_profiler.capture import Capture, Choice, choose_walker, make_ticker, thread_clocks
-from splunk_profiler.model import Sample
+from splunk_profiler.formats.datadog import translated
+from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.runtime.labels import LabelShadow
 from splunk_profiler.runtime.otel import ContextShadow
 from splunk_profiler.sample_labels import (
@@ -173,6 +176,12 @@ def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
 @pytest.mark.parametrize("name", [*sorted(OWN_NAMES), *(prefix + "name" for prefix in OWN_PREFIXES)])
 def test_a_label_with_a_name_of_the_profilers_own_is_sent_under_another(name: str) -> None:
     assert shown(**{name: "mine", "route": "/"}) == {f"user.{name}": "mine", "route": "/"}
+
+
+def test_no_label_gets_a_name_of_the_profilers_own_on_its_way_to_a_datadog_agent() -> None:
+    own = [(name, "00f067aa0ba902b7") for name in sorted(OWN_NAMES)]
+    sent = translated(replace(small_profile(), aggregates=(Aggregate(Stack((), False), tuple(own), 1, 1, 1),)))
+    assert {name for name, _ in sent.aggregates[0].labels} <= OWN_NAMES
 
 
 def test_equal_labels_are_equal_however_they_came_about() -> None:

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
+
 from splunk_profiler.capture import Capture
+from splunk_profiler.focus import Periods
 from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
 from splunk_profiler.portable import RawSnapshot, RawThread
 from splunk_profiler.trace_capture import TraceCapture
 
 MS = 1_000_000
-PERIOD_NS = 10 * MS
+PERIOD_NS, ALL_NS = 10 * MS, 1_000 * MS
+PERIODS = Periods(ALL_NS, PERIOD_NS)
 TRACE, OTHER = SpanRef(1, 11, 1), SpanRef(2, 22, 1)
 
 
@@ -40,8 +44,8 @@ class Bench:
 
     def __init__(self, began: Began | None = None) -> None:
         self._cpu_ns: dict[int, int] = {}
-        self.capture = Capture(lambda context: context, self._clocks, 1_000 * MS)
-        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIOD_NS)
+        self.capture = Capture(lambda context: context, self._clocks, ALL_NS)
+        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIODS)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -50,17 +54,24 @@ class Bench:
     def _clocks(self, native_ids: Sequence[int]) -> list[tuple[int, int]]:
         return [(self._cpu_ns[native_id], 0) for native_id in native_ids]
 
-    def raw(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], *, focused: bool = True) -> RawSnapshot:
+    def raw(
+        self,
+        at_ms: int,
+        threads: dict[int, tuple[SpanRef | None, int]],
+        *,
+        focused: bool = True,
+        period_ns: int = PERIOD_NS,
+    ) -> RawSnapshot:
         self._cpu_ns |= {1000 + ident: cpu_ms * MS for ident, (_, cpu_ms) in threads.items()}
         seen = tuple(
             RawThread(ident, ident, 1000 + ident, self._stacks[ident], context, None)
             for ident, (context, _) in threads.items()
         )
         since_ms, self._before_ms = at_ms - self._before_ms, at_ms
-        return RawSnapshot(at_ms * MS, 0, seen, focused, since_ms * MS)
+        return RawSnapshot(at_ms * MS, 0, seen, period_ns, focused, since_ms * MS)
 
-    def see(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]]) -> Snapshot:
-        return self._closely.snapshot(self.raw(at_ms, threads))
+    def see(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], **more: Any) -> Snapshot:
+        return self._closely.snapshot(self.raw(at_ms, threads, **more))
 
     def nobody(self, at_ms: int) -> None:
         """A tick that finds no thread is in no snapshot."""
@@ -110,12 +121,30 @@ def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
     assert _spent(bench.see(30, {1: (TRACE, 0)})) == [(1, 11, 0)]
 
 
+@pytest.mark.parametrize(
+    ("focused", "raw_ns", "said_ns"),
+    [
+        pytest.param(True, PERIOD_NS, PERIOD_NS, id="focus"),
+        pytest.param(True, 24 * MS, 24 * MS, id="focus-paced"),
+        pytest.param(False, ALL_NS, PERIOD_NS, id="all"),
+        pytest.param(False, 2_400 * MS, 24 * MS, id="all-paced"),
+        pytest.param(False, 0, PERIOD_NS, id="at-no-deadline"),
+    ],
+)
+def test_samples_say_how_far_apart_those_of_the_trace_are_whatever_they_were_taken_with(
+    focused: bool, raw_ns: int, said_ns: int
+) -> None:
+    snapshot = Bench().see(5_000, {1: (TRACE, 0)}, focused=focused, period_ns=raw_ns)
+    (sample,) = snapshot.samples
+    assert (snapshot.period_ns, sample.period_ns) == (said_ns, said_ns)
+
+
 def test_the_samples_of_all_threads_are_the_same_with_and_without() -> None:
     def run(closely: bool) -> list[Any]:
         bench, snapshots = Bench(), []
         for at_ms in (1_000, 2_000, 3_000):
             threads = {1: (TRACE, at_ms // 2), 2: (None, at_ms // 4)}
-            snapshots.append(bench.capture.snapshot(bench.raw(at_ms, dict(threads), focused=False)))
+            snapshots.append(bench.capture.snapshot(bench.raw(at_ms, dict(threads), focused=False, period_ns=ALL_NS)))
             for step in range(10, 100, 10) if closely else ():
                 bench.see(at_ms + step, {1: (TRACE, at_ms // 2 + step)})
         return [

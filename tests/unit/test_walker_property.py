@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
+from top_frames import top_frame
 from walker_factory import make, still_thread, thread_of
 
 Call = Callable[[], object]
@@ -204,7 +205,7 @@ def resolved(code: CodeType, offset: int, _globals: dict[str, Any]) -> tuple[Cod
 
 def by_python(ident: int | None) -> list[tuple[CodeType, int, int | None]]:
     assert ident is not None
-    frame, seen = sys._current_frames()[ident], []
+    frame, seen = top_frame(ident), []
     while frame is not None:
         seen.append((frame.f_code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]

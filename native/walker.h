@@ -1,0 +1,17 @@
+/* What the two files of the extension splunk_profiler._walker share: the module, and its one type. */
+#ifndef SPLUNK_PROFILER_WALKER_H
+#define SPLUNK_PROFILER_WALKER_H
+
+#include "core.h"
+
+typedef struct {
+    PyTypeObject *ticker;       /* owned */
+    PyTypeObject *raw_thread;   /* owned */
+    PyTypeObject *raw_snapshot; /* owned */
+    PyTypeObject *collection;   /* owned */
+    PyTypeObject *counters;     /* owned */
+} module_state;
+
+extern PyType_Spec ticker_spec HIDDEN;
+
+#endif

@@ -1,0 +1,114 @@
+"""The demo's processes: each has a log of its own, is led to a good end, and never outlives the demo.
+
+Runs on the main thread of `demo`. Imports nothing of ours but errors.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from splunk_profiler.cli.errors import CommandError
+
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+_LOG_LINES = 30
+
+
+def own(verb: str) -> list[str]:
+    """The command line of a verb of this package."""
+    return [sys.executable, "-m", "splunk_profiler", verb]
+
+
+def shown(number: int, what: str, command: list[str]) -> str:
+    """A step of the demo, with its command as one would type it."""
+    words = ["splunk-profiler", *command[3:]] if command[:3] == own("")[:3] else command
+    here = f"{Path.cwd()}/"
+    short = ("python" if word == sys.executable else word.removeprefix(here) for word in words)
+    return f"{number}  {what}: {shlex.join(short)}"
+
+
+@contextmanager
+def process(
+    name: str,
+    command: list[str],
+    env: Mapping[str, str],
+    directory: Path,
+    *descriptors: int,
+    before: Callable[[], None] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child whose output goes to ``NAME.log``, and that calls `before` first; it never outlives the block."""
+    with (directory / f"{name}.log").open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            preexec_fn=before,  # noqa: PLW1509  # this process has no other thread yet
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def end(child: subprocess.Popen[bytes], name: str, directory: Path, well: tuple[int, ...] = (0,)) -> None:
+    """Ask a child to end, and insist on its doing so well, which its exit code says."""
+    if child.poll() is None:
+        child.terminate()
+    try:
+        code = child.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"the {name} did not end within {_STOP_SECONDS} s{tail(directory, name)}") from None
+    if code not in (*well, -signal.SIGTERM):
+        raise CommandError(f"the {name} ended with {code}{tail(directory, name)}")
+
+
+def tail(directory: Path, name: str) -> str:
+    """The last lines of a process's log, to be put behind a problem."""
+    path = directory / f"{name}.log"
+    lines = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return f"; the end of {path}:\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
+    """The address that a collector says it listens on, once it does."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        for line in log.read_text().splitlines():
+            if line.startswith("listening on "):
+                return line.removeprefix("listening on ")
+        if collector.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise CommandError(f"the collector did not start{tail(log.parent, 'collector')}")
+
+
+def wait_until_open(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
+    """Wait for the answer to one request; it stays queued on the port until the service takes it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        if connection.getresponse().status == 200:
+            return
+        problem = "does not answer /health well"
+    except (OSError, http.client.HTTPException) as error:
+        problem = f"ended with {service.wait(1)}" if service.poll() is not None else f"does not answer ({error})"
+    finally:
+        connection.close()
+    raise CommandError(f"the service {problem}{tail(directory, name)}")

@@ -1,0 +1,252 @@
+"""Reads profiles in pprof's format as a log record carries them, and adds them up for each endpoint.
+
+Runs on the main thread of `report`. Data in, numbers out: draws nothing. On purpose independent of `formats.pprof`:
+what that writes and this reads is compared by tests. Imports nothing of ours but what a path tells.
+
+Specification: ``proto/profile.proto`` of the pprof project; the names of mappings are in ``docs/pprof.md``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from splunk_profiler.cli.sources import is_library
+
+FORMAT = "pprof-gzip-base64"
+OUTSIDE = "(outside of spans)"
+UNNAMED = "(spans without a name)"
+PROCESS = "(not sampled)"
+
+APPLICATION = "application"
+VALUES = ("cpu", "wall")
+_PSEUDO = "[process]."
+_LARGEST = 256 << 20  # of a message: more is no profile, but a bomb
+
+_INT64, _UINT64, _STRING, _MESSAGE = 3, 4, 9, 11  # FieldDescriptorProto.Type
+_TYPES = {"int64": _INT64, "uint64": _UINT64, "string": _STRING}
+# As much of the schema as is read: message → field → (number, type); a type that ends with * is repeated.
+_SCHEMA = {
+    "Profile": {
+        "sample_type": (1, "ValueType*"),
+        "sample": (2, "Sample*"),
+        "mapping": (3, "Mapping*"),
+        "location": (4, "Location*"),
+        "function": (5, "Function*"),
+        "string_table": (6, "string*"),
+        "time_nanos": (9, "int64"),
+        "duration_nanos": (10, "int64"),
+        "period": (12, "int64"),
+    },
+    "ValueType": {"type": (1, "int64"), "unit": (2, "int64")},
+    "Sample": {"location_id": (1, "uint64*"), "value": (2, "int64*"), "label": (3, "Label*")},
+    "Label": {"key": (1, "int64"), "str": (2, "int64"), "num": (3, "int64")},
+    "Mapping": {"id": (1, "uint64"), "filename": (5, "int64"), "build_id": (6, "int64")},
+    "Location": {"id": (1, "uint64"), "mapping_id": (2, "uint64"), "line": (4, "Line*")},
+    "Line": {"function_id": (1, "uint64"), "line": (2, "int64")},
+    "Function": {"id": (1, "uint64"), "name": (2, "int64"), "filename": (4, "int64")},
+}
+
+
+class ProfileError(ValueError):
+    """A body that is no profile with wall and CPU time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a function.
+
+    Attributes:
+        function: its qualified name.
+        file, line: where; line 0 if not known.
+        kind: ``application``, ``library``, ``standard-library``; empty if not known.
+        distribution: name and version (``requests==2.32.3``), as far as known.
+    """
+
+    function: str
+    file: str
+    line: int
+    kind: str
+    distribution: str
+
+
+@dataclass(slots=True)
+class Spent:
+    """Nanoseconds of CPU and wall time, under `VALUES`."""
+
+    cpu: int = 0
+    wall: int = 0
+
+    def add(self, cpu: int, wall: int) -> None:
+        """Add that much."""
+        self.cpu += cpu
+        self.wall += wall
+
+
+@dataclass(slots=True)
+class Function:
+    """The times of one function in one endpoint.
+
+    Attributes:
+        place: where it was met first.
+        own: while it was executing itself.
+        direct: the same, and while library code that it had called was, without one of the application nearer.
+        total: with all that it called.
+    """
+
+    place: Place
+    own: Spent = field(default_factory=Spent)
+    direct: Spent = field(default_factory=Spent)
+    total: Spent = field(default_factory=Spent)
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """The times of all samples with one endpoint, and of their functions by name."""
+
+    spent: Spent = field(default_factory=Spent)
+    samples: int = 0
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    def add(self, stack: list[Place], samples: int, cpu: int, wall: int) -> None:
+        """Count one aggregate, whose frames are leaf first."""
+        self.samples += samples
+        self.spent.add(cpu, wall)
+        seen: set[str] = set()
+        nearest = True
+        for depth, place in enumerate(stack):
+            if place.function in seen:  # recursion counts once
+                continue
+            seen.add(place.function)
+            function = self.functions.get(place.function)
+            if function is None:
+                function = self.functions[place.function] = Function(place)
+            function.total.add(cpu, wall)
+            if depth == 0:
+                function.own.add(cpu, wall)
+            if nearest and place.kind == APPLICATION:
+                nearest = False
+                function.direct.add(cpu, wall)
+
+
+@dataclass(slots=True)
+class Profiles:
+    """Profiles added up.
+
+    Attributes:
+        records: log records.
+        samples: what their samples count.
+        spent: the time of all of them.
+        services: records by service.
+        first_ns, last_ns: begin of the first and end of the last one, nanoseconds since the epoch.
+        periods_ms: records by the distance of their snapshots.
+        endpoints: by name; `OUTSIDE`, `UNNAMED` and `PROCESS` are among them.
+    """
+
+    records: int = 0
+    samples: int = 0
+    spent: Spent = field(default_factory=Spent)
+    services: Counter[str] = field(default_factory=Counter)
+    first_ns: int = 0
+    last_ns: int = 0
+    periods_ms: Counter[int] = field(default_factory=Counter)
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+
+    def add(self, body: str, service: str) -> None:
+        """Add the profile that is the body of a log record.
+
+        Raises:
+            ProfileError: it is none; nothing was added.
+        """
+        message = _decoded(body)
+        try:
+            aggregates = list(_aggregates(message))
+        except (IndexError, KeyError, ValueError) as error:
+            raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        self.records += 1
+        self.services[service] += 1
+        self.first_ns = min(self.first_ns or message.time_nanos, message.time_nanos)
+        self.last_ns = max(self.last_ns, message.time_nanos + message.duration_nanos)
+        self.periods_ms[message.period // 1_000_000] += 1
+        for stack, count, cpu, wall, labels in aggregates:
+            self.samples += count
+            self.spent.add(cpu, wall)
+            name = _endpoint(stack, labels)
+            self.endpoints.setdefault(name, Endpoint()).add(stack, count, cpu, wall)
+
+
+def _endpoint(stack: list[Place], labels: dict[str, str]) -> str:
+    if stack and stack[0].function.startswith(_PSEUDO):
+        return PROCESS
+    return labels.get("endpoint") or (UNNAMED if "span_id" in labels else OUTSIDE)
+
+
+def _decoded(body: str) -> Any:
+    try:
+        unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        message = unpacked.decompress(base64.b64decode(body, validate=True), _LARGEST)
+        if not unpacked.eof:
+            raise ProfileError("the profile is cut off, or too large")
+        return _message_class().FromString(message)
+    except (binascii.Error, zlib.error, DecodeError, ValueError) as error:
+        raise ProfileError(f"not a profile: {error}") from None
+
+
+def _aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict[str, str]]]:
+    """Stack, count, CPU and wall time, and the labels that are texts, of each sample."""
+    texts = list(message.string_table)
+    kinds = [texts[each.type] for each in message.sample_type]
+    count_at, cpu_at, wall_at = (kinds.index(kind) for kind in ("samples", "cpu", "wall"))
+    mappings = {each.id: (texts[each.filename], texts[each.build_id]) for each in message.mapping}
+    functions = {each.id: (texts[each.name], texts[each.filename]) for each in message.function}
+    places = {}
+    for each in message.location:
+        line = each.line[0]
+        function, file = functions[line.function_id]
+        places[each.id] = Place(function, file, line.line, *_origin(file, *mappings.get(each.mapping_id, ("", ""))))
+    for sample in message.sample:
+        labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
+        values = sample.value
+        yield (
+            [places[location] for location in sample.location_id],
+            values[count_at],
+            values[cpu_at],
+            values[wall_at],
+            labels,
+        )
+
+
+def _origin(file: str, mapping: str, build_id: str) -> tuple[str, str]:
+    """Kind and distribution of a mapping; of one that does not say, as of other senders, what the path tells."""
+    kind, _, name = mapping.partition("/")
+    if kind in (APPLICATION, "library", "standard-library"):
+        return kind, build_id or name
+    if file.startswith(("/", "<frozen")):
+        return "library" if is_library(file) else APPLICATION, ""
+    return "", ""
+
+
+@cache
+def _message_class() -> Any:
+    package = "splunk_profiler.report"
+    file = descriptor_pb2.FileDescriptorProto(name="splunk_profiler_report.proto", package=package, syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for own, (number, kind) in fields.items():
+            bare = kind.rstrip("*")
+            added = message.field.add(name=own, number=number, label=3 if kind.endswith("*") else 1)
+            added.type = _TYPES.get(bare, _MESSAGE)
+            if bare not in _TYPES:
+                added.type_name = f".{package}.{bare}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))

@@ -1,0 +1,62 @@
+"""What the parts of a report look alike in: headings, tables, shares and times.
+
+Pure apart from the console it is given. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+BAR_CELLS = 12
+
+
+def heading(console: Console, title: str) -> None:
+    """A blank line and a title."""
+    console.print()
+    console.rule(Text(title, style="bold"), align="left", style="dim")
+
+
+def grid() -> Table:
+    """Two columns: what, and how much of it."""
+    found = Table.grid(padding=(0, 2))
+    found.add_column(style="cyan", no_wrap=True)
+    found.add_column(overflow="fold")
+    return found
+
+
+def table(first: str, *others: str) -> Table:
+    """A table whose first column is a name, and whose others are numbers unless their title says otherwise."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
+    found.add_column(first, overflow="fold", max_width=66)
+    for title in others:
+        words = title in ("", "at", "of", "most often")
+        found.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    return found
+
+
+def bar(part: float, whole: float, least: int = 0) -> Text:
+    """A part of a whole, as long as its share."""
+    cells = round(part / whole * BAR_CELLS) if whole else 0
+    return Text("█" * max(least, min(cells, BAR_CELLS)), style="cyan")
+
+
+def percent(part: int, whole: int) -> str:
+    """A part's share."""
+    if not whole:
+        return "0 %"
+    share = 100 * part / whole
+    return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
+
+
+def place(file: str, line: int | None) -> Text:
+    """Where a function is; its own name tells the directories."""
+    name = file.rpartition("/")[2]
+    return Text(f"{name}:{line}" if line else name, style="dim")
+
+
+def duration(nanoseconds: int) -> str:
+    """Seconds or milliseconds."""
+    return f"{nanoseconds / 1e9:,.2f} s" if nanoseconds >= 10_000_000 else f"{nanoseconds / 1e6:.1f} ms"

@@ -1,0 +1,39 @@
+"""Whose code the files of a profile are, as Datadog's profilers attach it: ``code-provenance.json``.
+
+Pure: data in, bytes out; imports the model. A file that is listed nowhere is the application's, so that those of
+the application are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+from splunk_profiler.model import Kind, Origin, Profile
+
+_NAMES = {Kind.STANDARD_LIBRARY: "stdlib", Kind.LIBRARY: "unknown"}  # of what is in no distribution
+
+
+def message(profiles: Iterable[Profile], origin_of: Callable[[str, str], Origin]) -> bytes:
+    """The attachment for `profiles`, not compressed.
+
+    Args:
+        profiles: those it goes with.
+        origin_of: file and namespace of a frame → whose code it is.
+    """
+    frames = {frame for profile in profiles for aggregate in profile.aggregates for frame in aggregate.stack.frames}
+    files: dict[Origin, set[str]] = {}
+    for frame in frames:
+        origin = origin_of(frame.file, frame.namespace)
+        if origin.kind in _NAMES:
+            files.setdefault(origin, set()).add(frame.file)
+    libraries = [
+        {
+            "kind": origin.kind.value,
+            "name": _NAMES[origin.kind] if origin.kind is Kind.STANDARD_LIBRARY or not origin.name else origin.name,
+            "version": origin.version,
+            "paths": sorted(paths),
+        }
+        for origin, paths in sorted(files.items(), key=lambda item: (item[0].kind.value, item[0].name))
+    ]
+    return json.dumps({"v1": libraries}, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,165 @@
+"""Which process something came from: an id on the resource of profiles and on that of the application's spans.
+
+`Identified` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the provider
+and on the tracers that were made before, so that a span costs nothing more. The application's own resource object stays
+as it is, and what it says of itself goes before what we would say. Called on the thread that starts or stops the
+profiler, on the sampling worker's and on the exporting one; takes no lock of the SDK's, which a fork may have left
+locked. Knows the SDK by what it looks like and loads nothing of it.
+
+Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``); OpenTelemetry's semantic
+conventions (``service.instance.id``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from splunk_profiler.correlation.providers import Providers
+from splunk_profiler.guard import Guard
+from splunk_profiler.threads import real_lock
+
+RUNTIME_ID = "runtime-id"
+INSTANCE_ID = "service.instance.id"
+_KEYS = (RUNTIME_ID, INSTANCE_ID)
+_LEAVING_S = 1.0  # for another thread that is about to put the id somewhere, which takes microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeId:
+    """The id of this process.
+
+    Attributes:
+        value: a random UUID.
+        former: those of the processes that this one was forked from, which its resources may still carry.
+    """
+
+    value: str
+    former: frozenset[str] = frozenset()
+
+    @classmethod
+    def new(cls) -> RuntimeId:
+        """That of a process that was not forked from one with an id."""
+        return cls(str(uuid4()))
+
+    def of_child(self) -> RuntimeId:
+        """That of a forked child of this process."""
+        return RuntimeId(str(uuid4()), self.former | {self.value})
+
+    def missing(self, attributes: Mapping[str, Any]) -> dict[str, str]:
+        """What is to be added to a resource: where it has no id, or one that was ours before a fork."""
+        return {key: self.value for key in _KEYS if attributes.get(key, "") in ("", *self.former)}
+
+    def others(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """What a resource says without us."""
+        ours = (self.value, *self.former)
+        return {key: value for key, value in attributes.items() if key not in _KEYS or value not in ours}
+
+
+class Identified:
+    """The resources of one life of the profiler that carry the id.
+
+    Args:
+        identity: the id.
+    """
+
+    def __init__(self, identity: RuntimeId) -> None:
+        self._identity = identity
+        self._guard = Guard("saying on spans which process they come from")
+        self._last: tuple[Any, Any] | None = None
+        self._lock = real_lock()  # guards what follows
+        self._provider: Any = None
+        self._original: Any = None  # the resource that it had
+        self._said: Any = None  # the one in its place
+        self._tracers = 0  # how many have got it
+        self._starting: Providers | None = None
+        self._left = False
+
+    def resource(self, resource: Any) -> Any:
+        """`resource`, or one with the id: the same one as long as it is asked about the same one."""
+        last = self._last
+        if last is not None and last[0] is resource:
+            return last[1]
+        said = self._with_id(resource)
+        self._last = (resource, said)
+        return said
+
+    def meet(self, provider: Any) -> None:
+        """Have spans of `provider` carry the id from now on. Costs next to nothing where they do; never raises."""
+        resource = getattr(provider, "_resource", None)
+        if resource is None or self._is_done(provider, resource) or not self._lock.acquire(False):
+            return
+        try:
+            if not self._left:
+                with self._guard.watching():
+                    self._put_on(provider, resource)
+        finally:
+            self._lock.release()
+
+    def leave(self) -> None:
+        """Take the id away again: spans that start from now on have the application's own resource."""
+        held = self._lock.acquire(timeout=_LEAVING_S)
+        self._left = True
+        try:
+            with self._guard.watching():
+                self._take_away()
+        finally:
+            if held:
+                self._lock.release()
+
+    def _is_done(self, provider: Any, resource: Any) -> bool:
+        """False also for a tracer that was being made when the others got the resource, and has the old one."""
+        if provider is not self._provider or resource is not self._said:
+            return False
+        return self._starting is not None or len(getattr(provider, "_tracers", ())) == self._tracers
+
+    def _put_on(self, provider: Any, resource: Any) -> None:
+        if provider is not self._provider:
+            self._take_away()
+            self._provider = provider
+        if resource is not self._said:
+            self._original, self._said = resource, self._with_id(resource)
+            provider._resource = self._said
+        tracers = getattr(provider, "_tracers", None)
+        if tracers is None:  # an older SDK, which does not know them
+            if self._starting is None:
+                self._starting = Providers(self._on_start)
+                self._starting.meet(provider._active_span_processor)
+            return
+        made = list(tracers.values())
+        for tracer in made:
+            if tracer.resource is self._original:
+                tracer.resource = self._said
+        self._tracers = len(made)
+
+    def _take_away(self) -> None:
+        provider, said, self._provider = self._provider, self._said, None
+        if provider is None:
+            return
+        if self._starting is not None:
+            self._starting.leave()
+        resource = provider._resource
+        before = self._without_id(self._original if resource is said else resource)
+        provider._resource = before
+        for tracer in list(getattr(provider, "_tracers", {}).values()):
+            if tracer.resource is resource or tracer.resource is said:
+                tracer.resource = before
+        self._original = self._said = self._starting = None
+        self._tracers = 0
+
+    def _on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
+        if span._resource is self._original:
+            span._resource = self._said
+
+    def _with_id(self, resource: Any) -> Any:
+        missing = self._identity.missing(resource.attributes)
+        return resource.merge(type(resource)(missing)) if missing else resource
+
+    def _without_id(self, resource: Any) -> Any:
+        """As the application would have it, where the SDK has added something since (in a forked child, it does)."""
+        others = self._identity.others(resource.attributes)
+        if len(others) == len(resource.attributes):
+            return resource
+        return type(resource)(others, resource.schema_url)

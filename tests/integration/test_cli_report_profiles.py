@@ -1,0 +1,51 @@
+"""Aggregated profiles from a real service to the report: collected, saved, and read again with whose code it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from command_line import DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+
+
+def test_what_a_service_sends_as_profiles_is_collected_and_reported_with_the_code_of_the_service_first(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    with collecting(tmp_path) as collector:
+        subprocess.run(
+            [sys.executable, ROOT / "examples" / "batch.py", "100000", "150000"],
+            env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        output, _ = collector.end()
+    assert "0 samples (0% inside spans) · 1 aggregated profiles" in output
+
+    ended = splunk_profiler("report", tmp_path, "--json")
+    assert ended.returncode == 0, ended.stderr
+    profiles = json.loads(ended.stdout)["profiles"]
+    assert (profiles["records"], profiles["services"]) == (1, {"batch": 1})
+    endpoint = profiles["endpoints"]["count primes"]
+    functions = {entry["function"]: entry for entry in endpoint["functions"]}
+    counting = functions["__main__.count_primes"]
+    assert (counting["kind"], counting["distribution"]) == ("application", "")
+    assert counting["total_cpu_ns"] == endpoint["cpu_ns"] > 0
+    yours = [entry["direct_cpu_ns"] for entry in functions.values() if entry["kind"] == "application"]
+    assert sum(yours) == endpoint["cpu_ns"]
+    pool = functions["concurrent.futures.thread._worker"]
+    assert (pool["kind"], pool["own_cpu_ns"]) == ("standard-library", 0)
+    assert pool["distribution"].startswith("python==")
+
+    shown = splunk_profiler("report", tmp_path).stdout
+    by_cpu = shown.partition("by CPU time")[2].partition("by wall time")[0]
+    assert by_cpu.index("count primes") < by_cpu.index("__main__.count_primes") < by_cpu.index("(outside of spans)")

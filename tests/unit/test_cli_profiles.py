@@ -1,0 +1,245 @@
+"""The report on aggregated profiles: what is read, how it is added up, and what a person sees of it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_factory import large_profile, origin_in_shop, small_profile
+from rich.console import Console
+
+from splunk_profiler.cli.analysis import Analysis, analyse
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.profiles import OUTSIDE, PROCESS, UNNAMED, ProfileError, Profiles
+from splunk_profiler.cli.report import as_data, draw
+from splunk_profiler.formats.pprof import body, message, parts
+from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+
+SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
+RANK = Frame("shop.pricing", "rank", "/srv/shop/pricing.py", 9)
+GET = Frame("requests.api", "get", "/venv/lib/python3.12/site-packages/requests/api.py", 60)
+WAIT = Frame("threading.Condition", "wait", "/usr/lib/python3.12/threading.py", 355)
+INTERNAL = Frame("[process]", "internal", "unknown", None)
+SECOND = 1_000_000_000
+
+
+def aggregate(*frames: Frame, cpu_s: int = 1, wall_s: int = 1, **labels: str | int) -> Aggregate:
+    stack = Stack(frames, truncated=False)
+    return Aggregate(stack, tuple(labels.items()), cpu_s * 10, wall_s * SECOND, cpu_s * SECOND)
+
+
+def profile(*aggregates: Aggregate) -> Profile:
+    return Profile(1_700_000_000 * SECOND, 10 * SECOND, 10_000_000, aggregates)
+
+
+def bodies(*profiles: Profile) -> list[str]:
+    return [body(part) for each in profiles for part in parts(each, origin_of=origin_in_shop)]
+
+
+def added(*profiles: Profile) -> Profiles:
+    result = Profiles()
+    for text in bodies(*profiles):
+        result.add(text, "shop")
+    return result
+
+
+def saved(directory: Path, *texts: str) -> Analysis:
+    attribute = {"key": "profiling.data.format", "value": {"stringValue": "pprof-gzip-base64"}}
+    records = [
+        {"timeUnixNano": "1700000000000000000", "body": {"stringValue": text}, "attributes": [attribute]}
+        for text in texts
+    ]
+    scopes = [{"scope": {"name": "otel.profiling"}, "logRecords": records}]
+    (directory / "logs.jsonl").write_text(json.dumps({"resourceLogs": [{"resource": {}, "scopeLogs": scopes}]}) + "\n")
+    return analyse(directory)
+
+
+def drawn(analysis: Analysis, width: int = 100, **options: int) -> str:
+    output = io.StringIO()
+    console = Console(file=output, width=width, markup=False, emoji=False)
+    draw(analysis, Path("profiles"), console=console, **options)
+    return output.getvalue()
+
+
+def test_times_of_equal_endpoints_add_up_over_all_profiles() -> None:
+    found = added(
+        profile(aggregate(RANK, SEARCH, cpu_s=2, wall_s=3, endpoint="GET /search")),
+        profile(
+            aggregate(SEARCH, cpu_s=1, wall_s=4, endpoint="GET /search"),
+            aggregate(WAIT, cpu_s=0, wall_s=9),
+            aggregate(SEARCH, span_id="00000000000000aa"),
+            aggregate(INTERNAL, cpu_s=1, wall_s=0),
+        ),
+    )
+    assert (found.records, found.samples, found.spent.cpu, found.spent.wall) == (2, 50, 5 * SECOND, 17 * SECOND)
+    assert set(found.endpoints) == {"GET /search", OUTSIDE, UNNAMED, PROCESS}
+    spent = found.endpoints["GET /search"].spent
+    assert (spent.cpu, spent.wall) == (3 * SECOND, 7 * SECOND)
+    assert found.last_ns - found.first_ns == 10 * SECOND
+
+
+def test_what_libraries_do_counts_for_the_function_of_yours_that_called_them() -> None:
+    found = added(
+        profile(
+            aggregate(GET, RANK, SEARCH, cpu_s=3),
+            aggregate(RANK, RANK, SEARCH, cpu_s=2),
+            aggregate(WAIT, GET, cpu_s=1),
+        )
+    )
+    functions = found.endpoints[OUTSIDE].functions
+    cpu = {
+        name: tuple(each.cpu // SECOND for each in (times.own, times.direct, times.total))
+        for name, times in functions.items()
+    }
+    assert cpu == {
+        "requests.api.get": (3, 0, 4),
+        "shop.pricing.rank": (2, 5, 5),
+        "shop.app.search": (0, 0, 5),
+        "threading.Condition.wait": (1, 0, 1),
+    }
+    place = functions["requests.api.get"].place
+    assert (place.kind, place.distribution, place.line) == ("library", "requests==2.32", 60)
+
+
+def test_code_of_senders_that_do_not_say_whose_it_is_is_known_by_its_path() -> None:
+    found = Profiles()
+    found.add(body(parts(profile(aggregate(GET, RANK, INTERNAL)))[0]), "shop")
+    kinds = {name: each.place.kind for name, each in found.endpoints[OUTSIDE].functions.items()}
+    assert kinds == {"requests.api.get": "library", "shop.pricing.rank": "application", "[process].internal": ""}
+
+
+def test_a_split_profile_is_read_as_what_it_was() -> None:
+    whole = large_profile(300)
+    split, one = Profiles(), Profiles()
+    texts = [body(part) for part in parts(whole, most_body_bytes=20_000, origin_of=origin_in_shop)]
+    assert len(texts) > 1
+    for text in texts:
+        split.add(text, "shop")
+    one.add(body(parts(whole, origin_of=origin_in_shop)[0]), "shop")
+    assert split.endpoints == one.endpoints
+    assert split.spent == one.spent
+
+
+def packed(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not base64!",
+        "aGVsbG8=",
+        packed(b"\xff\xff\xff"),
+        packed(b""),
+        base64.b64encode(gzip.compress(message(small_profile()), mtime=0)[:-20]).decode(),
+        packed(message(small_profile()).replace(b"wall", b"ball")),
+        packed(message(small_profile()) + b"\x12\x03\x0a\x01\x7f"),
+    ],
+    ids=["empty", "no base64", "no gzip", "no message", "no fields", "cut off", "no wall time", "a place not there"],
+)
+def test_what_is_no_profile_is_refused_and_adds_nothing(text: str) -> None:
+    found = Profiles()
+    with pytest.raises(ProfileError):
+        found.add(text, "shop")
+    assert found == Profiles()
+
+
+@given(st.binary(max_size=200), st.integers(0, 1000))
+def test_no_bytes_make_it_fail_in_another_way(content: bytes, cut: int) -> None:
+    encoded = message(small_profile())
+    for candidate in (content, encoded[:cut] + content, encoded[:cut] + content + encoded[cut:]):
+        try:
+            Profiles().add(packed(candidate), "shop")
+        except ProfileError:
+            continue
+
+
+def test_a_report_of_profiles_alone_is_a_report(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, *bodies(small_profile()))
+    assert (analysis.samples, analysis.profiles.records, analysis.unread) == (0, 1, 0)
+    text = drawn(analysis)
+    for absent in ("Hottest functions", "Threads", "One record as received", "samples received"):
+        assert absent not in text
+    assert "1,000 more samples in 1 profiles of 10.0 s" in text
+    assert "unknown service (1) records" in text
+    data = json.loads(json.dumps(as_data(analysis, tmp_path)))
+    assert data["profiles"]["cpu_ns"] == 3 * SECOND
+    (wait, _) = data["profiles"]["endpoints"][OUTSIDE]["functions"]
+    assert (wait["function"], wait["own_wall_ns"], wait["kind"]) == (
+        "threading.Condition.wait",
+        5_999_600_000,
+        "standard-library",
+    )
+
+
+def section(text: str, title: str) -> list[str]:
+    """The lines of a table, without its head."""
+    lines = text.partition(title)[2].partition("\n\n")[0].splitlines()
+    return [line.rstrip() for line in lines[3:]]
+
+
+def test_a_person_sees_the_top_by_cpu_and_by_wall_for_each_endpoint_their_own_code_first(tmp_path: Path) -> None:
+    one = profile(
+        aggregate(GET, RANK, SEARCH, cpu_s=1, wall_s=8, endpoint="GET /search"),
+        aggregate(SEARCH, cpu_s=3, wall_s=3, endpoint="GET /search"),
+        aggregate(RANK, cpu_s=5, wall_s=5, endpoint="GET /rank"),
+        aggregate(WAIT, cpu_s=0, wall_s=90),
+        aggregate(INTERNAL, cpu_s=1, wall_s=0),
+    )
+    text = drawn(saved(tmp_path, *bodies(one)))
+    assert [" ".join(line.split()) for line in section(text, "by CPU time")] == [
+        "GET /rank 5.00 s 50 %",
+        "shop.pricing.rank 5.00 s 100 % 100 % shop 1.4",
+        "GET /search 4.00 s 40 %",
+        "shop.app.search 3.00 s 75 % 100 % shop 1.4",
+        "shop.pricing.rank 1.00 s 25 % 25 % shop 1.4",
+        "requests.api.get 1.00 s 25 % 25 % requests 2.32",
+        "(not sampled) 1.00 s 10 %",
+        "[process].internal 1.00 s 100 % 100 %",
+    ]
+    assert [" ".join(line.split()) for line in section(text, "by wall time")] == [
+        "GET /search 11.00 s 10 %",
+        "shop.pricing.rank 8.00 s 73 % 73 % shop 1.4",
+        "shop.app.search 3.00 s 27 % 100 % shop 1.4",
+        "requests.api.get 8.00 s 73 % 73 % requests 2.32",
+        "GET /rank 5.00 s 4.7 %",
+        "shop.pricing.rank 5.00 s 100 % 100 % shop 1.4",
+        "(outside of spans) 90.00 s 85 %",
+        "threading.Condition.wait 90.00 s 100 % 100 % python 3.12.1",
+    ]
+
+
+def test_only_so_many_endpoints_and_functions_are_shown(tmp_path: Path) -> None:
+    places = [Frame("shop", f"f{n}", "/srv/shop/a.py", n + 1) for n in range(9)]
+    many = [aggregate(place, endpoint=f"GET /{n}") for n in range(9) for place in places]
+    rows = section(drawn(saved(tmp_path, *bodies(profile(*many))), top=2, spans=3), "by CPU time")
+    assert len(rows) == 3 * (1 + 2) + 1
+    assert "and 6 more" in rows[-1]
+
+
+def test_tables_fit_into_100_columns_however_long_names_are(tmp_path: Path) -> None:
+    long = Frame("package." + "module" * 30, "f" * 99, "/venv/site-packages/requests/" + "x" * 200, 1)
+    analysis = saved(tmp_path, *bodies(profile(aggregate(long, endpoint="GET /" + "segment/" * 40))))
+    for line in drawn(analysis).split("Saved")[0].splitlines():
+        assert len(line) <= 100
+
+
+def test_records_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, *bodies(small_profile()), "broken")
+    assert (analysis.profiles.records, analysis.unread) == (1, 1)
+    assert "1 records whose body is no call stack and no profile" in drawn(analysis)
+    with pytest.raises(CommandError, match=r"no samples in .*1 records that cannot be read.* splunk-profiler doctor"):
+        saved(tmp_path, "broken")
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {"endpoint": "GET /[red]x[/red] :smile:"}
+    assert "GET /[red]x[/red] :smile:" in drawn(saved(tmp_path, *bodies(profile(aggregate(RANK, **odd)))))

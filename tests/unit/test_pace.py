@@ -1,0 +1,103 @@
+"""Tickers whose deadlines move while they run, and a sampler that moves them: the same contract for both walkers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from queue import SimpleQueue
+
+import pytest
+
+from splunk_profiler.capture import Capture, Choice, RawSnapshot, Ticker, make_ticker, portable_clocks
+from splunk_profiler.pacing import Pacer
+from splunk_profiler.sampler import Limit, Sampler
+
+MS = 1_000_000
+HOUR_NS = 3_600_000 * MS
+LONG_NS = 30_000 * MS
+
+_NATIVE = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+
+
+@pytest.fixture(params=[pytest.param("native", marks=_NATIVE), "portable"])
+def ticker(request: pytest.FixtureRequest) -> Ticker:
+    return make_ticker(Choice(request.param, "asked for by the test"), None, lambda _: None, 64)
+
+
+@contextmanager
+def running(ticker: Ticker, period_ns: int) -> Iterator[None]:
+    thread = threading.Thread(target=ticker.run, args=(period_ns,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ticker.stop()
+        thread.join()
+
+
+def test_a_snapshot_says_the_distance_of_its_deadline(ticker: Ticker) -> None:
+    ticker.capture()
+    assert [raw.period_ns for raw in ticker.drain(0)] == [0]
+    seen: list[int] = []
+    with running(ticker, 5 * MS):
+        while len(seen) < 5:
+            seen += [raw.period_ns for raw in ticker.drain(LONG_NS)]
+        assert set(seen) == {5 * MS}
+        ticker.pace(7 * MS)
+        while seen.count(7 * MS) < 5:
+            seen += [raw.period_ns for raw in ticker.drain(LONG_NS)]
+    assert seen == sorted(seen)
+    counters = ticker.counters()
+    assert counters.due == counters.captured - 1 + counters.missed
+
+
+def test_a_shorter_distance_counts_from_the_last_deadline_and_not_after_the_next(ticker: Ticker) -> None:
+    with running(ticker, HOUR_NS):
+        drained: list[RawSnapshot] = []
+        while not drained:  # the first calls may come before it runs
+            ticker.pace(2 * MS)
+            drained += ticker.drain(10 * MS)
+    assert drained[0].period_ns == 2 * MS
+
+
+@_NATIVE
+@pytest.mark.parametrize("period_ns", [0, -1, 86_401 * 1_000 * MS])
+def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
+    ticker = make_ticker(Choice("native", ""), None, lambda _: None, 64)
+    with pytest.raises(ValueError, match="period_ns"):
+        ticker.pace(period_ns)
+
+
+def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
+    capture = Capture(lambda _: None, portable_clocks, HOUR_NS, include_internal=True)
+    with running(ticker, 3 * MS):
+        (first, *_) = ticker.drain(LONG_NS)
+    snapshot = capture.snapshot(first)
+    assert {snapshot.period_ns, *(sample.period_ns for sample in snapshot.samples)} == {3 * MS}
+
+
+def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(ticker: Ticker) -> None:
+    handled: SimpleQueue[RawSnapshot] = SimpleQueue()
+    changed: SimpleQueue[int] = SimpleQueue()
+    sampler = Sampler(ticker, 2 * MS, handled.put, Limit(Pacer(2 * MS, 0.02), time.monotonic_ns, changed.put))
+    sampler.start()
+    period_ns = changed.get(timeout=60)
+    assert period_ns > 2 * MS
+    while handled.get(timeout=60).period_ns != period_ns:
+        pass
+    assert sampler.stop(60)
+
+
+def test_a_sampler_that_keeps_to_its_limit_is_left_alone(ticker: Ticker) -> None:
+    handled: SimpleQueue[RawSnapshot] = SimpleQueue()
+    changed: list[int] = []
+    sampler = Sampler(ticker, 100 * MS, handled.put, Limit(Pacer(100 * MS, 1.0), lambda: 0, changed.append))
+    sampler.start()
+    assert {handled.get(timeout=60).period_ns for _ in range(15)} == {100 * MS}
+    assert sampler.stop(60)
+    assert changed == []

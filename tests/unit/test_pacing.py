@@ -1,0 +1,168 @@
+"""The distance of snapshots under a limit: on simulated work, whose cost is known, with a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from splunk_profiler.focus import Periods
+from splunk_profiler.pacing import Pacer
+
+MS = 1_000_000
+S = 1_000_000_000
+Load = Callable[[float], float]
+
+
+class Work:
+    """A profiler at work, whose snapshots cost something.
+
+    Args:
+        configured_ms: the distance of snapshots that is asked for.
+        limit: part of a core.
+        cost_ms: second since the start → CPU time for a snapshot.
+        each_ten_seconds_ms: CPU time for what is sent.
+        always: CPU time that is used whatever the distance, as a part of a core.
+    """
+
+    def __init__(
+        self, configured_ms: int, limit: float, cost_ms: Load, *, each_ten_seconds_ms: float = 0, always: float = 0
+    ) -> None:
+        self.pacer = Pacer(configured_ms * MS, limit)
+        self._cost_ms = cost_ms
+        self._sent_ms = each_ten_seconds_ms
+        self._always = always
+        self._now_ns = 0
+        self._spent_ns = 0.0
+        self.periods_ms: list[float] = []
+
+    def go_on(self, seconds: float) -> float:
+        """Let some time pass; the part of a core that was used in it."""
+        began_ns, spent_ns = self._now_ns, self._spent_ns
+        while self._now_ns < began_ns + seconds * S:
+            period_ns = self.pacer.period_ns
+            sent = (self._now_ns + period_ns) // (10 * S) - self._now_ns // (10 * S)
+            self._now_ns += period_ns
+            self._spent_ns += (
+                self._cost_ms(self._now_ns / S) * MS + sent * self._sent_ms * MS + self._always * period_ns
+            )
+            assert self.pacer.advance(self._now_ns, int(self._spent_ns)) == self.pacer.period_ns
+            self.periods_ms.append(self.pacer.period_ns / MS)
+        return (self._spent_ns - spent_ns) / (self._now_ns - began_ns)
+
+
+def test_what_fits_is_never_stretched_whatever_the_start_and_each_export_take() -> None:
+    work = Work(1000, 0.02, lambda second: 90.0 if second <= 1 else 8.0, each_ten_seconds_ms=60)
+    work.go_on(600)
+    assert set(work.periods_ms) == {1000.0}
+
+
+def test_one_snapshot_that_was_interrupted_for_long_changes_nothing() -> None:
+    work = Work(1000, 0.02, lambda second: 1500.0 if 60 <= second < 61 else 2.0)
+    work.go_on(300)
+    assert set(work.periods_ms) == {1000.0}
+
+
+def test_what_takes_too_much_is_stretched_within_seconds_to_what_fits_and_stays_there() -> None:
+    work = Work(1, 0.02, lambda _: 0.6)
+    work.go_on(5)
+    work.periods_ms.clear()
+    assert 0.015 < work.go_on(300) <= 0.02
+    assert max(work.periods_ms) <= 1.1 * min(work.periods_ms)
+
+
+def test_a_little_too_much_is_stretched_a_little() -> None:
+    work = Work(1000, 0.02, lambda _: 22.0)
+    work.go_on(300)
+    assert work.pacer.period_ns in range(1100 * MS, 1400 * MS)
+    assert work.go_on(300) <= 0.02
+
+
+def test_the_configured_distance_is_back_when_the_load_has_gone() -> None:
+    work = Work(1, 0.02, lambda second: 0.6 if second < 60 else 0.01)
+    work.go_on(60)
+    assert work.pacer.is_stretched
+    work.go_on(30)
+    assert not work.pacer.is_stretched
+    work.periods_ms.clear()
+    assert work.go_on(60) <= 0.02
+    assert set(work.periods_ms) == {1.0}
+
+
+def test_both_rhythms_are_stretched_under_load_and_come_back() -> None:
+    configured = Periods(1_000 * MS, 10 * MS)
+    work = Work(1000, 0.02, lambda second: 50.0 if second < 130 else 2.0)
+    work.go_on(120)
+    stretched = configured.stretched(work.pacer.period_ns)
+    assert stretched.all_ns > 2_500 * MS
+    assert stretched.focused_ns * 100 == stretched.all_ns
+    work.go_on(300)
+    assert configured.stretched(work.pacer.period_ns) == configured
+
+
+def test_a_load_that_comes_and_goes_does_not_make_it_exceed_the_limit_on_the_average() -> None:
+    work = Work(10, 0.02, lambda second: 3.0 if second % 40 < 20 else 0.05)
+    work.go_on(60)
+    assert work.go_on(1200) <= 0.02
+
+
+def test_what_nothing_can_be_done_about_ends_at_a_minute() -> None:
+    work = Work(10, 0.02, lambda _: 0.05, always=0.05)
+    work.go_on(3600)
+    assert work.pacer.period_ns == 60 * S
+    longer = Work(120_000, 0.02, lambda _: 10_000.0)
+    longer.go_on(3600)
+    assert longer.pacer.period_ns == 120 * S
+
+
+def test_distances_are_few_and_whole_milliseconds() -> None:
+    work = Work(1, 0.001, lambda second: 0.01 + second / 100)
+    work.go_on(3600)
+    assert all(period == int(period) for period in work.periods_ms)
+    assert len(set(work.periods_ms)) < 400
+
+
+def test_the_cpu_time_need_not_be_read_at_each_snapshot() -> None:
+    pacer = Pacer(MS, 0.02)
+    assert pacer.is_due(0)
+    pacer.advance(0, 0)
+    assert not pacer.is_due(S - 1)
+    assert pacer.is_due(S)
+
+
+def test_where_snapshots_are_far_apart_nothing_is_made_of_the_time_between_two() -> None:
+    pacer = Pacer(10 * S, 0.02)
+    pacer.advance(0, 0)
+    assert not pacer.is_due(8 * S)
+    assert pacer.is_due(10 * S - MS)
+
+
+def test_cpu_time_that_seems_to_go_back_harms_nothing() -> None:
+    pacer = Pacer(1000 * MS, 0.02)
+    for second in range(60):
+        assert pacer.advance(second * S, (60 - second) * MS) == S
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    configured_ms=st.integers(10, 5000),
+    limit=st.floats(0.001, 1.0),
+    needed=st.floats(0.01, 200.0),
+    always=st.floats(0.0, 0.4),
+    sent=st.floats(0.0, 0.4),
+)
+@example(configured_ms=1, limit=0.02, needed=200.0, always=0.0, sent=0.0)
+@example(configured_ms=1000, limit=0.02, needed=1.0, always=0.4, sent=0.4)
+def test_in_the_long_run_the_limit_is_never_exceeded(
+    configured_ms: int, limit: float, needed: float, always: float, sent: float
+) -> None:
+    """`needed` is what snapshots at the configured distance would take, `always` and `sent` what nothing changes."""
+    cost_ms = min(needed * limit * configured_ms, 0.1 * limit * 60_000)
+    work = Work(
+        configured_ms, limit, lambda _: cost_ms, each_ten_seconds_ms=sent * limit * 10_000, always=always * limit
+    )
+    work.go_on(600)
+    seconds = 1200
+    allowance = 5 * limit + 0.1  # what may have been saved
+    assert work.go_on(seconds) * seconds <= limit * seconds + allowance

@@ -1,0 +1,301 @@
+"""Whose code a file is: packages that pip has really installed, in all the ways it can, and what is nobody's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from wheel_backend import make_wheel
+
+from splunk_profiler.model import Kind, Origin
+from splunk_profiler.provenance import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+FUNCTION = "def work():\n    return 1\n"
+GENERATED = "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n"
+
+
+def put(folder: Path, files: dict[str, str]) -> Path:
+    """Write `files` (path → text) under `folder`."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def project(folder: Path, name: str, version: str, editable: str) -> Path:
+    """A project with one package in ``src`` that pip can install."""
+    settings = {"name": name, "version": version, "packages": "src", "editable": editable}
+    backend = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    own = {
+        "project.json": json.dumps(settings),
+        "pyproject.toml": f'{backend}[project]\nname = "{name}"\nversion = "{version}"\n',
+        "backend.py": (TESTS / "wheel_backend.py").read_text("utf-8"),
+    }
+    return put(folder / name, {**own, f"src/{name.replace('-', '_')}/__init__.py": FUNCTION})
+
+
+def pip(prefix: Path, *what: str) -> Path:
+    """Install into `prefix`; the directory that has the packages then."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    command += ["--ignore-installed", "--no-warn-script-location", "--no-compile", "--prefix", str(prefix)]
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1", "PYTHONPATH": ""}
+    done = subprocess.run([*command, *what], env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    (metadata, *_) = prefix.rglob("*.dist-info")
+    return metadata.parent
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is told of all packages, by a process that has imported them."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    libraries = {
+        ("Plain.Thing", "1.0"): {
+            "plain/__init__.py": FUNCTION,
+            "plain/deep/inside.py": FUNCTION,
+            "plain/models.py": GENERATED,
+            "plain_single.py": FUNCTION,
+        },
+        ("ns-one", "1.1"): {"ns/one/__init__.py": FUNCTION, "ns/both/first.py": FUNCTION},
+        ("ns-two", "2.0"): {"ns/two/__init__.py": FUNCTION, "ns/both/second.py": FUNCTION},
+    }
+    what = [str(wheels / make_wheel(wheels, *named, files)) for named, files in libraries.items()]
+    what.append(str(project(folder, "local-app", "0.3", "path")))
+    by_path = project(folder, "by-path", "0.4", "path")
+    by_finder = project(folder, "by-finder", "0.5", "finder")
+    site = pip(folder / "prefix", *what, "--editable", str(by_path), "--editable", str(by_finder))
+    put(site, {"listed/__init__.py": FUNCTION, "debian_like-3.1.dist-info/top_level.txt": "listed\n"})
+    put(site, {"old_way.py": FUNCTION, "old_way-0.9-py3.7.egg-info/installed-files.txt": "../old_way.py\nPKG-INFO\n"})
+    put(site, {"stray.py": FUNCTION})
+    packaged = {
+        "RECORD": "packaged.py,,\npackaged-6.0.dist-info/direct_url.json,,\n",
+        "direct_url.json": json.dumps({"dir_info": {}, "url": "file:///builds/packaged/work"}),
+        "INSTALLER": "conda",
+    }
+    put(site, {"packaged.py": FUNCTION, **{f"packaged-6.0.dist-info/{name}": text for name, text in packaged.items()}})
+    developed = put(
+        folder / "developed",
+        {
+            "developed/__init__.py": FUNCTION,
+            "developed.egg-info/PKG-INFO": "Name: developed\nVersion: 0.7\n",
+            "developed.egg-info/top_level.txt": "developed\n",
+        },
+    )
+    zipped = folder / "bundle.zip"
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for path in ("zipped/__init__.py", "mine/__init__.py"):
+            archive.writestr(path, FUNCTION)
+        archive.writestr("zipped-4.2.dist-info/RECORD", "zipped/__init__.py,,\nzipped-4.2.dist-info/RECORD,,\n")
+    (folder / "linked").symlink_to(put(folder / "app", {"service.py": FUNCTION}))
+    modules = (
+        "plain plain.deep.inside plain.models plain_single ns.one ns.two ns.both.first ns.both.second local_app by_path"
+        " by_finder packaged listed old_way stray developed zipped mine service wave"
+    )
+    paths = [str(path) for path in (site, developed, zipped, folder / "linked")]
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "targets" / "told_origins.py"), *paths, "--", *modules.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "origin"),
+    [
+        ("plain.work", ("library", "plain-thing", "1.0")),
+        ("plain.deep.inside.work", ("library", "plain-thing", "1.0")),
+        ("plain.models.Point", ("library", "plain-thing", "1.0")),
+        ("plain_single.work", ("library", "plain-thing", "1.0")),
+        ("ns.one.work", ("library", "ns-one", "1.1")),
+        ("ns.two.work", ("library", "ns-two", "2.0")),
+        ("ns.both.first.work", ("library", "ns-one", "1.1")),
+        ("ns.both.second.work", ("library", "ns-two", "2.0")),
+        ("listed.work", ("library", "debian-like", "3.1")),
+        ("old_way.work", ("library", "old-way", "0.9")),
+        ("stray.work", ("library", "", "")),
+        ("packaged.work", ("library", "packaged", "6.0")),
+        ("zipped.work", ("library", "zipped", "4.2")),
+        ("local_app.work", ("application", "local-app", "0.3")),
+        ("by_path.work", ("application", "by-path", "0.4")),
+        ("by_finder.work", ("application", "by-finder", "0.5")),
+        ("developed.work", ("application", "developed", "0.7")),
+        ("mine.work", ("application", "", "")),
+        ("service.work", ("application", "", "")),
+        ("wave.open", ("standard library", "python", ".".join(map(str, sys.version_info[:3])))),
+    ],
+)
+def test_code_belongs_to_what_has_brought_it(told: dict[str, Any], code: str, origin: tuple[str, str, str]) -> None:
+    if code == "wave.open":
+        origin = (origin[0], origin[1], STANDARD_LIBRARY.version)  # as of a release candidate
+    assert tuple(told["told"][code]) == origin
+
+
+def test_reading_what_is_installed_imports_nothing(told: dict[str, Any]) -> None:
+    assert told["whole"]
+    assert told["loaded"] == []
+
+
+def nothing_installed() -> Provenance:
+    return Provenance(lambda: ())
+
+
+@pytest.mark.parametrize(
+    ("file", "namespace", "origin"),
+    [
+        ("<frozen importlib._bootstrap>", "importlib._bootstrap", STANDARD_LIBRARY),
+        ("<frozen runpy>", "runpy", STANDARD_LIBRARY),
+        ("<frozen service>", "service", APPLICATION),
+        ("<string>", "__main__", APPLICATION),
+        ("<stdin>", "__main__", APPLICATION),
+        ("<string>", "json.decoder.JSONDecoder", STANDARD_LIBRARY),
+        ("<string>", "namedtuple_Point", UNKNOWN),
+        ("unknown", "[process]", UNKNOWN),
+        ("", "", UNKNOWN),
+        ("service/app.py", "gone", APPLICATION),
+        ("/srv/app.py", "app", APPLICATION),
+        ("/gone/lib/python3.9/site-packages/x/y.py", "x.y", LIBRARY),
+        (os.__file__, "os", STANDARD_LIBRARY),
+    ],
+)
+def test_code_without_a_distribution_is_known_by_where_it_is(
+    file: str, namespace: str, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of `python -c`
+    assert nothing_installed().of(file, namespace) == origin
+
+
+def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:
+    assert nothing_installed().of("<string>", f"{__name__}.Anything.at_all") == APPLICATION
+
+
+def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(type(sys)):  # type: ignore[misc]  # the class of modules, computed
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(f"asked for {name}")
+
+    module = Lazy("lazy_module")
+    type(sys).__setattr__(module, "__file__", "/gone/site-packages/lazy_module.py")
+    for name, value in (("lazy_module", module), ("no_module", object())):
+        monkeypatch.setitem(sys.modules, name, value)
+    assert nothing_installed().of("<string>", "lazy_module.Thing") == LIBRARY
+    assert nothing_installed().of("<string>", "no_module.Thing") == UNKNOWN
+
+
+def site_of(folder: Path, count: int) -> Path:
+    """A directory in which `count` distributions of one package each are installed."""
+    for number in range(count):
+        record = "".join(f"p{number}/m{module}.py,,\n" for module in range(20))
+        put(folder, {f"p{number}-1.{number}.dist-info/RECORD": record})
+    return folder
+
+
+def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: Path) -> None:
+    site = str(site_of(tmp_path / "site-packages", 30))
+    times = iter(range(10_000))
+    provenance = Provenance(lambda: [site], monotonic=lambda: next(times) / 50)
+    file = f"{site}/p29/m1.py"
+    turns = 0
+    while not provenance.read():
+        turns += 1
+        assert provenance.of(file, "p29.m1") == LIBRARY
+    assert turns > 1
+    assert provenance.of(file, "p29.m1") == Origin(Kind.LIBRARY, "p29", "1.29")
+
+
+def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
+    record = "".join(f"big/m{n}.py,,\n" for n in range(60_000))
+    site = put(tmp_path / "site-packages", {"big-1.dist-info/RECORD": record})
+    pauses: list[int] = []
+    assert Provenance(lambda: [str(site)], monotonic=lambda: 0.0).read(lambda: pauses.append(1))
+    assert len(pauses) >= 5
+
+
+def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path: Path) -> None:
+    first, second = (site_of(tmp_path / name / "site-packages", 1) for name in "ab")
+    entries = [str(first)]
+    provenance = Provenance(lambda: entries)
+    assert provenance.read()
+    site_of(first, 2)
+    entries.append(str(second))
+    assert provenance.of(f"{second}/p0/m0.py", "p0") == LIBRARY
+    assert provenance.read()
+    assert provenance.of(f"{second}/p0/m0.py", "p0").name == "p0"
+    assert provenance.of(f"{first}/p1/m0.py", "p1") == LIBRARY, "what is installed later counts after a restart"
+
+
+def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Path) -> None:
+    first, second = (str(site_of(tmp_path / name / "site-packages", 3)) for name in "ab")
+    parent = Provenance(lambda: [first])
+    assert parent.read()
+    for gone in Path(first).glob("*/RECORD"):
+        gone.unlink()
+    times = iter(range(10_000))
+    halfway = Provenance(lambda: [first, second], parents=parent, monotonic=lambda: next(times) / 9)
+    assert not halfway.read()
+    child = Provenance(lambda: [first, second], parents=halfway)
+    assert child.read()
+    assert [child.of(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
+
+
+DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
+BY_PIP = {"x-1.dist-info/INSTALLER": "pip\n"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"x-1.dist-info/RECORD/file": "a directory in place of a file"},
+        {"x-1.dist-info/RECORD": DIRECT + '"x/b,c.py",,\n,\n"\n', "x-1.dist-info/direct_url.json": "[{"},
+        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": "7"},
+        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": '{"url": 7, "dir_info": {}}', **BY_PIP},
+        {"x-1.dist-info/RECORD": DIRECT, "x-1.dist-info/direct_url.json": '{"url": "x:", "dir_info": {}}', **BY_PIP},
+        {"x-1.dist-info/RECORD": "../../../etc/x.py,,\n/x/a.py,,\nx.pth,,\n", "x.pth": "\0\n../..\n/\n"},
+        {".dist-info/RECORD": "x/a.py,,\n", "-.dist-info/RECORD": "x/a.py,,\n", "~x-1.dist-info/RECORD": "x/a.py,,\n"},
+        {"x.egg-info": "a file"},
+    ],
+)
+def test_what_installers_should_not_have_left_does_no_harm(tmp_path: Path, files: dict[str, str]) -> None:
+    site = put(tmp_path / "site-packages", {**files, "good-2.dist-info/RECORD": "good/a.py,,\n"})
+    (site / "loop-1.dist-info").mkdir()
+    os.mkfifo(site / "loop-1.dist-info" / "RECORD")
+    (site / "broken.zip").write_bytes(b"PK\x03\x04 no zip")
+    odd: list[object] = [str(site), site, 7, None, "", "\0", "relative", str(site / "broken.zip"), "/gone"]
+    provenance = Provenance(lambda: odd)
+    assert provenance.read()
+    assert provenance.of(f"{site}/good/a.py", "good.a") == Origin(Kind.LIBRARY, "good", "2")
+    assert provenance.of("/srv/app.py", "app") == APPLICATION
+
+
+def test_however_many_files_and_distributions_there_are_little_is_kept(tmp_path: Path) -> None:
+    record = "".join(f"big/d{n % 1000}/e/f/m{n}.py,,\n" for n in range(10_000))
+    site = put(tmp_path / "site-packages", {"big-1.dist-info/RECORD": record})
+    import tracemalloc  # noqa: PLC0415
+
+    tracemalloc.start()
+    try:
+        provenance = Provenance(lambda: [str(site)])
+        while not provenance.read():
+            pass
+        for number in range(20_000):
+            assert provenance.of(f"{site}/big/d1/e/f/m{number}.py", "big").name == "big"
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 6 << 20

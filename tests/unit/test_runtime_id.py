@@ -1,0 +1,180 @@
+"""The id of the process on the SDK's own providers: who carries it, what stays, what a child makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from splunk_profiler.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
+
+SHOP = {"service.name": "shop"}
+
+
+class Service:
+    """An application with a provider and a tracer that is older than the profiler."""
+
+    def __init__(self, attributes: dict[str, str] | None = None) -> None:
+        self.resource = Resource(attributes or SHOP, "https://example.org/schema")
+        self.provider = TracerProvider(resource=self.resource, shutdown_on_exit=False)
+        self.tracer = self.provider.get_tracer("old")
+
+    def carried(self, tracer: str = "old") -> dict[str, Any]:
+        """What a span says that starts now."""
+        return attributes(self.provider.get_tracer(tracer).start_span("work"))
+
+    def forget_tracers(self) -> None:
+        """Be of an older SDK, which kept no list of them."""
+        vars(self.provider).pop("_tracers", None)
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return dict(span.resource.attributes)
+
+
+def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_changes() -> None:
+    service, identity = Service(), RuntimeId.new()
+    Identified(identity).meet(service.provider)
+    assert UUID(identity.value).version == 4
+    for tracer in ("old", "new"):
+        assert service.carried(tracer) == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value}
+    assert service.tracer.start_span("work").resource is service.provider.resource  # type: ignore[attr-defined]
+    assert service.provider.resource.schema_url == "https://example.org/schema"
+
+
+def test_the_applications_resource_object_is_left_alone() -> None:
+    service = Service()
+    before = service.resource.to_json()
+    Identified(RuntimeId.new()).meet(service.provider)
+    assert service.resource.to_json() == before
+
+
+@pytest.mark.parametrize("key", [RUNTIME_ID, INSTANCE_ID])
+def test_what_the_application_says_of_itself_goes_first(key: str) -> None:
+    service, identity = Service({**SHOP, key: "its own"}), RuntimeId.new()
+    identified = Identified(identity)
+    identified.meet(service.provider)
+    assert service.carried() == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value, key: "its own"}
+    identified.leave()
+    assert service.carried() == {**SHOP, key: "its own"}
+
+
+def test_one_that_says_everything_keeps_its_resource() -> None:
+    service = Service({**SHOP, RUNTIME_ID: "mine", INSTANCE_ID: "mine too"})
+    identified = Identified(RuntimeId.new())
+    identified.meet(service.provider)
+    assert service.provider.resource is service.resource
+    identified.leave()
+    assert service.provider.resource is service.resource
+
+
+def test_after_the_stop_new_spans_have_the_applications_resource_object() -> None:
+    service = Service()
+    identified = Identified(RuntimeId.new())
+    identified.meet(service.provider)
+    service.carried("new")
+    identified.leave()
+    for tracer in ("old", "new"):
+        span: Any = service.provider.get_tracer(tracer).start_span("work")
+        assert span.resource is service.resource
+    identified.meet(service.provider)  # a thread of ours that is late
+    assert service.provider.resource is service.resource
+
+
+def test_a_life_after_a_stop_has_the_same_id() -> None:
+    service, identity = Service(), RuntimeId.new()
+    for _ in range(2):
+        identified = Identified(identity)
+        identified.meet(service.provider)
+        assert service.carried()[RUNTIME_ID] == identity.value
+        identified.leave()
+
+
+def test_meeting_a_provider_again_changes_nothing() -> None:
+    service = Service()
+    identified = Identified(RuntimeId.new())
+    identified.meet(service.provider)
+    resource = service.provider.resource
+    identified.meet(service.provider)
+    assert service.provider.resource is resource
+
+
+def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> None:
+    service, identity = Service(), RuntimeId.new()
+    identified = Identified(identity)
+    identified.meet(service.provider)
+    late: Any = service.provider.get_tracer("late")
+    late.resource = service.resource
+    identified.meet(service.provider)
+    assert attributes(late.start_span("work"))[RUNTIME_ID] == identity.value
+
+
+def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other_does_not() -> None:
+    first, second, identity = Service(), Service(), RuntimeId.new()
+    identified = Identified(identity)
+    identified.meet(first.provider)
+    identified.meet(second.provider)
+    assert first.provider.resource is first.resource
+    assert second.carried()[RUNTIME_ID] == identity.value
+
+
+@pytest.mark.parametrize("provider", [None, object()])
+def test_what_is_no_provider_of_the_sdk_is_left_alone(provider: object) -> None:
+    identified = Identified(RuntimeId.new())
+    identified.meet(provider)
+    identified.leave()
+
+
+def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
+    service, parent = Service(), RuntimeId.new()
+    Identified(parent).meet(service.provider)
+    child = parent.of_child().of_child()
+    identified = Identified(child)
+    identified.meet(service.provider)
+    assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: child.value}
+    assert len({parent.value, child.value, *child.former}) == 3
+    identified.leave()
+    assert service.carried() == SHOP
+
+
+@pytest.mark.parametrize("sdk_first", [True, False])
+def test_in_a_forked_child_it_is_the_same_whether_the_sdk_renews_its_resource_before_or_after(sdk_first: bool) -> None:
+    service, parent = Service(), RuntimeId.new()
+    Identified(parent).meet(service.provider)
+    child = parent.of_child()
+    identified = Identified(child)
+    renewed = Resource({INSTANCE_ID: "the SDK's"})
+    if sdk_first:
+        service.provider._update_resource(renewed)
+    identified.meet(service.provider)
+    if not sdk_first:
+        service.provider._update_resource(renewed)
+    identified.meet(service.provider)
+    assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: "the SDK's"}
+    identified.leave()
+    assert service.carried() == {**SHOP, INSTANCE_ID: "the SDK's"}
+
+
+def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> None:
+    service, identity = Service(), RuntimeId.new()
+    service.forget_tracers()
+    identified = Identified(identity)
+    identified.meet(service.provider)
+    identified.meet(service.provider)
+    assert attributes(service.tracer.start_span("work"))[RUNTIME_ID] == identity.value
+    identified.leave()
+    span: Any = service.tracer.start_span("work")
+    assert span.resource is service.resource
+    assert service.provider.resource is service.resource
+
+
+def test_a_profiles_resource_says_what_the_spans_say_and_is_made_once() -> None:
+    service, identity = Service(), RuntimeId.new()
+    identified = Identified(identity)
+    assert identified.resource(service.resource) is identified.resource(service.resource)
+    assert identified.resource(service.resource).attributes[RUNTIME_ID] == identity.value
+    identified.meet(service.provider)
+    assert identified.resource(service.provider.resource) is service.provider.resource
