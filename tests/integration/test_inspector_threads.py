@@ -94,9 +94,8 @@ def read_flipping(target: Inspected, wanted: int) -> tuple[int, int, int]:
     seen = set()
     with Reader(target.pid) as reader:
         while done < wanted:
-            workers = [thread for thread in reader.sample() if thread.name.startswith("worker-")]
-            assert len(workers) == FLIPPING
-            workers = [thread for thread in workers if thread.stopped]  # one may be inside the kernel for long
+            # On a busy machine one may take too long to stop: it is left out, or not read.
+            workers = [thread for thread in reader.sample() if thread.name.startswith("worker-") and thread.stopped]
             done += len(workers)
             mixed += sum(is_mixed(thread) for thread in workers)
             for thread in workers:
