@@ -14,13 +14,16 @@ from population import FRAMES, THREADS, Stepping, Still
 from result import Result, main, median, middle_half
 
 from splunk_profiler.capture import Choice, Ticker, make_ticker
+from splunk_profiler.portable import no_collection
 from splunk_profiler.spans import context_variable
 
 
 def walk_in_python() -> list[list[tuple[CodeType, int]]]:
     """What a profiler without an extension does while others wait: every frame of every thread, with its line."""
     stacks = []
-    for top in sys._current_frames().values():
+    with no_collection():
+        tops = sys._current_frames()
+    for top in tops.values():
         stack: list[tuple[CodeType, int]] = []
         frame: FrameType | None = top
         while frame is not None:

@@ -111,10 +111,11 @@ def _other_interpreters() -> bool:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """CPython 3.11 may collect garbage while it makes a frame object, and a finaliser then let the thread go on
-    whose frame it is, until that is gone: a crash. Later versions collect between two instructions only, earlier
-    ones make no object here.
+    whose frame it is, until that is gone: a crash. Or a `threading.local` goes, which takes the lock that is held for
+    the frames of all threads: a wait without end. Later versions collect between two instructions only, earlier ones
+    make no object here.
     """
     wanted = sys.version_info[:2] == (3, 11) and gc.isenabled()
     if wanted:
@@ -334,7 +335,7 @@ class PortableTicker:
         which takes a stall in each attempt, is left out of this snapshot.
         """
         for _ in range(_ATTEMPTS):
-            with _no_collection():
+            with no_collection():
                 tops = _top_frames()
                 now = self._clock.time_ns()
                 walks = [

@@ -1,7 +1,7 @@
 """Waiting that a signal ends, for commands that stop threads of other processes.
 
-Runs on the main thread, which has these signals blocked: they are taken synchronously, so that none arrives while a
-thread is held.
+Runs on the main thread, which has SIGINT and SIGTERM blocked: they are taken synchronously, so that none arrives while
+a thread is held.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from splunk_profiler.correlation.annotation import HostId, with_stacks
@@ -218,6 +219,8 @@ class Forwarding:
             if done.wait(min(left_s, _SETTLE_S)):
                 return True
             if left_s <= 0:
+                with suppress(ValueError):  # it has just been reached
+                    self._handed_on.remove(done)
                 return False
         for _ in self.deliver_handed_on(_hand):  # there is no such thread now
             pass

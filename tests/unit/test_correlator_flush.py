@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from correlator_bench import WAIT_S, Bench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from splunk_profiler.threads import Signal
 
 BRIEFLY_MS = 300
 
@@ -45,17 +48,18 @@ def held(tmp_path: Path) -> Any:
     bench.end()
 
 
-def ended(bench: Bench, *names: str) -> None:
+def flushed_in_vain(bench: Bench, processor: SpanProcessor, *names: str) -> None:
+    """These transactions end, and a flush does not bring them out."""
     for name in names:
         bench.tracer.start_span(name).end()
+    assert not processor.force_flush(BRIEFLY_MS)
 
 
 def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_and_loses_nothing(
     held: tuple[Bench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
-    ended(bench, "one", "two", "three")
-    assert not processor.force_flush(BRIEFLY_MS)
+    flushed_in_vain(bench, processor, "one", "two", "three")
     assert exporter.entered.acquire(timeout=WAIT_S)
     assert not processor.force_flush(BRIEFLY_MS), "a second one neither"
     exporter.open.set()
@@ -67,11 +71,23 @@ def test_what_a_flush_could_not_bring_out_goes_out_as_soon_as_the_exporter_comes
     held: tuple[Bench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
-    ended(bench, "one", "two")
-    assert not processor.force_flush(BRIEFLY_MS)
+    flushed_in_vain(bench, processor, "one", "two")
     exporter.open.set()
     for _ in range(2):
         assert exporter.entered.acquire(timeout=WAIT_S), "though nobody flushes again"
+
+
+def test_flushes_in_vain_leave_nothing_behind_however_many(held: tuple[Bench, Held, SimpleSpanProcessor]) -> None:
+    bench, _exporter, processor = held
+    flushed_in_vain(bench, processor, "one", "two")
+    before = _signals()
+    for _ in range(100):
+        assert not processor.force_flush(1)
+    assert _signals() <= before + 2, "those that our own thread is still to be asked for"
+
+
+def _signals() -> int:
+    return sum(isinstance(found, Signal) for found in gc.get_objects())
 
 
 def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors_have_in_their_queues(
@@ -81,10 +97,8 @@ def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors
     other = InMemorySpanExporter()
     batch = BatchSpanProcessor(other, schedule_delay_millis=3_600_000)
     bench.provider.add_span_processor(batch)
-    ended(bench, "one", "two")
-    assert not processor.force_flush(BRIEFLY_MS)
-    ended(bench, "three")
-    assert not batch.force_flush(BRIEFLY_MS)
+    flushed_in_vain(bench, processor, "one", "two")
+    flushed_in_vain(bench, batch, "three")
     assert [span.name for span in other.get_finished_spans()] == ["one", "two", "three"]
 
 
@@ -92,8 +106,7 @@ def test_a_shutdown_after_a_flush_in_vain_hands_over_what_that_had_left(
     held: tuple[Bench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
-    ended(bench, "one", "two", "three")
-    assert not processor.force_flush(BRIEFLY_MS)
+    flushed_in_vain(bench, processor, "one", "two", "three")
     exporter.open.set()
     bench.provider.shutdown()
     assert exporter.names == ["one", "two", "three"]
