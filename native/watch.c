@@ -13,7 +13,7 @@
 typedef struct {
     uint64_t key;
     PyObject *thread; /* owned: the RawThread that was told last; what it holds is compared by identity */
-    pid_t native_id; /* 0: not known */
+    pid_t native_id;  /* 0: not known */
     int64_t cpu_ns;
     bool rests;                /* it had not run when it was told: whoever was told knows it as it is */
     unsigned long long count;  /* of snapshots since then in which it rested */
@@ -135,8 +135,9 @@ static bool append_new(PyObject *list, PyObject *item)
 
 static bool tell(PyObject *list, const seen_thread *seen, const entry *before)
 {
-    return append_new(list, Py_BuildValue("(OLiKK)", seen->thread, (long long)seen->clock.cpu_ns, seen->clock.nice,
-                                          before == NULL ? 0ULL : before->count, before == NULL ? 0ULL : before->sum_ns));
+    return append_new(list,
+                      Py_BuildValue("(OLiKK)", seen->thread, (long long)seen->clock.cpu_ns, seen->clock.nice,
+                                    before == NULL ? 0ULL : before->count, before == NULL ? 0ULL : before->sum_ns));
 }
 
 static bool tell_key(PyObject *list, const entry *gone)
@@ -145,8 +146,8 @@ static bool tell_key(PyObject *list, const entry *gone)
 }
 
 /* Both in the order of their keys. False and an exception if there is no memory; `now` is whole in either case. */
-static bool compare(const Watch *self, const table *last, const seen_thread *seen, size_t count, unsigned long long period_ns,
-                    table *now, PyObject *changed, PyObject *gone)
+static bool compare(const Watch *self, const table *last, const seen_thread *seen, size_t count,
+                    unsigned long long period_ns, table *now, PyObject *changed, PyObject *gone)
 {
     size_t old = 0, known = last == NULL ? 0 : last->count;
     for (size_t i = 0; i < count; i++) {
