@@ -34,6 +34,7 @@ MOST_BYTES = 512 << 20
 _LOOK_AFTER = 16  # files of ours between two looks at how much there is
 _UNTOUCHED_S = 2.0  # a file is made before it is locked
 _ABANDONED_S = 3600.0  # where the file system knows no locks
+_AHEAD_NS = 3600 * 1_000_000_000
 _LONGEST_NAME = 80
 _NAMED = r"{}-[0-9]{{8}}T[0-9]{{9}}Z-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-snapshot)?\.pprof"
 
@@ -120,7 +121,9 @@ class ProfileFiles:
                         files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
                     elif temporary.fullmatch(entry.name):
                         _remove_abandoned(Path(entry.path))
-        files.sort(reverse=True)  # of one service, the name begins with the time
+        # Of one service, the name begins with the time. What a clock has named that was far ahead would stay for ever.
+        soon = f"{service}-{_time(time.time_ns() + _AHEAD_NS)}"
+        files.sort(key=lambda file: (file[0] < soon, file[0]), reverse=True)
         kept_bytes = more_bytes
         for kept, (name, size) in enumerate(files, 1):
             kept_bytes += size

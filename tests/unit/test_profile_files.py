@@ -125,6 +125,17 @@ def test_the_oldest_files_go_when_they_take_too_much_room(tmp_path: Path) -> Non
     assert names(tmp_path)[0].startswith("shop-20260528T202646")
 
 
+def test_files_of_a_clock_that_was_far_ahead_go_first(tmp_path: Path) -> None:
+    now = int(time.time()) - small_profile().time_ns // 1_000_000_000
+    for day in range(1, 6):
+        sink_in(tmp_path).export(at(now + day * 86_400))
+    before = set(names(tmp_path))
+    sink = sink_in(tmp_path, most_files=18)
+    for number in range(17):
+        sink.export(at(now - number))
+    assert len(set(names(tmp_path)) - before) == 17
+
+
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     others = [
         "shop.pprof",
