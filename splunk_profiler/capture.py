@@ -294,19 +294,19 @@ class Capture:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
         tells_all, self._tells_all = self._tells_all, True  # should this fail
+        missed = self._watch.rested() if tells_all else ()  # since a snapshot that has failed after it was told
         period_ns = raw.period_ns or self._period_ns
         process_ns, changed, left = self._watch.changes(raw.threads, period_ns)
         accounts, lives = self._accounts, self._lives
         accounts.begin(_captured_at_ns(raw.time_ns), process_ns)
         now, names = boottime_ns(), _names()
-        repeats = [*self._repeats(left)]
-        if tells_all:
-            self._lives = {}
+        repeats = [*self._repeats(missed), *self._repeats(left)]
+        seen_lives = {} if tells_all else lives
         samples = []
         for number, (seen, cpu_ns, os_priority, rested, rested_ns) in enumerate(changed, 1):
             if number % _SLICE == 0:
                 let_others_run()
-            life = self._lives[seen.key] = self._life(seen, names, lives.get(seen.key))
+            life = seen_lives[seen.key] = self._life(seen, names, lives.get(seen.key))
             if rested and life.is_sampled:
                 repeats.append(Repeat(life.thread.index, rested, rested_ns, accounts.rest(life.account)))
             running = cpu_ns > life.cpu_ns
@@ -328,11 +328,19 @@ class Capture:
             labels = () if seen.labels is None else self._labels_of(seen.labels)
             samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
         self._passing.clear()
-        gone = lives.keys() - self._lives.keys() if tells_all else {key for key, _, _ in left}
+        gone = lives.keys() - seen_lives.keys() if tells_all else {key for key, _, _ in left}
         self._gone = {key: lives.pop(key) for key in gone if key in lives}
+        self._lives = seen_lives
         remainders = accounts.end(life.account for life in self._gone.values())
         self._tells_all = False
-        return Snapshot(raw.time_ns, period_ns, tuple(samples), remainders, repeats=tuple(repeats))
+        return Snapshot(
+            raw.time_ns,
+            period_ns,
+            tuple(samples),
+            remainders,
+            repeats=tuple(repeats),
+            gone=tuple(life.thread.index for life in self._gone.values()),
+        )
 
     def rested(self) -> tuple[Repeat, ...]:
         """What is to be added to samples of the snapshots so far; the next one tells of all threads anew."""

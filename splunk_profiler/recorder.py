@@ -290,9 +290,9 @@ class Recorder(Generic[Record]):
             self._report.settled(outcome, self.counters().waiting, self.counters().dropped)
 
     def _trim(self) -> None:
-        """Drop the oldest that wait until what waits and travels is within the bounds."""
+        """Drop the oldest that wait until what waits and travels is within the bounds; never the newest."""
         dropped = 0
-        while self._queue and (
+        while len(self._queue) > 1 and (
             len(self._queue) + len(self._travelling.records) > self._max_records
             or self._bytes + self._travelling.size > self._max_bytes
         ):
