@@ -200,9 +200,9 @@ class Sampling:
         whole = ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").watching():
             if ended and self._primed:
-                rested = self._capture.rested()
-                self._take(Snapshot(time.time_ns(), config.period_ns, (), repeats=rested))  # and the last events
-            self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
+                self._take_events()
+                self._take(Snapshot(time.time_ns(), 0, (), repeats=self._capture.rested()))
+            self._recording.close(self._capture.remainders() if whole else ())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
@@ -266,6 +266,7 @@ class Sampling:
             self._snapshots.take(raw)
 
     def _rest(self) -> None:
+        self._take_events()  # snapshots may be a minute apart, and there is room for some hundred
         self._identified.meet(spans.tracer_provider())
         if self._roots is not None:
             self._roots.meet(spans.tracer_provider())
@@ -276,14 +277,19 @@ class Sampling:
         self._at_sample()
         if not self._primed:
             self._capture.prime(raw)
+            self._recording.begin(raw.time_ns, self.resolved.config.period_ns)
             self._primed = True
             return
-        self._take(self._capture.snapshot(raw))
+        snapshot = self._capture.snapshot(raw)
+        self._take_events()
+        self._take(snapshot)
+
+    def _take_events(self) -> None:
+        with self._event_guard.watching():
+            if self._primed and (events := self._events.drain()):
+                self._take(Snapshot(time.time_ns(), 0, tuple(self._capture.event_samples(events))))
 
     def _take(self, snapshot: Snapshot) -> None:
-        with self._event_guard.watching():
-            if events := self._events.drain():
-                snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
             snapshot = replace(snapshot, samples=samples, remainders=())

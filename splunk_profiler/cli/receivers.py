@@ -189,5 +189,5 @@ def _records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
     profiles: list[Any] = []
     aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns)
     aggregator.take(snapshot)
-    aggregator.close(snapshot.remainders, time.time_ns())
+    aggregator.close(snapshot.remainders)
     return tuple(profiles), "a profile"
