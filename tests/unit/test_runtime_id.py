@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 from uuid import UUID
 
 import pytest
+from command_line import ROOT
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -196,6 +199,34 @@ def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
     identified.leave()
     said.append(attributes(service.tracer.start_span("work")))
     return int([one.get(RUNTIME_ID) for one in said] != [None, identity.value, None])
+
+
+_FORKED = """
+import os
+from splunk_profiler.runtime_id import INSTANCE_ID, Identified, RuntimeId
+from splunk_profiler.sinks.resource import current_resource
+
+def said(identity):
+    return Identified(identity).resource(current_resource()).attributes[INSTANCE_ID]
+
+identity = RuntimeId.new()
+print(said(identity), flush=True)
+if os.fork() == 0:
+    print(said(identity.of_child()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("set_outside", "different"), [("", 2), ("service.instance.id=web-1", 1)])
+def test_without_a_provider_a_forked_child_is_another_instance_unless_the_environment_names_it(
+    set_outside: str, different: int
+) -> None:
+    path = os.pathsep.join([str(ROOT), *sys.path[1:]])
+    env = os.environ | {"PYTHONPATH": path, "OTEL_RESOURCE_ATTRIBUTES": set_outside}
+    said = subprocess.run([sys.executable, "-c", _FORKED], env=env, capture_output=True, text=True, check=True)
+    instances = said.stdout.split()
+    assert (len(instances), len(set(instances))) == (2, different)
 
 
 def test_a_profiles_resource_says_what_the_spans_say_and_is_made_once() -> None:
