@@ -94,10 +94,10 @@ class ProfileFiles:
 
     def _keep(self, profile: Profile) -> None:
         origin_of = self._provenance.up_to_date(let_others_run)
-        resource = self._resource()
-        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of, comments=_comments(resource)).gzipped
+        said = _comments(self._resource())
+        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of, comments=said).gzipped
         self._directory.mkdir(parents=True, exist_ok=True)
-        service, pid = _described(resource)
+        service, pid = _described(self._resource())
         if self._written % _LOOK_AFTER == 0:
             self._make_room(service, len(content))
         self._written += 1
