@@ -78,8 +78,12 @@ class Selection(SpanListener):
     def end(self) -> None:
         """Forget all entries; those that begin from now on concern nobody."""
         self._notify = _nobody
-        for known in (self._entries, self._since, self._ended, self.traces):
-            known.clear()
+        self._give_up()
+
+    def leave(self) -> None:
+        """See `SpanListener.leave`. Who hears no more of a provider does not hear of the ends of its entries either."""
+        super().leave()
+        self._give_up()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
         """Select the trace of an entry span, or not."""
@@ -124,6 +128,10 @@ class Selection(SpanListener):
     def beginning(self, trace_id: int) -> Beginning | None:
         """Where the last entry span of the trace began; None if it has ended."""
         return self.traces.get(trace_id)
+
+    def _give_up(self) -> None:
+        for known in (self._entries, self._since, self._ended, self.traces):
+            known.clear()
 
     def _enter(self, span: Any, trace_id: int, span_id: int) -> None:
         if self._notify is _nobody:

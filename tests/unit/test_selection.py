@@ -178,6 +178,12 @@ def test_spans_of_before_the_end_of_profiling_concern_nobody_after_it(all_of_the
     assert all_of_them.traces == set()
 
 
+def test_entries_of_a_provider_that_another_has_replaced_are_given_up(all_of_them: Bench) -> None:
+    all_of_them.start()
+    all_of_them.selection.meet(TracerProvider(shutdown_on_exit=False))
+    assert all_of_them.traces == set(), "nobody will hear of their ends"
+
+
 def test_what_fails_in_it_never_reaches_the_application(all_of_them: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def failing() -> None:
         raise ValueError("mine")
