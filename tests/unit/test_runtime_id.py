@@ -176,6 +176,7 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
     assert service.provider.resource is service.resource
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
 def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
