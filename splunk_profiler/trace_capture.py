@@ -125,6 +125,8 @@ class TraceCapture:
         """Wall and CPU time that a sample stands for."""
         period_ns = self._period_ns(raw)
         before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
+        if before is not None and (began is not None and began.time_ns > before.time_ns):
+            before = None  # of an earlier visit: nobody ticks while there is no trace, so its end was not seen
         if before is not None and before.trace_id == span.trace_id:
             wall_ns, used_ns = raw.time_ns - before.time_ns, cpu_ns - before.cpu_ns
         elif began is not None and began.ident == seen.ident:

@@ -42,10 +42,11 @@ class Selected:
 class Bench:
     """Threads by ident: ident → (context, CPU time in ms) at each tick."""
 
-    def __init__(self, began: Began | None = None) -> None:
+    def __init__(self, began: Began | Selected | None = None) -> None:
+        selected = began if isinstance(began, Selected) else Selected(began)
         self._cpu_ns: dict[int, int] = {}
         self.capture = Capture(lambda context: context, self._clocks, ALL_NS)
-        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIODS)
+        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, selected, PERIODS)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -112,6 +113,14 @@ def test_what_a_thread_did_for_others_in_between_is_not_counted() -> None:
     for at_ms in range(60, 90, 10):
         bench.nobody(at_ms)
     assert _spent(bench.see(90, {1: (TRACE, 160)})) == [(1, 10, 5)]
+
+
+def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> None:
+    selected = Selected(Began(1 * MS, 1, 100 * MS))
+    bench = Bench(selected)
+    bench.see(10, {1: (TRACE, 105)})
+    selected.began = Began(10_003 * MS, 1, 3_000 * MS)
+    assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
 
 
 def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
