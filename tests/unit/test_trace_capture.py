@@ -42,11 +42,11 @@ class Selected:
 class Bench:
     """Threads by ident: ident → (context, CPU time in ms) at each tick."""
 
-    def __init__(self, began: Began | Selected | None = None) -> None:
+    def __init__(self, began: Began | Selected | None = None, periods: Periods = PERIODS) -> None:
         selected = began if isinstance(began, Selected) else Selected(began)
         self._cpu_ns: dict[int, int] = {}
         self.capture = Capture(lambda context: context, self._clocks, ALL_NS)
-        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, selected, PERIODS)
+        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, selected, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -121,6 +121,13 @@ def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> Non
     bench.see(10, {1: (TRACE, 105)})
     selected.began = Began(10_003 * MS, 1, 3_000 * MS)
     assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
+
+
+def test_where_all_threads_are_looked_at_seldom_a_tick_of_them_says_how_far_apart_the_others_are() -> None:
+    bench = Bench(periods=Periods(60_000 * MS, PERIOD_NS))
+    assert bench.see(10, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == PERIOD_NS
+    assert bench.see(80, {1: (TRACE, 0)}, period_ns=70 * MS).period_ns == 70 * MS
+    assert bench.see(90, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == 70 * MS
 
 
 def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
