@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, destinations, sample_labels, spans
@@ -135,7 +136,7 @@ class Sampling:
             ticker,
             periods.all_ns,
             self._handle,
-            self._make_limit(periods.leading_ns),
+            self._make_limit(periods),
             focused_period_ns=periods.focused_ns,
             rest=self._rest,
         )
@@ -237,26 +238,26 @@ class Sampling:
         known.selection.end()  # entries of threads that are not here will never end, others end in the parent
         return known.selection
 
-    def _make_limit(self, period_ns: int) -> Limit | None:
+    def _make_limit(self, periods: Periods) -> Limit | None:
         limit = self.resolved.config.overhead_limit
         if limit is None:
             return None
-        return Limit(Pacer(period_ns, limit), self._exporting_cpu_ns, self._note_pace)
+        return Limit(Pacer(periods.leading_ns, limit), self._exporting_cpu_ns, partial(self._note_pace, periods))
 
     def _exporting_cpu_ns(self) -> int:
         opening_ns = self._opening_cpu_ns
         return 0 if opening_ns is None else max(self._export_thread.cpu_ns() - opening_ns, 0)
 
-    def _note_pace(self, period_ns: int) -> None:
-        config = self.resolved.config
+    def _note_pace(self, periods: Periods, leading_ns: int) -> None:
+        config, now = self.resolved.config, periods.stretched(leading_ns)
         log = logger.debug if self._told_of_limit else logger.warning
         self._told_of_limit = True
         log(
             "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD):"
             " it samples every %d ms, and more often again when that takes less (said once)",
-            config.call_stack_interval_ms if config.enabled else config.snapshot_interval_ms,
+            config.call_stack_interval_ms if periods.all_leads else config.snapshot_interval_ms,
             config.max_overhead,
-            period_ns // 1_000_000,
+            (now.all_ns if periods.all_leads else now.focused_ns) // 1_000_000,
         )
 
     def _handle(self, raw: Any) -> None:

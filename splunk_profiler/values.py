@@ -116,7 +116,7 @@ def parse_directory(text: str) -> str:
 
 def parse_probability(text: str) -> float:
     """A decimal number from 0 to 1."""
-    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+(e-[0-9]{1,3})?", text) or not 0 <= float(text) <= 1:
         raise ConfigError("not a number from 0 to 1")
     return float(text)
 

@@ -31,12 +31,12 @@ _EVENT_VERSION = "4"
 _LONGEST_TAG = 200  # the backend cuts longer ones
 
 # Tag → the attributes of the resource that it is taken from, the first that is there. ``runtime-id`` is what links the
-# profiles of a process to its traces.
+# profiles of a process to its traces: spans have it under that name only, the other ids may be the SDK's own.
 _TAGS: dict[str, tuple[str, ...]] = {
     "service": ("service.name",),
     "env": ("deployment.environment.name", "deployment.environment"),
     "version": ("service.version",),
-    "runtime-id": ("process.runtime.id", "service.instance.id"),
+    "runtime-id": ("runtime-id",),
     "host": ("host.name",),
     "process_id": ("process.pid",),
 }

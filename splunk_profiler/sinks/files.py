@@ -44,7 +44,7 @@ class ProfileFiles:
 
     Args:
         directory: where; made when it is missing.
-        resource: the resource of the process, for the name of the service and the process's id.
+        resource: the resource of the process, for the name of the service and the process's ids.
         provenance: whose code is in which file.
         most_files, most_bytes: how much of the service's is kept, about; the oldest go first.
     """
@@ -95,7 +95,8 @@ class ProfileFiles:
 
     def _keep(self, profile: Profile) -> None:
         origin_of = self._provenance.up_to_date(let_others_run)
-        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of).gzipped
+        said = _comments(self._resource())
+        content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of, comments=said).gzipped
         self._directory.mkdir(parents=True, exist_ok=True)
         service, pid = _described(self._resource())
         if self._written % _LOOK_AFTER == 0:
@@ -167,6 +168,12 @@ def _described(resource: Resource) -> tuple[str, int]:
     """The service's name, as it may stand in that of a file, and the process's id."""
     name = str(resource.attributes.get("service.name", "")).lstrip(".")
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST_NAME] or "unknown", os.getpid()
+
+
+def _comments(resource: Resource) -> tuple[str, ...]:
+    """A file has no resource around it: this is what leads from the spans of a process to its profiles."""
+    runtime_id = resource.attributes.get("runtime-id", "")
+    return (f"runtime-id={runtime_id}",) if runtime_id else ()
 
 
 def _time(time_ns: int) -> str:

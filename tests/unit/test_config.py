@@ -66,6 +66,8 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126?a=b", "otlp"),
         ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
         ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
+        ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "1e1", "0.01"),
+        ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "nan", "0.01"),
         ("OTEL_SDK_DISABLED", "perhaps", "false"),
         ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "on", "auto"),
         ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", "run/sockets", "the default"),
@@ -133,6 +135,13 @@ def test_snapshot_profiling_runs_with_and_without_the_profiler() -> None:
     assert (alone.config.snapshot_period_ns, alone.config.snapshot_probability) == (10_000_000, 0.01)
     without = from_env({"SPLUNK_PROFILER_ENABLED": "true"}).config
     assert (without.samples, without.snapshot_enabled) == (True, False)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 5e-10, 1.0])
+def test_any_share_of_the_traces_can_be_said_in_code_and_in_the_environment(share: float) -> None:
+    assert Config(snapshot_probability=share).snapshot_probability == share
+    said = from_env({"SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": str(share)})
+    assert (said.warnings, said.config.snapshot_probability) == ((), share)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
 from splunk_profiler.model import Aggregate, Frame, Profile, Source, Stack
+from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.datadog_form import ProfileForms
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
     """The form as it is read, and its headers."""
-    named = {name.replace("_", "."): value for name, value in attributes.items()}
+    named = {name.replace("runtime_id", "runtime-id").replace("_", "."): value for name, value in attributes.items()}
     form = ProfileForms(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)
     return read_form(headers["Content-Type"], form.body), headers
@@ -53,7 +54,7 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
         deployment_environment="old",
         deployment_environment_name="prod",
         service_version="1.2",
-        service_instance_id="6f0d",
+        runtime_id="6f0d",
         host_name="web-1",
         process_pid=47,
     )
@@ -84,9 +85,11 @@ def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
     assert form.tags["profiling.instrumentation.source"] == "snapshot"
 
 
-def test_a_runtime_id_of_the_process_goes_before_that_of_the_instance() -> None:
-    form, _ = formed(small_profile(), service_instance_id="machine-1", process_runtime_id="6f0d")
-    assert form.tags["runtime-id"] == "6f0d"
+def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
+    resource = Resource({"service.instance.id": "of the SDK"})
+    identity = RuntimeId.new()
+    form = ProfileForms(lambda: Identified(identity).resource(resource)).form(small_profile())
+    assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
 
 
 def test_what_is_not_known_of_the_process_is_no_tag() -> None:

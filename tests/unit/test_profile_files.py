@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
+from profile_schema import decode
 
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
 from splunk_profiler.provenance import Provenance
+from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.files import ProfileFiles
 
 BATCH = Batch((small_profile(),), 0)
@@ -46,6 +48,17 @@ def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) 
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
     assert gzip.decompress(path.read_bytes()) == message(profile, Provenance().of)
+
+
+def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> None:
+    identity = RuntimeId.new()
+    sink = ProfileFiles(tmp_path, lambda: Identified(identity).resource(Resource({"service.name": "shop"})))
+    sink.export(Batch((replace(small_profile(), dropped_labels=1),), 0))
+    (path,) = tmp_path.iterdir()
+    profile = decode(gzip.decompress(path.read_bytes()))
+    comments = [profile.string_table[index] for index in profile.comment]
+    assert comments[0] == f"runtime-id={identity.value}"
+    assert len(comments) == 2, "what is said of lost labels stays"
 
 
 def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
