@@ -14,15 +14,14 @@ from splunk_profiler.capture import (
     Associate,
     Capture,
     Labels,
-    Life,
     RawSnapshot,
     RawThread,
-    boottime_ns,
     is_left_out,
 )
 from splunk_profiler.changes import Clocks
 from splunk_profiler.filtering import waiting_on
 from splunk_profiler.focus import Periods
+from splunk_profiler.lives import Life, boottime_ns
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
 
 

@@ -121,7 +121,8 @@ def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: li
                 threads[key] = doing
         for observer in observers:
             observer.see(threads, primes=number == 0)
-    sampled, counted = (observer.end() for observer in observers)
+    # The CPU time of this process may be a remainder, alone in a profile.
+    sampled, counted = ([profile for profile in observer.end() if facts(profile)] for observer in observers)
     assert [facts(profile) for profile in sampled] == [facts(profile) for profile in counted]
     assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
     for one, other in zip(map(walls, sampled), map(walls, counted), strict=True):
