@@ -17,7 +17,7 @@ from typing import Generic
 
 from splunk_profiler.delivery import DeliveryReport
 from splunk_profiler.guard import Guard
-from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sample, Sink
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Record, Sample, Sink
 from splunk_profiler.threads import Signal, real_lock
 
 _IDLE_S = 3600.0
@@ -59,6 +59,15 @@ def estimated_size(sample: Sample) -> int:
     return 400 + 80 * len(sample.thread.stack.frames)
 
 
+def parts_of(record: Record) -> tuple[Record, ...]:
+    """The halves of a profile, which together have every aggregate once; what cannot be divided as it is."""
+    if not isinstance(record, Profile) or len(record.aggregates) < 2:
+        return (record,)
+    middle = len(record.aggregates) // 2
+    first = replace(record, aggregates=record.aggregates[:middle])
+    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)
+
+
 class Recorder(Generic[Record]):
     """Gathers records into batches and hands these to a sink, again and again while that is worth it.
 
@@ -66,6 +75,7 @@ class Recorder(Generic[Record]):
         sink: where batches go.
         export_interval_ns: how long records are gathered before they are sent.
         size_of: estimated bytes of one record.
+        divide: a record that is too large for the receiver → smaller ones that say the same; or it alone.
         max_records, max_bytes: bounds of what waits and travels together; beyond them the oldest go first.
         batch_records, batch_bytes: bounds of one batch (receivers accept 4 MiB by default).
         monotonic_ns: the clock.
@@ -79,6 +89,7 @@ class Recorder(Generic[Record]):
         *,
         export_interval_ns: int,
         size_of: Callable[[Record], int],
+        divide: Callable[[Record], tuple[Record, ...]] = parts_of,
         max_records: int = 8192,
         max_bytes: int = 8 << 20,
         batch_records: int = 2048,
@@ -91,7 +102,8 @@ class Recorder(Generic[Record]):
         self._interval_ns = export_interval_ns
         self._max_records, self._max_bytes = max_records, max_bytes
         self._batch_records, self._batch_bytes = batch_records, batch_bytes
-        self._size_of, self._now_ns, self._jitter = size_of, monotonic_ns, jitter
+        self._size_of, self._divide = size_of, divide
+        self._now_ns, self._jitter = monotonic_ns, jitter
         self._part = batch_records  # fewer while the receiver finds batches too large
         self._failures = 0
         self._guard = Guard("the exporting thread")
@@ -267,8 +279,11 @@ class Recorder(Generic[Record]):
     def _settle(self, batch: Batch[Record], outcome: Outcome) -> None:
         count = len(batch.records)
         delivery = outcome.delivery
+        again = batch.records
         if delivery is Delivery.TOO_LARGE:
-            delivery = Delivery.RETRY if count > 1 else Delivery.REJECTED
+            if count == 1:
+                again = self._divide(again[0])
+            delivery = Delivery.RETRY if len(again) > 1 else Delivery.REJECTED
             self._part = max(count // 2, 1)
         elif delivery is Delivery.DELIVERED:
             self._part = min(self._part * 2, self._batch_records)
@@ -279,8 +294,10 @@ class Recorder(Generic[Record]):
             elif delivery is Delivery.REJECTED:
                 self._count(rejected=count)
             else:
-                self._queue.extendleft((record, self._size_of(record)) for record in reversed(batch.records))
-                self._bytes += batch.size
+                sized = [(record, self._size_of(record)) for record in reversed(again)]
+                self._queue.extendleft(sized)
+                self._bytes += sum(size for _, size in sized)
+                self._count(recorded=len(again) - count)
                 self._trim()
                 if outcome.delivery is Delivery.RETRY and self._flushing:
                     self._flushing = False

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 DEFAULT_PORT = 4317
 AGENT_PORT = 8126
+_QUERY = re.compile(r"\?.+", re.DOTALL)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
@@ -28,7 +29,7 @@ class Endpoint:
     """Where records are sent.
 
     Attributes:
-        url: as the user wrote it.
+        url: as the user wrote it, for messages (`shown`).
         target: ``host:port`` for gRPC.
         secure: True if the connection uses TLS.
         setting: the setting it came from, for messages.
@@ -62,6 +63,16 @@ class Agent:
 
 
 Destination = Collector | Directory | Agent
+
+
+def shown(text: str) -> str:
+    """`text` for messages: a URL without what may be secret, which is a user's name and password, and a query."""
+    scheme, slashes, rest = text.partition("//")
+    if not slashes:
+        scheme, rest = "", text
+    if "@" in rest:
+        rest = "***" + rest[rest.rindex("@") :]
+    return scheme + slashes + _QUERY.sub("?***", rest)
 
 
 def parse_boolean(text: str) -> bool:
@@ -135,7 +146,8 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
         parts = urlsplit(f"//{url}" if bare else url)
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
-        raise ConfigError(f"not a URL ({error})") from None
+        # What is wrong is told with a part of the text, in which there may be one of a password.
+        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
     if not bare and parts.scheme not in ("http", "https"):
         raise ConfigError("its scheme is neither http nor https")
     if bare and (parts.port is None or parts.path):
@@ -145,7 +157,7 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
     if not _HOST.fullmatch(host):
         raise ConfigError("it names no valid host")
-    return Endpoint(url, f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
+    return Endpoint(shown(url), f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
 
 
 def endpoint_text(text: str) -> str:
@@ -171,7 +183,8 @@ def _agent(url: str) -> Agent:
         parts = urlsplit(url)
         port = AGENT_PORT if parts.port is None else parts.port
     except ValueError as error:
-        raise ConfigError(f"not a URL ({error})") from None
+        # What is wrong is told with a part of the text, in which there may be one of a password.
+        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
     if parts.scheme != "http":
         raise ConfigError("the agent's address does not begin with http://")
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
