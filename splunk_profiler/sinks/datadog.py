@@ -123,8 +123,12 @@ class DatadogSink:
                 opened.sendall(_head(self._agent, form) + form.body)
             with HTTPResponse(cast(socket.socket, _Reading(opened, until)), method="POST") as response:
                 response.begin()
-                text = response.read(_MOST_ANSWER_BYTES).decode("utf-8", "replace")
-                return response.status, text, _seconds(response.getheader("Retry-After"))
+                text = b""
+                # The status has said all that matters: to send again what is taken would count it twice.
+                with suppress(OSError, HTTPException, ValueError):
+                    text = response.read(_MOST_ANSWER_BYTES)
+                said = text.decode("utf-8", "replace")
+                return response.status, said, _seconds(response.getheader("Retry-After"))
         finally:
             self._close(opened)
 
@@ -223,7 +227,7 @@ def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Out
     detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({said})" if said else "")
     if status == 413:
         return Outcome(
-            Delivery.TOO_LARGE, f"{detail}: the profile is too large; SPLUNK_PROFILER_EXPORT_INTERVAL bounds it"
+            Delivery.TOO_LARGE, f"{detail}: a single stack is too large; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
         )
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
