@@ -149,7 +149,10 @@ class Provenance:
 def _standard_library() -> dict[str, Origin]:
     # Not by `sysconfig`, which loads what it knows of the build.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    paths = {posixpath.dirname(os.__file__), f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
+    paths = {f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
+    file = values_of(os).get("__file__")  # there is none where modules are built into the program
+    if type(file) is str and file.startswith("/"):
+        paths.add(posixpath.dirname(file))
     name = f"/python{version.replace('.', '')}.zip"
     paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}

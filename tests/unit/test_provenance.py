@@ -181,6 +181,17 @@ def test_code_without_a_distribution_is_known_by_where_it_is(
     assert nothing_installed().of(file, namespace) == origin
 
 
+@pytest.mark.parametrize("file", [None, "os.py", 7])
+def test_a_program_that_modules_are_built_into_is_no_standard_library(
+    file: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if file is None:
+        monkeypatch.delattr(os, "__file__")
+    else:
+        monkeypatch.setattr(os, "__file__", file)
+    assert nothing_installed().of(f"{Path.cwd()}/app.py", "app") == APPLICATION
+
+
 def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:
     assert nothing_installed().of("<string>", f"{__name__}.Anything.at_all") == APPLICATION
 
