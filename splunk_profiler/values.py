@@ -157,7 +157,8 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
     if not _HOST.fullmatch(host):
         raise ConfigError("it names no valid host")
-    return Endpoint(shown(url), f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
+    secure = parts.scheme != "http" and not (bare and insecure_by_default)
+    return Endpoint(shown(url), f"{host}:{port}", secure, setting)
 
 
 def endpoint_text(text: str) -> str:

@@ -6,11 +6,13 @@ that is not locked belongs to a process that is gone, however it ended and in wh
 synced to the disk: what is written outlives the process, not a crash of the machine, and nobody waits for the disk.
 
 What is kept is bounded for each service, whichever of its processes wrote it: a service is restarted again and again,
-and its workers are many.
+and its workers are many. On a full disk too the oldest go: as much of them for each profile as it takes itself, so that
+a disk that others fill does not cost what there is.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -34,8 +36,10 @@ MOST_BYTES = 512 << 20
 _LOOK_AFTER = 16  # files of ours between two looks at how much there is
 _UNTOUCHED_S = 2.0  # a file is made before it is locked
 _ABANDONED_S = 3600.0  # where the file system knows no locks
+_AHEAD_NS = 3600 * 1_000_000_000  # clocks of machines that share a directory differ by less
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_NAME = 80
-_NAMED = r"{}-[0-9]{{8}}T[0-9]{{9}}Z-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-snapshot)?\.pprof"
+_NAMED = r"{}-([0-9]{{8}}T[0-9]{{9}}Z)-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-snapshot)?\.pprof"
 
 
 class ProfileFiles:
@@ -63,6 +67,7 @@ class ProfileFiles:
         self._most_files, self._most_bytes = most_files, most_bytes
         self._run = os.urandom(4).hex()  # containers that share a directory have processes of the same id
         self._written = 0
+        self._refused: Profile | None = None  # the disk was full; room has been made for it
         self._closed = False
         self._lock = real_lock()
 
@@ -102,31 +107,57 @@ class ProfileFiles:
         self._written += 1
         kind = "-snapshot" if profile.source is Source.SNAPSHOT else ""
         name = f"{service}-{_time(profile.time_ns)}-{pid}-{self._run}-{self._written}{kind}.pprof"
+        try:
+            self._write(name, content)
+        except OSError as error:
+            if error.errno not in _FULL or profile is self._refused:
+                raise
+            self._refused = profile
+            self._make_room(service, len(content), full=True)
+            self._write(name, content)
+        self._refused = None
+
+    def _write(self, name: str, content: bytes) -> None:
         with _temporary(self._directory / f".{name}.tmp") as (path, descriptor):
             rest = memoryview(content)
             while rest:  # a full disk takes a part before it refuses
                 rest = rest[os.write(descriptor, rest) :]
+            # Some file systems say only at the end that they had no room. The lock goes with the last descriptor.
+            os.close(os.dup(descriptor))
             path.rename(self._directory / name)
 
-    def _make_room(self, service: str, more_bytes: int) -> None:
-        """Remove what the dead have left half-written, and the oldest profiles until there is room."""
+    def _make_room(self, service: str, more_bytes: int, *, full: bool = False) -> None:
+        """Remove what the dead have left half-written, and the oldest profiles until there is room.
+
+        Args:
+            service: whose.
+            more_bytes: what is about to be written.
+            full: the disk is; so many bytes go even if no more are there than are kept.
+        """
         named = _NAMED.format(re.escape(service))
         ours, temporary = re.compile(named), re.compile(rf"\.{named}\.tmp")
-        files: list[tuple[str, int]] = []
+        latest = _time(time.time_ns() + _AHEAD_NS)
+        files: list[tuple[bool, str, int]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 with suppress(OSError):  # another process makes room too; or the file is somebody else's
-                    if ours.fullmatch(entry.name):
-                        files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
+                    if match := ours.fullmatch(entry.name):
+                        # From before the clock was set back, they would be the newest for as long as that was.
+                        has_come = match[1] <= latest
+                        files.append((has_come, entry.name, entry.stat(follow_symlinks=False).st_size))
                     elif temporary.fullmatch(entry.name):
                         _remove_abandoned(Path(entry.path))
-        files.sort(reverse=True)  # of one service, the name begins with the time
-        kept_bytes = more_bytes
-        for kept, (name, size) in enumerate(files, 1):
-            kept_bytes += size
-            if kept >= self._most_files or kept_bytes > self._most_bytes:
-                with suppress(OSError):
-                    (self._directory / name).unlink()
+        files.sort()  # of one service, the name begins with the time
+        kept, kept_bytes = len(files) + 1, sum(size for _, _, size in files) + more_bytes
+        most_bytes = self._most_bytes
+        if full and kept_bytes >= 2 * more_bytes:  # else there is not so much that could go
+            most_bytes = min(most_bytes, kept_bytes - more_bytes)
+        for _, name, size in files:
+            if kept <= self._most_files and kept_bytes <= most_bytes:
+                return
+            with suppress(OSError):
+                (self._directory / name).unlink()
+            kept, kept_bytes = kept - 1, kept_bytes - size
 
 
 @contextmanager
@@ -138,7 +169,8 @@ def _temporary(path: Path) -> Iterator[tuple[Path, int]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path, descriptor
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
         with suppress(OSError):
             path.unlink()
 
@@ -146,7 +178,7 @@ def _temporary(path: Path) -> Iterator[tuple[Path, int]]:
 def _remove_abandoned(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        age_s = time.time() - os.fstat(descriptor).st_mtime
+        age_s = abs(time.time() - os.fstat(descriptor).st_mtime)  # or the clock was set back
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             abandoned = age_s > _UNTOUCHED_S
