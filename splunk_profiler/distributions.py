@@ -39,6 +39,7 @@ _SLICE = 1000  # lines between two steps
 _SEPARATORS = re.compile(r"[-_.]+")
 _DEVELOPERS_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA = (".dist-info", ".egg-info")
+_OF_EGG = "EGG-INFO"
 
 Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
 
@@ -83,19 +84,22 @@ class _Directory:
 
 
 class _Archive:
-    """Raises `OSError` or `zipfile.BadZipFile` if it is none."""
+    """A zip file, or what begins with `inside` in one. Raises `OSError` or `zipfile.BadZipFile` if it is none."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, inside: str) -> None:
         self._zip = zipfile.ZipFile(path)
+        self._inside = inside
 
     def names(self) -> list[str]:
-        return list({name.partition("/")[0] for name in self._zip.namelist()})
+        found = (name for name in self._zip.namelist() if name.startswith(self._inside))
+        return list({name[len(self._inside) :].partition("/")[0] for name in found})
 
     def read(self, name: str) -> str:
+        path = self._inside + name
         try:
-            if self._zip.getinfo(name).file_size > _LARGEST_FILE:
+            if self._zip.getinfo(path).file_size > _LARGEST_FILE:
                 return ""
-            return self._zip.read(name).decode("utf-8", "replace")
+            return self._zip.read(path).decode("utf-8", "replace")
         except Exception:  # what is not there, broken, encrypted or compressed in an unknown way
             return ""
 
@@ -109,7 +113,8 @@ def places(entry: str) -> Steps:
     if folder is None:
         return {}
     found = _Found()
-    names = [name for name in folder.names() if name.endswith(_METADATA) and not name.startswith(("~", ".", "-"))]
+    kinds = (*_METADATA, _OF_EGG) if entry.rstrip("/").endswith(".egg") else _METADATA
+    names = [name for name in folder.names() if name.endswith(kinds) and not name.startswith(("~", ".", "-"))]
     installed = [_Distribution(folder, name, entry) for name in sorted(names)]
     yield
     for each in installed:
@@ -127,7 +132,13 @@ def places(entry: str) -> Steps:
 
 def _folder(entry: str) -> _Folder | None:
     try:
-        return _Directory(entry) if Path(entry).is_dir() else _Archive(entry)
+        if Path(entry).is_dir():
+            return _Directory(entry)
+        archive, inside = entry.rstrip("/"), ""
+        while archive and not os.path.lexists(archive):  # a directory in a zip file may be an entry too
+            archive, _, name = archive.rpartition("/")
+            inside = f"{name}/{inside}"
+        return _Archive(archive, inside) if Path(archive).is_file() else None
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return None
 
@@ -174,27 +185,30 @@ class _Found:
 
 
 class _Distribution:
-    """One ``.dist-info`` or ``.egg-info`` of a folder."""
+    """One ``.dist-info`` or ``.egg-info`` of a folder, or the egg that the folder is."""
 
     def __init__(self, folder: _Folder, metadata: str, entry: str) -> None:
-        self._folder, self._metadata, self._entry = folder, metadata, entry
-        stem, _, self._kind = metadata.rpartition(".")
+        self._folder, self._metadata, self._entry = folder, metadata, entry.rstrip("/")
+        named = metadata if metadata != _OF_EGG else posixpath.basename(self._entry)
+        stem, _, self._kind = named.rpartition(".")
         name, _, version = stem.partition("-")
-        if self._kind == "egg-info":
+        if self._kind != "dist-info":
             version = version.partition("-py")[0]
         self._module = name
-        self._in_site = entry.rstrip("/").endswith(SITE_DIRECTORIES)
-        developed = self._kind == "egg-info" and not self._in_site  # beside its source: made by `setup.py develop`
+        in_site = self._entry.endswith(SITE_DIRECTORIES)
+        developed = self._kind == "egg-info" and not in_site  # beside its source: made by `setup.py develop`
         self.origin = Origin(Kind.APPLICATION if developed else Kind.LIBRARY, normalised(name), version)
 
     def claim(self, found: _Found) -> Iterator[None]:
         """Say which modules this is."""
+        if self._kind == "egg":
+            found.elsewhere[self._entry] = self.origin
+            return
         if self._kind == "egg-info" and not self.origin.version:
             self._ask_package_info()
         text = self._text("RECORD") or self._text("installed-files.txt")
         project = self._project() if f"{self._metadata}/direct_url.json" in text else None
         recorded = text.splitlines()
-        claimed = 0
         own: list[str] = []
         for number, line in enumerate(recorded, 1):
             if number % _SLICE == 0:
@@ -203,9 +217,8 @@ class _Distribution:
                 continue
             if "/" not in path and (path.endswith(".pth") or "editable" in path):
                 own.append(path)
-            elif path.endswith(".py"):
-                found.claim(path, self.origin)
-                claimed += 1
+            elif path.endswith(".py") or (path.endswith(".pyc") and "__pycache__/" not in path):
+                found.claim(path.removesuffix("c"), self.origin)
         if not recorded:
             self._claim_top_level(found)
         yield
@@ -214,7 +227,9 @@ class _Distribution:
             elsewhere = [_OWN_PACKAGE]  # not the project: its examples are not the profiler
         elif project is not None and not elsewhere:
             elsewhere = [project]
-        found.elsewhere.update((place, self._developed()) for place in elsewhere)
+        inside = f"{self._entry}/"  # a library's further entry of sys.path
+        for place in elsewhere:
+            found.elsewhere[place] = self.origin if place.startswith(inside) else self._developed()
 
     def claim_files(self, found: _Found) -> Iterator[None]:
         """Say of each module in a directory that several have which one it is."""

@@ -14,6 +14,7 @@ import posixpath
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from splunk_profiler.distributions import SITE_DIRECTORIES, Steps, places, values_of
 from splunk_profiler.guard import logger
@@ -112,7 +113,10 @@ class Provenance:
 
     def _find(self, file: str, namespace: str) -> Origin:
         if file.startswith("/"):
-            return self._of_path(file) or self._of_path(self._real_path(file)) or APPLICATION
+            found = self._of_path(file) or self._of_path(self._real_path(file))
+            if found is None and (module_file := _file_of(namespace)) != file and not Path(file).exists():
+                found = self._of_path(module_file.removesuffix("c"))  # delivered as it was compiled somewhere else
+            return found or APPLICATION
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
         if frozen in sys.stdlib_module_names:
             return STANDARD_LIBRARY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
 import zipfile
@@ -97,12 +98,27 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for path in ("zipped/__init__.py", "mine/__init__.py"):
             archive.writestr(path, FUNCTION)
         archive.writestr("zipped-4.2.dist-info/RECORD", "zipped/__init__.py,,\nzipped-4.2.dist-info/RECORD,,\n")
+    egg = folder / "laid-2.1-py3.8.egg"
+    with zipfile.ZipFile(egg, "w") as archive:
+        archive.writestr("laid.py", FUNCTION)
+        archive.writestr("EGG-INFO/PKG-INFO", "Name: laid\nVersion: 2.1\n")
+    whole_app = folder / "app.zip"
+    with zipfile.ZipFile(whole_app, "w") as archive:
+        archive.writestr("own_main.py", FUNCTION)
+        archive.writestr("lib/packed.py", FUNCTION)
+        archive.writestr("lib/packed-5.0.dist-info/RECORD", "packed.py,,\n")
+    put(site, {"further/second_entry.py": FUNCTION, "further.pth": "further\n"})
+    put(site, {"further-1.5.dist-info/RECORD": "further/second_entry.py,,\nfurther.pth,,\n"})
+    put(site, {"sourceless-0.8.dist-info/RECORD": "sourceless.pyc,,\n"})
+    source = put(folder / "compiled", {"sourceless.py": FUNCTION}) / "sourceless.py"
+    py_compile.compile(str(source), str(site / "sourceless.pyc"), dfile="/builds/sourceless.py")
     (folder / "linked").symlink_to(put(folder / "app", {"service.py": FUNCTION}))
     modules = (
         "plain plain.deep.inside plain.models plain_single ns.one ns.two ns.both.first ns.both.second local_app by_path"
         " by_finder packaged listed old_way stray developed zipped mine service wave"
+        " laid own_main packed second_entry sourceless"
     )
-    paths = [str(path) for path in (site, developed, zipped, folder / "linked")]
+    paths = [str(path) for path in (site, developed, zipped, folder / "linked", egg, whole_app, whole_app / "lib")]
     done = subprocess.run(
         [sys.executable, str(TESTS / "targets" / "told_origins.py"), *paths, "--", *modules.split()],
         cwd=ROOT,
@@ -137,6 +153,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("by_finder.work", ("application", "by-finder", "0.5")),
         ("developed.work", ("application", "developed", "0.7")),
         ("mine.work", ("application", "", "")),
+        ("laid.work", ("library", "laid", "2.1")),
+        ("packed.work", ("library", "packed", "5.0")),
+        ("own_main.work", ("application", "", "")),
+        ("second_entry.work", ("library", "further", "1.5")),
+        ("sourceless.work", ("library", "sourceless", "0.8")),
         ("service.work", ("application", "", "")),
         ("wave.open", ("standard library", "python", ".".join(map(str, sys.version_info[:3])))),
     ],
