@@ -14,6 +14,7 @@ import posixpath
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from splunk_profiler.distributions import SITE_DIRECTORIES, Steps, places, values_of
@@ -114,7 +115,7 @@ class Provenance:
     def _find(self, file: str, namespace: str) -> Origin:
         if file.startswith("/"):
             found = self._of_path(file) or self._of_path(self._real_path(file))
-            if found is None and (module_file := _file_of(namespace)) != file and not Path(file).exists():
+            if found is None and (module_file := _file_of(namespace)) != file and not _is_there(file):
                 found = self._of_path(module_file.removesuffix("c"))  # delivered as it was compiled somewhere else
             return found or APPLICATION
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
@@ -146,7 +147,10 @@ class Provenance:
         if real is None:
             if len(self._real) >= _MOST_KNOWN:
                 self._real.clear()
-            real = self._real[directory] = os.path.realpath(directory)
+            real = directory
+            with suppress(OSError, ValueError):  # a name that no file can have
+                real = os.path.realpath(directory)
+            self._real[directory] = real
         return f"{real}/{name}"
 
 
@@ -161,6 +165,13 @@ def _standard_library() -> dict[str, Origin]:
     paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}
     return dict.fromkeys(paths, STANDARD_LIBRARY)
+
+
+def _is_there(file: str) -> bool:
+    try:
+        return Path(file).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _file_of(namespace: str) -> str:

@@ -191,6 +191,8 @@ def nothing_installed() -> Provenance:
         ("", "", UNKNOWN),
         ("service/app.py", "gone", APPLICATION),
         ("/srv/app.py", "app", APPLICATION),
+        ("/srv/no\0path/app.py", "app", APPLICATION),
+        ("/srv/no\ud800path/app.py", "app", APPLICATION),
         ("/gone/lib/python3.9/site-packages/x/y.py", "x.y", LIBRARY),
         (os.__file__, "os", STANDARD_LIBRARY),
     ],

@@ -11,7 +11,7 @@ from profile_factory import large_profile
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
-from splunk_profiler.recorder import Counters, Recorder, estimated_size
+from splunk_profiler.recorder import Counters, Recorder, estimated_size, parts_of
 from splunk_profiler.threads import Signal
 
 SECOND_NS = 1_000_000_000
@@ -88,6 +88,7 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder[Sample]:
         sink,
         export_interval_ns=SECOND_NS,
         size_of=lambda _: 100,
+        divide=parts_of,
         monotonic_ns=lambda: clock.now_ns,
         jitter=lambda: 1.0,
         wake=clock,
