@@ -8,8 +8,10 @@ import gzip
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -99,7 +101,7 @@ def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_an
 
 
 def test_the_oldest_files_of_the_service_go_when_there_are_too_many(tmp_path: Path) -> None:
-    for run in range(3):  # each looks once, before it writes
+    for run in range(3):  # each looks once, when it has written the first
         sink = sink_in(tmp_path, most_files=20)
         for number in range(10):
             sink.export(at(10 * run + number))
@@ -115,6 +117,45 @@ def test_a_run_that_lasts_looks_again_and_again(tmp_path: Path) -> None:
     for number in range(100):
         sink.export(at(number))
     assert 5 <= len(names(tmp_path)) < 5 + 16
+
+
+@pytest.mark.parametrize("wait", [ProfileFiles.interrupt, ProfileFiles.shutdown])
+def test_who_waits_for_an_export_does_not_wait_until_a_directory_is_looked_through(
+    tmp_path: Path, wait: Callable[[ProfileFiles], None]
+) -> None:
+    for number in range(5):
+        sink_in(tmp_path).export(at(number))
+
+    def resource() -> Resource:
+        wait(sink)
+        return Resource({"service.name": "shop"})
+
+    sink = ProfileFiles(tmp_path, resource, most_files=1)
+    assert sink.export(at(5)) == Outcome(Delivery.DELIVERED)
+    assert len(names(tmp_path)) == 6
+
+
+def test_a_process_that_ends_with_its_only_profile_removes_old_ones(tmp_path: Path) -> None:
+    for number in range(5):
+        sink = sink_in(tmp_path, most_files=1)
+        sink.hurry(1)
+        sink.export(at(number))
+    assert len(names(tmp_path)) == 1
+
+
+def test_a_directory_that_cannot_be_listed_takes_profiles_and_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scandir(_path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    sink = sink_in(tmp_path)
+    assert {sink.export(at(number)).delivery for number in range(40)} == {Delivery.DELIVERED}
+    monkeypatch.undo()
+    assert len(names(tmp_path)) == 40
+    (record,) = caplog.records
+    assert f"old profiles in {tmp_path} are not removed: it cannot be listed (Permission denied)" in record.message
 
 
 def test_the_oldest_files_go_when_they_take_too_much_room(tmp_path: Path) -> None:
