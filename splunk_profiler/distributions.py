@@ -17,7 +17,7 @@ import posixpath
 import re
 import sys
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ _READ_SIZE = 1 << 20
 _MOST_DIRECTORIES = 50_000
 _MOST_REDIRECTIONS = 5_000
 _SLICE = 1000  # lines between two steps
+_NAMES = 64  # of a directory, between two steps
 _SEPARATORS = re.compile(r"[-_.]+")
 _DEVELOPERS_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA = (".dist-info", ".egg-info")
@@ -47,7 +48,7 @@ Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
 class _Folder(Protocol):
     """A directory, or a zip file that stands for one."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Iterable[str]:
         """What it holds, without what is below that."""
 
     def read(self, name: str) -> str:
@@ -58,11 +59,10 @@ class _Directory:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def names(self) -> list[str]:
-        try:
-            return os.listdir(self._path)  # noqa: PTH208  # names are all that is asked for
-        except OSError:
-            return []
+    def names(self) -> Iterator[str]:
+        with suppress(OSError), os.scandir(self._path) as entries:
+            for entry in entries:  # each lets go of the GIL
+                yield entry.name
 
     def read(self, name: str) -> str:
         # Few system calls, since each lets go of the GIL; none that waits, whatever kind of file this is.
@@ -114,7 +114,12 @@ def places(entry: str) -> Steps:
         return {}
     found = _Found()
     kinds = (*_METADATA, _OF_EGG) if entry.rstrip("/").endswith(".egg") else _METADATA
-    names = [name for name in folder.names() if name.endswith(kinds) and not name.startswith(("~", ".", "-"))]
+    names = []
+    for number, name in enumerate(folder.names(), 1):
+        if number % _NAMES == 0:
+            yield
+        if name.endswith(kinds) and not name.startswith(("~", ".", "-")):
+            names.append(name)
     installed = [_Distribution(folder, name, entry) for name in sorted(names)]
     yield
     for each in installed:

@@ -67,7 +67,7 @@ def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: Speaks, sec
     assert found is speaks
 
 
-class Refusal(grpc.RpcError):
+class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
     """What gRPC raises."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from wheel_backend import make_wheel
 
+from splunk_profiler.distributions import places
 from splunk_profiler.model import Kind, Origin
 from splunk_profiler.provenance import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
 
@@ -251,6 +252,19 @@ def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: 
         assert provenance.of(file, "p29.m1") == LIBRARY
     assert turns > 1
     assert provenance.of(file, "p29.m1") == Origin(Kind.LIBRARY, "p29", "1.29")
+
+
+def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None:
+    site = put(tmp_path / "site-packages", dict.fromkeys((f"m{number}.py" for number in range(1000)), ""))
+    put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
+    assert sum(1 for _ in places(str(site))) > 10
+    times = iter(range(10_000))
+    provenance = Provenance(lambda: [str(site)], monotonic=lambda: next(times) / 20)
+    turns = 1
+    while not provenance.read():
+        turns += 1
+    assert turns > 2
+    assert provenance.of(f"{site}/good.py", "good").version == "2"
 
 
 def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
