@@ -215,15 +215,18 @@ class _Distribution:
         project = self._project() if f"{self._metadata}/direct_url.json" in text else None
         recorded = text.splitlines()
         own: list[str] = []
+        scripts: list[str] = []
         for number, line in enumerate(recorded, 1):
             if number % _SLICE == 0:
                 yield
             if (path := self._path(line)) is None:
+                if "/bin/" in line:  # what a service is started by: `gunicorn`
+                    scripts.append(posixpath.join(self._entry, line.partition(",")[0]))
                 continue
             if "/" not in path and (path.endswith(".pth") or "editable" in path):
                 own.append(path)
-            elif path.endswith(".py") or (path.endswith(".pyc") and "__pycache__/" not in path):
-                found.claim(path.removesuffix("c"), self.origin)
+            elif module := _module(path):
+                found.claim(module, self.origin)
         if not recorded:
             self._claim_top_level(found)
         yield
@@ -233,8 +236,11 @@ class _Distribution:
         elif project is not None and not elsewhere:
             elsewhere = [project]
         inside = f"{self._entry}/"  # a library's further entry of sys.path
-        for place in elsewhere:
-            found.elsewhere[place] = self.origin if place.startswith(inside) else self._developed()
+        outside = [place for place in elsewhere if not place.startswith(inside)]
+        found.elsewhere.update((place, self.origin) for place in elsewhere)
+        found.elsewhere.update((place, self._developed()) for place in outside)
+        starts = self._developed() if outside else self.origin
+        found.elsewhere.update((posixpath.normpath(script), starts) for script in scripts)
 
     def claim_files(self, found: _Found) -> Iterator[None]:
         """Say of each module in a directory that several have which one it is."""
@@ -242,8 +248,8 @@ class _Distribution:
             if number % _SLICE == 0:
                 yield
             path = self._path(line)
-            if path is not None and path.endswith(".py") and path.rpartition("/")[0] in found.shared:
-                found.files[path] = self.origin
+            if path is not None and (module := _module(path)) and module.rpartition("/")[0] in found.shared:
+                found.files[module] = self.origin
 
     def _text(self, name: str) -> str:
         return self._folder.read(f"{self._metadata}/{name}")
@@ -295,6 +301,13 @@ class _Distribution:
                     yield posixpath.normpath(posixpath.join(self._entry, line.strip()))
         elif name.endswith(".py"):
             yield from _redirected(name.removesuffix(".py"))
+
+
+def _module(path: str) -> str:
+    """The source file of a module that is delivered as this, perhaps without it; empty if it is no module."""
+    if path.endswith(".py") or (path.endswith(".pyc") and "__pycache__/" not in path):
+        return path.removesuffix("c")
+    return ""
 
 
 def normalised(name: str) -> str:

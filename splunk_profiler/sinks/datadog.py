@@ -2,8 +2,9 @@
 
 `export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute, has a connection
 of its own. The socket is ours, not `http.client`'s: it has to be real where gevent has replaced sockets, to be ended
-from another thread in whatever it waits for, and to have one deadline for all of an exchange. Proxies do not count: an
-agent is on the machine, or next to it.
+from another thread in whatever it waits for, and to have one deadline for all of an exchange. Only the look-up of the
+agent's name takes as long as the system's resolver does. Proxies do not count: an agent is on the machine, or next to
+it.
 """
 
 from __future__ import annotations
@@ -231,6 +232,8 @@ def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Out
         )
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
+    elif 300 <= status < 400:
+        detail += "; profiles do not follow where it leads to, which SPLUNK_PROFILER_OUTPUT may name instead"
     elif status in (401, 403):
         detail += "; look at the key that the agent is configured with"
     if status in _RETRIED or status >= 500:

@@ -82,7 +82,7 @@ def test_every_kind_of_success_is_a_delivery(status: int) -> None:
     ("status", "delivery", "hint"),
     [
         (400, Delivery.REJECTED, "answered 400 (why not)"),
-        (302, Delivery.REJECTED, "answered 302"),
+        (302, Delivery.REJECTED, "do not follow where it leads to"),
         (404, Delivery.REJECTED, "it takes no profiles"),
         (405, Delivery.REJECTED, "it takes no profiles"),
         (413, Delivery.TOO_LARGE, "SPLUNK_PROFILER_MAX_STACK_DEPTH"),

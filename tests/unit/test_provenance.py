@@ -254,6 +254,23 @@ def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: 
     assert provenance.of(file, "p29.m1") == Origin(Kind.LIBRARY, "p29", "1.29")
 
 
+def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brought_it(tmp_path: Path) -> None:
+    site = put(
+        tmp_path / "lib" / "python3" / "site-packages",
+        {
+            "server-2.dist-info/RECORD": "server/__init__.py,,\n../../../bin/server,sha256=x,220\n",
+            "mine-1.dist-info/RECORD": "../../../bin/mine,sha256=x,220\nmine.pth,,\n",
+            "mine.pth": "/srv/mine/src\n",
+        },
+    )
+    put(tmp_path, dict.fromkeys(("bin/server", "bin/mine", "bin/other"), FUNCTION))
+    provenance = Provenance(lambda: [str(site)])
+    assert provenance.read()
+    assert provenance.of(f"{tmp_path}/bin/server", "__main__") == Origin(Kind.LIBRARY, "server", "2")
+    assert provenance.of(f"{tmp_path}/bin/mine", "__main__") == Origin(Kind.APPLICATION, "mine", "1")
+    assert provenance.of(f"{tmp_path}/bin/other", "__main__") == APPLICATION
+
+
 def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None:
     site = put(tmp_path / "site-packages", dict.fromkeys((f"m{number}.py" for number in range(1000)), ""))
     put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
