@@ -290,7 +290,8 @@ class Recorder(Generic[Record]):
         with self._lock:
             self._travelling = Batch((), 0)
             if delivery is Delivery.DELIVERED:
-                self._count(delivered=count - outcome.rejected, rejected=outcome.rejected)
+                refused = min(outcome.rejected, count)  # of a profile the receiver may have got several parts
+                self._count(delivered=count - refused, rejected=refused)
             elif delivery is Delivery.REJECTED:
                 self._count(rejected=count)
             else:

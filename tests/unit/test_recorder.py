@@ -228,6 +228,14 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     assert recorder.counters() == Counters(recorded=5, delivered=3, rejected=2)
 
 
+def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected() -> None:
+    sink, clock = ScriptedSink(Outcome(Delivery.DELIVERED, "too old", rejected=5)), Clock()
+    recorder = make(sink, clock)
+    recorder.record(samples(1, 1))
+    run_until_idle(recorder, clock)
+    assert recorder.counters() == Counters(recorded=1, rejected=1)
+
+
 def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is_too_large_is_lost() -> None:
     too_large = Outcome(Delivery.TOO_LARGE, "larger than max")
     sink, clock = ScriptedSink(too_large, too_large, too_large, *[DELIVERED] * 3), Clock()
