@@ -1,9 +1,11 @@
-"""Takes the profiles out of what `splunk-profiler collect` has saved: one file each, for `go tool pprof`.
+"""Takes the profiles out of what a collector has saved: one file each, beside it, for `go tool pprof`.
 
     python examples/extract_profiles.py profiles
-    go tool pprof -top profiles/*.pprof
+    go tool pprof -top profiles/*[0-9].pprof
 
-Reads ``logs.jsonl`` in that folder, which the OpenTelemetry Collector's file exporter writes in the same form.
+Reads the folder of `splunk-profiler collect`, or a file that the OpenTelemetry Collector's file exporter has written.
+The names of profiles of selected traces end in ``-snapshot``: what they tell is in the others as well, so that they are
+not to be added to them.
 """
 
 from __future__ import annotations
@@ -24,17 +26,23 @@ def log_records(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
                 yield from scope.get("logRecords", ())
 
 
-def is_profile(record: dict[str, Any]) -> bool:
-    """Whether its body is a profile, by what the record says of itself."""
-    attributes = {each["key"]: each["value"].get("stringValue") for each in record.get("attributes", ())}
-    return attributes.get("profiling.data.format") == "pprof-gzip-base64"
+def attributes(record: dict[str, Any]) -> dict[str, str]:
+    """What the record says of itself in texts."""
+    return {each["key"]: each["value"].get("stringValue", "") for each in record.get("attributes", ())}
 
 
-def main(folder: Path) -> None:
-    """Write the profiles beside the log and print their names."""
-    with (folder / "logs.jsonl").open(encoding="utf-8") as lines:
-        for number, record in enumerate(filter(is_profile, log_records(lines)), 1):
-            path = folder / f"{number:04}.pprof"
+def main(saved: Path) -> None:
+    """Write the profiles beside the file that they are in, and print their names."""
+    saved = saved / "logs.jsonl" if saved.is_dir() else saved
+    number = 0
+    with saved.open(encoding="utf-8") as lines:
+        for record in log_records(lines):
+            said = attributes(record)
+            if said.get("profiling.data.format") != "pprof-gzip-base64":
+                continue
+            number += 1
+            kind = "-snapshot" if said.get("profiling.instrumentation.source") == "snapshot" else ""
+            path = saved.parent / f"{number:04}{kind}.pprof"
             path.write_bytes(base64.b64decode(record["body"]["stringValue"]))
             print(path)
 

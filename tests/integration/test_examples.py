@@ -172,23 +172,29 @@ def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path
     assert data["services"].keys() == {"batch"}
 
 
-def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_name", [False, True], ids=["folder", "file"])
+def test_profiles_are_taken_out_of_what_a_collector_has_saved(by_name: bool, tmp_path: Path) -> None:
     profiles = [parts(small_profile())[0], parts(large_profile(3))[0]]
     records = [
         {
             "body": {"stringValue": text},
-            "attributes": [{"key": "profiling.data.format", "value": {"stringValue": name}}],
+            "attributes": [
+                {"key": "profiling.data.total.frame.count", "value": {"intValue": "7"}},
+                {"key": "profiling.data.format", "value": {"stringValue": name}},
+                {"key": "profiling.instrumentation.source", "value": {"stringValue": source}},
+            ],
         }
-        for name, text in (
-            ("pprof-gzip-base64", body(profiles[0])),
-            ("text", '"worker" #1 prio=0'),
-            ("pprof-gzip-base64", body(profiles[1])),
+        for name, source, text in (
+            ("pprof-gzip-base64", "continuous", body(profiles[0])),
+            ("text", "continuous", '"worker" #1 prio=0'),
+            ("pprof-gzip-base64", "snapshot", body(profiles[1])),
         )
     ]
     lines = [json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}) for record in records]
-    (tmp_path / "logs.jsonl").write_text("\n".join([*lines, '{"resourceLogs": []}']) + "\n", "utf-8")
+    saved = tmp_path / ("profiles.jsonl" if by_name else "logs.jsonl")
+    saved.write_text("\n".join([*lines, '{"resourceLogs": []}']) + "\n", "utf-8")
     ended = subprocess.run(
-        [sys.executable, str(EXAMPLES / "extract_profiles.py"), str(tmp_path)],
+        [sys.executable, str(EXAMPLES / "extract_profiles.py"), str(saved if by_name else tmp_path)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -196,4 +202,5 @@ def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path) ->
     )
     found = [Path(line) for line in ended.stdout.splitlines()]
     assert [path.read_bytes() for path in found] == [part.gzipped for part in profiles]
-    assert all(path.suffix == ".pprof" and path.parent == tmp_path for path in found)
+    assert [path.name for path in found] == ["0001.pprof", "0002-snapshot.pprof"]
+    assert {path.parent for path in found} == {tmp_path}
