@@ -20,8 +20,6 @@ from urllib.parse import unquote
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
 from splunk_profiler.values import (
-    Agent,
-    Collector,
     ConfigError,
     Destination,
     Endpoint,
@@ -164,7 +162,6 @@ SETTINGS: tuple[Setting, ...] = (
 _TYPES_OF_OPTIONAL: Mapping[str, type] = {"logs_endpoint": str, "export_interval_ms": int, "socket_directory": str}
 _SAMPLES_INTERVAL_MS = 1_000
 _PROFILES_INTERVAL_MS = 10_000
-_AGENT_INTERVAL_MS = 60_000  # Datadog's own profilers send one for each minute
 
 
 def _setting_of(field_name: str) -> Setting:
@@ -256,9 +253,7 @@ class Config:
     def export_interval_ns(self) -> int:
         """Nanoseconds that samples are gathered before they are sent."""
         usual = _PROFILES_INTERVAL_MS if self.aggregates else _SAMPLES_INTERVAL_MS
-        if isinstance(self.destination, Agent):
-            usual = _AGENT_INTERVAL_MS
-        return (self.export_interval_ms or usual) * 1_000_000
+        return (self.export_interval_ms or self.destination.interval_ms or usual) * 1_000_000
 
     @property
     def destination(self) -> Destination:
@@ -268,7 +263,7 @@ class Config:
     @property
     def aggregates(self) -> bool:
         """Whether profiles are sent, not samples."""
-        return self.data_format != "text" or not isinstance(self.destination, Collector)
+        return self.data_format != "text" or not self.destination.takes_samples
 
     def notes_collections(self, *, native: bool) -> bool:
         """Whether collections of garbage are sampled, with the native walker or the portable one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 4317
@@ -43,7 +44,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC."""
+    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC: samples, or profiles.
+
+    Attributes:
+        said: the place, in words for a log line; empty where the endpoint says it.
+        takes_samples: whether each sample may be a record, or profiles are all that is taken.
+        interval_ms: how much time a profile covers if nothing else is asked for; None: as long as usual.
+    """
+
+    takes_samples: ClassVar[bool] = True
+    interval_ms: ClassVar[int | None] = None
+
+    @property
+    def said(self) -> str:
+        """See above."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,13 @@ class Directory:
     """Profiles are written to files in the directory `path`."""
 
     path: str
+    takes_samples: ClassVar[bool] = False
+    interval_ms: ClassVar[int | None] = None
+
+    @property
+    def said(self) -> str:
+        """See `Collector`."""
+        return f"files in {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,13 @@ class Agent:
     url: str
     host: str
     port: int
+    takes_samples: ClassVar[bool] = False
+    interval_ms: ClassVar[int | None] = 60_000
+
+    @property
+    def said(self) -> str:
+        """See `Collector`."""
+        return f"the Datadog agent at {self.url}"
 
 
 Destination = Collector | Directory | Agent
@@ -167,18 +196,6 @@ def endpoint_text(text: str) -> str:
     return text
 
 
-def parse_destination(text: str) -> Destination:
-    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
-    kind, separator, rest = text.partition(":")
-    if text == "otlp":
-        return Collector()
-    if kind == "file" and separator:
-        return Directory(parse_directory(rest))
-    if kind == "datadog" and separator:
-        return _agent(rest)
-    raise ConfigError("not one of otlp, file:DIRECTORY, datadog:http://HOST:PORT")
-
-
 def _agent(url: str) -> Agent:
     try:
         parts = urlsplit(url)
@@ -194,6 +211,23 @@ def _agent(url: str) -> Agent:
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ConfigError("nothing may follow the agent's host and port")
     return Agent(url, host.strip("[]"), port)
+
+
+# What the setting begins with → how the whole of it is to look, and what the rest of it is.
+_DESTINATIONS: dict[str, tuple[str, Callable[[str], Destination]]] = {
+    "file": ("file:DIRECTORY", lambda path: Directory(parse_directory(path))),
+    "datadog": ("datadog:http://HOST:PORT", _agent),
+}
+
+
+def parse_destination(text: str) -> Destination:
+    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
+    if text == "otlp":
+        return Collector()
+    kind, separator, rest = text.partition(":")
+    if not separator or kind not in _DESTINATIONS:
+        raise ConfigError(f"not one of otlp, {', '.join(form for form, _ in _DESTINATIONS.values())}")
+    return _DESTINATIONS[kind][1](rest)
 
 
 def destination_text(text: str) -> str:

@@ -18,7 +18,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
-from splunk_profiler.sinks.datadog_form import LIBRARY, Form, library_version
+from splunk_profiler.sinks.datadog_form import LIBRARY, Form, ProfileForms, library_version
+from splunk_profiler.sinks.opening import Opening
 from splunk_profiler.threads import real, real_lock
 from splunk_profiler.values import Agent
 
@@ -173,6 +174,13 @@ class DatadogSink:
 
     def _unwanted(self) -> bool:
         return self._interrupted or self._closed
+
+
+def open_sink(opening: Opening) -> DatadogSink:
+    """The sink for an `Agent`."""
+    place = opening.resolved.config.destination
+    assert isinstance(place, Agent)
+    return DatadogSink(place, ProfileForms(opening.resource, opening.provenance).form)
 
 
 class _Reading(io.RawIOBase):

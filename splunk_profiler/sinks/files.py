@@ -30,7 +30,9 @@ from splunk_profiler.formats import pprof
 from splunk_profiler.guard import logger
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
 from splunk_profiler.provenance import Provenance
+from splunk_profiler.sinks.opening import Opening
 from splunk_profiler.threads import let_others_run, real_lock
+from splunk_profiler.values import Directory
 
 if TYPE_CHECKING:
     from splunk_profiler.sinks.encoding import Resource  # it loads OpenTelemetry's messages
@@ -193,6 +195,13 @@ class ProfileFiles:
     def _leaves_off(self, began_s: float) -> bool:
         """Whether to look no further. A process that ends takes its time too: some write one profile only."""
         return self._waited_for or self._closed or time.monotonic() - began_s > self._longest_look_s
+
+
+def open_sink(opening: Opening) -> ProfileFiles:
+    """The sink for a `Directory`."""
+    place = opening.resolved.config.destination
+    assert isinstance(place, Directory)
+    return ProfileFiles(Path(place.path), opening.resource, opening.provenance)
 
 
 @contextmanager

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import pytest
-from profile_factory import large_profile
 from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
+from splunk_profiler.model import Batch, Delivery, Outcome, Sample
 from splunk_profiler.recorder import Counters, Recorder, estimated_size, parts_of
 from splunk_profiler.threads import Signal
 
@@ -244,69 +243,6 @@ def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is
     run_until_idle(recorder, clock)
     assert sink.batches == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
     assert recorder.counters() == Counters(recorded=4, delivered=3, rejected=1)
-
-
-class ProfileSink:
-    """Takes the profiles that fit."""
-
-    def __init__(self, fits: Callable[[Profile], bool]) -> None:
-        self._fits = fits
-        self.sizes: list[int] = []
-        self.taken: list[Profile] = []
-
-    def export(self, batch: Batch[Profile]) -> Outcome:
-        """Note how many aggregates the profile has."""
-        (profile,) = batch.records
-        self.sizes.append(len(profile.aggregates))
-        if not self._fits(profile):
-            return Outcome(Delivery.TOO_LARGE, "larger than max")
-        self.taken.append(profile)
-        return DELIVERED
-
-    def hurry(self, timeout_s: float) -> None:
-        """Nothing takes time here."""
-
-    def interrupt(self) -> None:
-        """Nothing takes time here."""
-
-    def shutdown(self) -> None:
-        """Nothing takes time here."""
-
-
-def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
-    """What became of `profile`, and of its parts, when none of them waits any longer."""
-    clock = Clock()
-    recorder: Recorder[Profile] = Recorder(
-        sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1, monotonic_ns=lambda: clock.now_ns, wake=clock
-    )
-
-    def stop_when_idle(_: int) -> bool:
-        if recorder.counters().waiting == 0:
-            raise Enough
-        return False
-
-    clock.at_wait = stop_when_idle
-    recorder.record([profile])
-    with pytest.raises(Enough):
-        recorder.run()
-    return recorder.counters()
-
-
-def test_a_profile_that_is_too_large_goes_out_in_parts_that_have_all_of_it_once() -> None:
-    whole = large_profile(9, dropped_labels=4)
-    sink = ProfileSink(lambda profile: len(profile.aggregates) <= 3)
-    assert counters_after(whole, sink) == Counters(recorded=4, delivered=4)
-    assert sink.sizes == [9, 4, 2, 2, 5, 2, 3]
-    assert tuple(aggregate for part in sink.taken for aggregate in part.aggregates) == whole.aggregates
-    assert sum(part.dropped_labels for part in sink.taken) == 4
-    assert {(part.time_ns, part.duration_ns) for part in sink.taken} == {(whole.time_ns, whole.duration_ns)}
-
-
-def test_of_a_profile_only_what_is_too_large_by_itself_is_lost() -> None:
-    whole = large_profile(4)
-    sink = ProfileSink(lambda profile: whole.aggregates[1] not in profile.aggregates)
-    assert counters_after(whole, sink) == Counters(recorded=3, delivered=2, rejected=1)
-    assert sink.sizes == [4, 2, 1, 1, 2]
 
 
 def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
