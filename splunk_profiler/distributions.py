@@ -29,8 +29,8 @@ from splunk_profiler.model import Kind, Origin
 
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
-_OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
-_OWN_PACKAGE = posixpath.dirname(__file__)
+OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
+OWN_PACKAGE = posixpath.dirname(__file__)
 _LARGEST_FILE = 8 << 20
 _READ_SIZE = 1 << 20
 _MOST_DIRECTORIES = 50_000
@@ -231,8 +231,8 @@ class _Distribution:
             self._claim_top_level(found)
         yield
         elsewhere = [place for name in own for place in self._pointed_to(name)]
-        if self.origin.name == _OWN_NAME:
-            elsewhere = [_OWN_PACKAGE]  # not the project: its examples are not the profiler
+        if self.origin.name == OWN_NAME:
+            elsewhere = [OWN_PACKAGE]  # not the project: its examples are not the profiler
         elif project is not None and not elsewhere:
             elsewhere = [project]
         inside = f"{self._entry}/"  # a library's further entry of sys.path
@@ -274,7 +274,7 @@ class _Distribution:
                 found.claim(f"{name}.py", self.origin)
 
     def _developed(self) -> Origin:
-        kind = Kind.LIBRARY if self.origin.name == _OWN_NAME else Kind.APPLICATION
+        kind = Kind.LIBRARY if self.origin.name == OWN_NAME else Kind.APPLICATION
         return Origin(kind, self.origin.name, self.origin.version)
 
     def _project(self) -> str | None:
