@@ -24,6 +24,7 @@ _IDLE_S = 3600.0
 _FIRST_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
 _LONGEST_BACKOFF_NS = 4_000_000_000
+_MOST_REFUSALS = 32  # one after the other; it takes 12 to find the one record or stack that is too large
 _LEAVE_S = 0.3
 _AFTER_FAILURE_S = 1.0
 
@@ -106,6 +107,7 @@ class Recorder(Generic[Record]):
         self._now_ns, self._jitter = monotonic_ns, jitter
         self._part = batch_records  # fewer while the receiver finds batches too large
         self._failures = 0
+        self._refusals = 0  # of batches that were too large, one after the other
         self._guard = Guard("the exporting thread")
         self._report = DeliveryReport(monotonic_ns)
 
@@ -281,12 +283,11 @@ class Recorder(Generic[Record]):
         delivery = outcome.delivery
         again = batch.records
         if delivery is Delivery.TOO_LARGE:
-            if count == 1:
-                again = self._divide(again[0])
+            again = self._smaller(again)
             delivery = Delivery.RETRY if len(again) > 1 else Delivery.REJECTED
-            self._part = max(count // 2, 1)
         elif delivery is Delivery.DELIVERED:
             self._part = min(self._part * 2, self._batch_records)
+            self._refusals = 0
         with self._lock:
             self._travelling = Batch((), 0)
             if delivery is Delivery.DELIVERED:
@@ -306,6 +307,15 @@ class Recorder(Generic[Record]):
         self._failures = 0 if delivery is Delivery.DELIVERED else self._failures + 1
         if outcome.delivery is not Delivery.TOO_LARGE or delivery is Delivery.REJECTED:
             self._report.settled(outcome, self.counters().waiting, self.counters().dropped)
+
+    def _smaller(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
+        """What to send in smaller parts of a batch that was too large; nothing, or one record, if it is given up."""
+        self._refusals = (self._refusals + 1) % (4 * _MOST_REFUSALS)
+        if self._refusals >= _MOST_REFUSALS:  # however small it is: a proxy with a limit that nothing can meet
+            self._part = self._batch_records
+            return ()
+        self._part = max(len(records) // 2, 1)
+        return records if len(records) > 1 else self._divide(records[0])
 
     def _trim(self) -> None:
         """Drop the oldest that wait until what waits and travels is within the bounds."""

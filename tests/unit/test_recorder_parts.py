@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from profile_factory import large_profile
+from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
 from splunk_profiler.recorder import Counters, Recorder
 
 
@@ -65,3 +67,37 @@ def test_of_a_profile_only_what_is_too_large_by_itself_is_lost() -> None:
     sink = ProfileSink(lambda profile: whole.aggregates[1] not in profile.aggregates)
     assert counters_after(whole, sink) == Counters(recorded=3, delivered=2, rejected=1)
     assert sink.sizes == [4, 2, 1, 1, 2]
+
+
+def test_a_receiver_for_which_everything_is_too_large_is_not_asked_again_and_again() -> None:
+    sink = ProfileSink(lambda _: False)
+    counters = counters_after(large_profile(3000), sink)
+    assert len(sink.sizes) < 50
+    assert (counters.delivered, counters.waiting) == (0, 0)
+    assert counters.rejected == counters.recorded
+
+
+def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arrive() -> None:
+    limits = iter([0] * 300)
+    sizes: list[int] = []
+
+    class SampleSink(ProfileSink):
+        def export(self, batch: Batch[Any]) -> Outcome:
+            sizes.append(len(batch.records))
+            return Outcome(Delivery.DELIVERED if len(batch.records) <= next(limits, 4) else Delivery.TOO_LARGE)
+
+    recorder: Recorder[Sample] = Recorder(
+        SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, batch_records=16
+    )
+    thread = threading.Thread(target=recorder.run)
+    recorder.expect_run()
+    thread.start()
+    for number in range(500):
+        recorder.record([make_sample(number)] * 16)
+        assert recorder.flush(60)
+    recorder.stop(60)
+    thread.join()
+    counters = recorder.counters()
+    assert sizes[:300].count(1) < 100, "most of what is refused is refused at once"
+    assert counters.delivered > 100 * 16
+    assert counters.delivered + counters.rejected == counters.recorded == 500 * 16
