@@ -332,7 +332,8 @@ def _redirected(module: str) -> Iterator[str]:
     }
     packages = {path.removesuffix("/__init__.py") for path in paths if not path.endswith(".py")}
     packages |= {path.rpartition("/")[0] for path in paths if path.endswith("/__init__.py")}
-    yield from packages
+    for path in packages:
+        yield path if Path(path).is_dir() else f"{path}.py"  # of a module setuptools keeps what it has in common
     yield from (path for path in paths if path.endswith(".py") and path.rpartition("/")[0] not in packages)
 
 

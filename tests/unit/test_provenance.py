@@ -281,6 +281,24 @@ def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brough
     assert provenance.of(f"{tmp_path}/bin/other", "__main__") == APPLICATION
 
 
+def test_an_editable_install_of_single_modules_is_known_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "src", {"single.py": FUNCTION, "whole/__init__.py": FUNCTION, "other.py": FUNCTION})
+    finder = ModuleType("__editable___mine_1_2_finder")
+    vars(finder)["MAPPING"] = {name: f"{tmp_path}/src/{name}" for name in ("single", "whole")}
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    record = f"__editable__.mine-1.2.pth,,\n{finder.__name__}.py,,\n"
+    site = put(tmp_path / "site-packages", {"mine-1.2.dist-info/RECORD": record})
+    put(site, {"__editable__.mine-1.2.pth": f"import {finder.__name__}; {finder.__name__}.install()\n"})
+    provenance = Provenance(lambda: [str(site)])
+    assert provenance.read()
+    mine = Origin(Kind.APPLICATION, "mine", "1.2")
+    assert provenance.of(f"{tmp_path}/src/single.py", "single") == mine
+    assert provenance.of(f"{tmp_path}/src/whole/__init__.py", "whole") == mine
+    assert provenance.of(f"{tmp_path}/src/other.py", "other") == APPLICATION
+
+
 def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None:
     site = put(tmp_path / "site-packages", dict.fromkeys((f"m{number}.py" for number in range(1000)), ""))
     put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
