@@ -333,7 +333,8 @@ def _redirected(module: str) -> Iterator[str]:
     packages = {path.removesuffix("/__init__.py") for path in paths if not path.endswith(".py")}
     packages |= {path.rpartition("/")[0] for path in paths if path.endswith("/__init__.py")}
     for path in packages:
-        yield path if Path(path).is_dir() else f"{path}.py"  # of a module setuptools keeps what it has in common
+        there = os.path.isdir(path)  # noqa: PTH112  # raises for no path
+        yield path if there else f"{path}.py"  # of a module setuptools knows all but that
     yield from (path for path in paths if path.endswith(".py") and path.rpartition("/")[0] not in packages)
 
 
