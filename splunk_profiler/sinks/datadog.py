@@ -235,9 +235,8 @@ def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Out
     said = " ".join(text.split())[:_SHOWN]
     detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({said})" if said else "")
     if status == 413:
-        return Outcome(
-            Delivery.TOO_LARGE, f"{detail}: a single stack is too large; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
-        )
+        remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds single stacks"
+        return Outcome(Delivery.TOO_LARGE, f"{detail}: also a small part of the profile is too large; {remedy}")
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
     elif 300 <= status < 400:

@@ -98,8 +98,8 @@ def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, spea
     """What a failed call means for its batch; `speaks` is what `probe` found, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
     if code in _TOO_LARGE_CODES and _TOO_LARGE.search(details):
-        text = f"a record is larger than {endpoint.url} accepts ({details}); SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
-        return Outcome(Delivery.TOO_LARGE, text)
+        remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
+        return Outcome(Delivery.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}")
     delivery = Delivery.RETRY if code in _RETRIED else Delivery.REJECTED
     text = _explain(code, details, endpoint, transport, speaks)
     return Outcome(delivery, text, _retry_after_ns(error))
