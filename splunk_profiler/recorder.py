@@ -120,6 +120,7 @@ class Recorder(Generic[Record]):
         self._closing = False
         self._running = False
 
+        self._stuck: Batch[Record] | None = None  # what was travelling when a fork waited in vain
         self._exporting = real_lock()  # held while the sink exports, and by a thread that forks
         self._forking: int | None = None
         self._wake = wake or Signal()
@@ -205,10 +206,13 @@ class Recorder(Generic[Record]):
         An export that takes longer than `timeout_s` seconds is interrupted, and sent again after the fork. True
         if none is in flight; False if the fork has to go on regardless.
         """
-        held = self._exporting.acquire(timeout=timeout_s)
-        if not held:
+        travelling = self._travelling
+        stuck = travelling is self._stuck  # no fork waits for it twice: on a dead file system it would be every fork
+        held = self._exporting.acquire(timeout=0 if stuck else timeout_s)
+        if not held and not stuck:
             self._sink.interrupt()
             held = self._exporting.acquire(timeout=_LEAVE_S)
+            self._stuck = None if held else travelling
         if held:
             self._forking = get_ident()
         return held

@@ -379,6 +379,25 @@ def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards
     assert recorder.counters() == Counters(recorded=1, delivered=1)
 
 
+def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, recorder, thread = blocking
+    monkeypatch.setattr(sink, "interrupt", lambda: None)
+    thread.start()
+    recorder.record(samples(1, 2))
+    sink.begun.get()
+    assert not recorder.hold_for_fork(0.01)
+    assert not recorder.hold_for_fork(3600)
+    sink.answers.put(DELIVERED)
+    sink.begun.get()
+    sink.answers.put(DELIVERED)
+    assert recorder.hold_for_fork(60), "the next one ends in time"
+    recorder.release_after_fork()
+    recorder.stop(60)
+    thread.join()
+
+
 def test_releasing_what_another_thread_holds_does_nothing(blocking: Blocking) -> None:
     sink, recorder, thread = blocking
     assert recorder.hold_for_fork(60)
