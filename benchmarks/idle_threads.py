@@ -10,7 +10,7 @@ from capture_cost import drained, held_ns, native_ticker
 from population import FRAMES, Still
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture import Capture, Choice, thread_clocks
+from splunk_profiler.capture import Capture, Choice, watch_threads
 from splunk_profiler.formats.text import stack_text
 from splunk_profiler.model import Stack
 
@@ -49,8 +49,7 @@ def measure(quick: bool) -> Iterator[Result]:
 def worker(rounds: int) -> Iterator[Result]:
     """The time from a raw snapshot to samples, and how often a stack is formatted."""
     ticker = native_ticker()
-    clocks = thread_clocks(Choice("native", "measured"))
-    capture = Capture(lambda _: None, clocks, 1_000_000_000)
+    capture = Capture(lambda _: None, watch_threads(Choice("native", "measured")), 1_000_000_000)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:

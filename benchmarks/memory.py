@@ -82,7 +82,7 @@ def measure(quick: bool) -> Iterator[Result]:
     seen: dict[str, list[dict[str, float]]] = {"sdk": [], "profiled": []}
     for _ in range(1 if quick else 2):
         for mode, found in seen.items():
-            command = [sys.executable, __file__, mode, str(200 if quick else SNAPSHOTS)]
+            command = [sys.executable, __file__, mode, str(40 if quick else SNAPSHOTS)]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
     end, most = (median(run[key] for run in seen["profiled"]) for key in ("end", "most"))
@@ -96,7 +96,7 @@ def measure(quick: bool) -> Iterator[Result]:
             "at_the_end": end - base,
             "half_way": median(run["middle"] for run in seen["profiled"]) - base,
             "sdk_alone": base,
-            "snapshots": 200 if quick else SNAPSHOTS,
+            "snapshots": 40 if quick else SNAPSHOTS,
         },
     )
 

@@ -6,27 +6,41 @@
 #include <sys/types.h>
 #include <time.h>
 
-typedef struct {
-    pid_t native_id;
-    int64_t cpu_ns;
-    int nice;
-} thread_clock;
-
-/* The kernel numbers a thread's CPU clock by the thread's id; one of a thread that has ended is an error. */
-static void read_clock(thread_clock *clock)
+static int64_t clock_or_zero(clockid_t clock)
 {
     struct timespec used;
-    clock->cpu_ns = 0;
+    return clock_gettime(clock, &used) == 0 ? used.tv_sec * 1000000000LL + used.tv_nsec : 0;
+}
+
+int64_t process_cpu_ns(void)
+{
+    return clock_or_zero(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+/* The kernel numbers a thread's CPU clock by the thread's id; one of a thread that has ended is an error. */
+void thread_clock_read(thread_clock *clock, bool with_priority)
+{
     clock->nice = 0;
-    if (clock->native_id <= 0 || clock_gettime((clockid_t)((~(unsigned)clock->native_id << 3) | 6), &used) != 0) {
+    clock->cpu_ns = clock->native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)clock->native_id << 3) | 6));
+    if (!with_priority || clock->cpu_ns == 0) {
         return;
     }
     errno = 0;
     int nice = getpriority(PRIO_PROCESS, (id_t)clock->native_id);
-    if (errno == 0) { /* else it ended just now */
-        clock->cpu_ns = used.tv_sec * 1000000000LL + used.tv_nsec;
+    if (errno == 0) {
         clock->nice = nice;
     }
+    else { /* it ended just now */
+        clock->cpu_ns = 0;
+    }
+}
+
+bool thread_clock_take(thread_clock *clock, PyObject *native_id)
+{
+    int overflow;
+    long id = PyLong_AsLongAndOverflow(native_id, &overflow);
+    clock->native_id = overflow != 0 || id < 0 || id > INT32_MAX ? 0 : (pid_t)id;
+    return id != -1 || !PyErr_Occurred();
 }
 
 PyObject *thread_clocks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -48,16 +62,13 @@ PyObject *thread_clocks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *k
         goto error;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        int overflow;
-        long id = PyLong_AsLongAndOverflow(PySequence_Fast_GET_ITEM(native_ids, i), &overflow);
-        if (id == -1 && PyErr_Occurred()) {
+        if (!thread_clock_take(&clocks[i], PySequence_Fast_GET_ITEM(native_ids, i))) {
             goto error;
         }
-        clocks[i].native_id = overflow != 0 || id < 0 || id > INT32_MAX ? 0 : (pid_t)id;
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
-        read_clock(&clocks[i]);
+        thread_clock_read(&clocks[i], true);
     }
     Py_END_ALLOW_THREADS
     made = PyList_New(count);

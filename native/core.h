@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -204,7 +205,15 @@ HIDDEN PyObject *convert_thread(core *c, const value_types *types, const raw_thr
 HIDDEN PyObject *collections_drain(core *c, const value_types *types);
 HIDDEN void known_frames_clear(core *c);
 
-/* clocks.c: a method of the module. */
+/* clocks.c: CPU times. All but the last need no GIL, but to take an id. */
+typedef struct {
+    pid_t native_id;
+    int64_t cpu_ns; /* 0: the thread has ended */
+    int nice;       /* 0 as well if it was not asked for */
+} thread_clock;
+HIDDEN int64_t process_cpu_ns(void);
+HIDDEN void thread_clock_read(thread_clock *clock, bool with_priority);
+HIDDEN bool thread_clock_take(thread_clock *clock, PyObject *native_id); /* false and an exception if it is no int */
 HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* ticker.c: life, schedule and forks. */

@@ -1,4 +1,4 @@
-/* What the two files of the extension splunk_profiler._walker share: the module, and its one type. */
+/* What the files of the extension splunk_profiler._walker share: the module and its types. */
 #ifndef SPLUNK_PROFILER_WALKER_H
 #define SPLUNK_PROFILER_WALKER_H
 
@@ -6,6 +6,7 @@
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */
+    PyTypeObject *watch;        /* owned */
     PyTypeObject *raw_thread;   /* owned */
     PyTypeObject *raw_snapshot; /* owned */
     PyTypeObject *collection;   /* owned */
@@ -13,5 +14,6 @@ typedef struct {
 } module_state;
 
 extern PyType_Spec ticker_spec HIDDEN;
+extern PyType_Spec watch_spec HIDDEN;
 
 #endif

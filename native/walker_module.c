@@ -101,6 +101,10 @@ static int module_exec(PyObject *module)
     if (state->ticker == NULL || PyModule_AddType(module, state->ticker) != 0) {
         goto error;
     }
+    state->watch = (PyTypeObject *)PyType_FromModuleAndSpec(module, &watch_spec, NULL);
+    if (state->watch == NULL || PyModule_AddType(module, state->watch) != 0) {
+        goto error;
+    }
     result = 0;
 error:
     Py_XDECREF(namedtuple);
@@ -112,6 +116,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     module_state *state = PyModule_GetState(module);
     Py_VISIT(state->ticker);
+    Py_VISIT(state->watch);
     Py_VISIT(state->raw_thread);
     Py_VISIT(state->raw_snapshot);
     Py_VISIT(state->collection);
@@ -123,6 +128,7 @@ static int module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
     Py_CLEAR(state->ticker);
+    Py_CLEAR(state->watch);
     Py_CLEAR(state->raw_thread);
     Py_CLEAR(state->raw_snapshot);
     Py_CLEAR(state->collection);

@@ -93,6 +93,31 @@ class Ticker(Generic[_Frame, _Stack]):
         """The collections that were kept, oldest first; up to 256 are, then the next one stands for the others."""
     def counters(self) -> Counters: ...
 
+class Watch(Generic[_Stack]):
+    """Tells which threads of a snapshot have changed since the one before.
+
+    A thread rests if it is told nothing about: it has used no CPU time, and has the same stack, context and labels (by
+    identity), when it was told at rest as well. Threads at rest are not told if `counts_rest`, else all are each time.
+    """
+
+    def __init__(self, native_id_of: Callable[[int], int], *, counts_rest: bool) -> None:
+        """`native_id_of` is asked with an ident where the interpreter does not know the native id; 0: unknown."""
+    def changes(
+        self, threads: tuple[RawThread[_Stack], ...], period_ns: int, /
+    ) -> tuple[int, list[tuple[RawThread[_Stack], int, int, int, int]], list[tuple[int, int, int]]]:
+        """The process's CPU time, then what is new of the threads of a snapshot, which are in the order of their keys.
+
+        For each that has changed, in that order: it, its CPU time in ns (0: it has ended), its nice value (0 if
+        `counts_rest`), in how many snapshots before this one it has rested, and the sum of their periods. For each that
+        was in the snapshot before and is not in this one: its key, and the same two.
+
+        Raises:
+            ValueError: they are in another order.
+            TypeError: they are no threads.
+        """
+    def rested(self) -> list[tuple[int, int, int]]:
+        """Key, snapshots and sum of periods of each thread that has rested; the next snapshot's are told all."""
+
 def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
     """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended. Releases the GIL."""
 

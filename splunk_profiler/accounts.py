@@ -11,7 +11,7 @@ ended between two snapshots. Whatever a snapshot gets wrong is corrected by the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,9 @@ class _Account:
 class Accounts:
     """Keeps the accounts of all threads of the process: `begin`, `settle` for each thread, `end`, again and again.
 
+    A thread that rests need not be settled, if it is said who is gone. What it has lived while it rested is asked for
+    (`rest`) before it is settled again.
+
     Instants are on one clock that never goes back. The first snapshot opens the accounts: nothing is used by then.
 
     Args:
@@ -66,6 +69,7 @@ class Accounts:
     def __init__(self, process_cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
         self._process_cpu_ns = process_cpu_ns
         self._accounts: dict[int, _Account] = {}
+        self._missing: set[int] = set()
         self._now_ns = 0
         self._before_ns: int | None = None
         self._last_but_one_ns = self._opened_ns = 0
@@ -73,9 +77,15 @@ class Accounts:
         self._internal_cpu_ns = 0  # since the last remainders
         self._wall_ns = 0
 
-    def begin(self, now_ns: int) -> None:
-        """A snapshot was taken at this instant. Comes before the threads' clocks are read: see `_remainders`."""
-        self._used_cpu_ns = self._process_cpu_ns()
+    def begin(self, now_ns: int, used_cpu_ns: int | None = None) -> None:
+        """A snapshot was taken at this instant.
+
+        Args:
+            now_ns: which.
+            used_cpu_ns: CPU time of the process, as of before the threads' clocks were read: see `_remainders`. None:
+                they are read after this.
+        """
+        self._used_cpu_ns = self._process_cpu_ns() if used_cpu_ns is None else used_cpu_ns
         if self._before_ns is None:
             self._settled_cpu_ns = self._used_cpu_ns
             self._opened_ns = now_ns
@@ -103,6 +113,7 @@ class Accounts:
         account.cpu_ns = cpu_ns or account.cpu_ns
         account.seen_ns = now_ns
         account.missing_since_ns = None
+        self._missing.discard(thread)
         if why_not is None:  # else the wall time waits for the next sample: threads are left out while they start, too
             account.settled_ns = now_ns
             account.is_sampled = True
@@ -112,16 +123,33 @@ class Accounts:
             self._settled_cpu_ns += used_ns
         return spent
 
-    def end(self) -> tuple[Remainder, ...]:
-        """All threads of the snapshot are settled: what is left."""
-        for thread, account in list(self._accounts.items()):
-            if account.seen_ns == self._now_ns:
-                continue
-            if account.missing_since_ns is None:
-                account.missing_since_ns = self._now_ns  # it may be back: walkers leave out a thread they cannot read
-            else:
-                del self._accounts[thread]
-                self._wall_ns += _rest_of_life(account)
+    def rest(self, thread: int) -> int:
+        """Wall time of a thread since it was settled, until the last snapshot; it has rested in all of them since."""
+        account, until_ns = self._accounts.get(thread), self._before_ns
+        if account is None or until_ns is None:
+            return 0
+        account.seen_ns = until_ns
+        wall_ns = max(until_ns - account.settled_ns, 0)
+        account.settled_ns += wall_ns
+        return wall_ns
+
+    def end(self, gone: Iterable[int] | None = None) -> tuple[Remainder, ...]:
+        """All threads of the snapshot that do not rest are settled: what is left.
+
+        Args:
+            gone: those that were in the snapshot before and are not in this one; None: whoever was not settled.
+        """
+        if gone is None:
+            gone = [thread for thread, account in self._accounts.items() if account.seen_ns != self._now_ns]
+        for thread in self._missing:
+            self._wall_ns += _rest_of_life(self._accounts.pop(thread))
+        self._missing.clear()
+        for thread in gone:  # it may be back: walkers leave out a thread they cannot read
+            account = self._accounts.get(thread)
+            if account is not None and account.seen_ns != self._now_ns:  # else another one has its id now
+                account.seen_ns = max(account.seen_ns, self._before_ns or 0)  # it may have rested since
+                account.missing_since_ns = self._now_ns
+                self._missing.add(thread)
         self._last_but_one_ns = self._now_ns if self._before_ns is None else self._before_ns
         self._before_ns = self._now_ns
         return self._remainders()
@@ -135,6 +163,7 @@ class Accounts:
             elif account.is_sampled:
                 self._wall_ns += now_ns - account.settled_ns
         self._accounts.clear()
+        self._missing.clear()
         self._used_cpu_ns = self._process_cpu_ns()
         return self._remainders() if self._before_ns is not None else ()
 

@@ -22,6 +22,7 @@ from splunk_profiler.model import (
     Frame,
     Profile,
     Remainder,
+    Repeat,
     Sample,
     Snapshot,
     Source,
@@ -115,9 +116,12 @@ class _Period:
         # The index of a thread → its last stack, and the one that stands for it.
         self._last: dict[int, tuple[Stack, Stack]] = {}
         self._merged: dict[_Event | None, _Sum] = {}
+        # The index of a thread → where its last sample was counted, and whether it lost labels there.
+        self._counted: dict[int, tuple[_Sum, bool]] = {}
 
     def add(self, sample: Sample) -> None:
         """Count a sample where it belongs, or where there is room."""
+        dropped_before = self.dropped_labels
         found = self._sum_of(sample)
         seen = sample.thread
         if (event := sample.event) is not None:
@@ -128,6 +132,18 @@ class _Period:
         found.period_ns += sample.period_ns
         found.wall_ns += seen.wall_spent_ns
         found.cpu_ns += seen.cpu_spent_ns
+        self._counted[seen.thread.index] = (found, self.dropped_labels > dropped_before)
+
+    def repeat(self, repeat: Repeat) -> None:
+        """Count a thread's last sample for more snapshots than its own."""
+        if repeat.thread_index not in self._counted:  # it has failed to get here
+            self.leave(Remainder(Unseen.UNSAMPLED, repeat.wall_ns, 0))
+            return
+        found, dropped = self._counted[repeat.thread_index]
+        found.count += repeat.snapshots
+        found.period_ns += repeat.period_ns
+        found.wall_ns += repeat.wall_ns
+        self.dropped_labels += repeat.snapshots if dropped else 0
 
     def leave(self, remainder: Remainder) -> None:
         """Count time that is in no sample."""
@@ -195,6 +211,7 @@ class Aggregator:
         bounds: how much is held.
         monotonic_ns: the clock.
         source: what its profiles are of.
+        rested: asked at the end of a period for what is to be added to its samples; after that all threads are sampled.
     """
 
     def __init__(
@@ -206,6 +223,7 @@ class Aggregator:
         bounds: Bounds = Bounds(),
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: Source = Source.CONTINUOUS,
+        rested: Callable[[], Iterable[Repeat]] = tuple,
     ) -> None:
         self._deliver = deliver
         self._interval_ns = interval_ns
@@ -213,6 +231,7 @@ class Aggregator:
         self._bounds = bounds
         self._now_ns = monotonic_ns
         self._source = source
+        self._rested = rested
         self._lock = real_lock()  # guards what follows
         self._period: _Period | None = None
         self._dropped_labels = 0
@@ -231,6 +250,8 @@ class Aggregator:
                 period = self._period = _Period(
                     self._bounds, snapshot.time_ns - snapshot.period_ns, began_ns, snapshot.period_ns
                 )
+            for repeat in snapshot.repeats:
+                period.repeat(repeat)
             for number, sample in enumerate(snapshot.samples, 1):
                 if number % _SLICE == 0:
                     let_others_run()
@@ -244,6 +265,8 @@ class Aggregator:
             if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
                 return
             self._period = _Period(self._bounds, snapshot.time_ns, now_ns, snapshot.period_ns)
+            for repeat in self._rested():
+                period.repeat(repeat)
         self._send(period)
 
     def rest(self) -> None:

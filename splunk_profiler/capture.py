@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from splunk_profiler.accounts import Accounts, Birth
+from splunk_profiler.changes import Clocks, Rested, Watch, living_threads, make_watch, portable_clocks
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.focus import Focus
 from splunk_profiler.model import (
     Event,
     Frame,
     Remainder,
+    Repeat,
     Sample,
     Snapshot,
     SpanRef,
@@ -37,10 +39,9 @@ from splunk_profiler.model import (
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
-from splunk_profiler.threads import cpu_time_ns, let_others_run
+from splunk_profiler.threads import let_others_run
 
 Associate = Callable[[Any], SpanRef | None]
-Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 Labels = tuple[tuple[str, str], ...]
 _INTERNAL = Stack((Frame("[process]", Unseen.INTERNAL.value, "unknown", None),), truncated=False)
 _RING_SIZE = 64
@@ -224,20 +225,6 @@ def _value_of(variable: ContextVar[Any] | None) -> Callable[[], Any | None]:
     return (lambda: None) if variable is None else partial(variable.get, None)
 
 
-def portable_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended."""
-    return [_clock(native_id) for native_id in native_ids]
-
-
-def _clock(native_id: int) -> tuple[int, int]:
-    if native_id <= 0 or not sys.platform.startswith("linux"):
-        return 0, 0
-    try:
-        return cpu_time_ns(native_id), os.getpriority(os.PRIO_PROCESS, native_id)
-    except OSError:
-        return 0, 0
-
-
 def thread_clocks(choice: Choice) -> Clocks:
     """The function that reads CPU times and priorities; the native one lets others run meanwhile."""
     if choice.name == "native":
@@ -247,6 +234,11 @@ def thread_clocks(choice: Choice) -> Clocks:
     return portable_clocks
 
 
+def watch_threads(choice: Choice, *, counts_rest: bool = False) -> Watch:
+    """Tells which threads have changed. `counts_rest`: of those that rest only how often they have."""
+    return make_watch(native=choice.name == "native", counts_rest=counts_rest)
+
+
 @dataclass(slots=True)
 class Life:
     """What is remembered of a thread from one snapshot to the next; `cpu_ns` as of the last one of all threads."""
@@ -254,6 +246,12 @@ class Life:
     thread: Thread
     birth: Birth | None  # on the boot-time clock; None if not known
     cpu_ns: int
+    is_sampled: bool = False  # when it was told last
+
+    @property
+    def account(self) -> int:
+        """Its number in the accounts."""
+        return self.thread.native_id or -self.thread.index
 
 
 class Capture:
@@ -261,7 +259,7 @@ class Capture:
 
     Args:
         associate: OpenTelemetry context → the span that is active in it, or None.
-        clocks: native ids → (CPU ns, nice value) each.
+        watch: tells which threads have changed; those that rest are in `Snapshot.repeats`.
         period_ns: distance between two snapshots, where a raw one does not say its own.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
         labels_of: what the walker found in the variable of the user's labels → what a sample carries of it.
@@ -270,7 +268,7 @@ class Capture:
     def __init__(
         self,
         associate: Associate,
-        clocks: Clocks,
+        watch: Watch,
         period_ns: int,
         *,
         include_internal: bool = False,
@@ -278,40 +276,47 @@ class Capture:
     ) -> None:
         self._associate = associate
         self._labels_of = labels_of
-        self._clocks = clocks
+        self._watch = watch
         self._period_ns = period_ns
         self._include_internal = include_internal
         self._accounts = Accounts()
-        self._lives: dict[int, Life] = {}
-        self._lives_before: dict[int, Life] = {}  # of the snapshot before: events are older than the last one
+        self._lives: dict[int, Life] = {}  # of the threads of the last snapshot
+        self._gone: dict[int, Life] = {}  # of those of the one before that are not in it: events may be older
+        self._passing: dict[int, Life] = {}  # of others that were seen since
+        self._tells_all = True  # the next snapshot
         self._next_index = 1
 
     def prime(self, raw: RawSnapshot) -> None:
         """Remember the threads of `raw` and the CPU they have used, so that the next snapshot can tell who ran."""
         self.snapshot(raw)
+        self.rested()  # nobody has had these samples
 
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
-        names = _names()
-        lives = {seen.key: self._life(seen, names) for seen in raw.threads}
-        self._lives_before, self._lives = self._lives, lives
+        tells_all, self._tells_all = self._tells_all, True  # should this fail
         period_ns = raw.period_ns or self._period_ns
-        accounts = self._accounts
-        accounts.begin(_captured_at_ns(raw.time_ns))
-        clocks = self._clocks([life.thread.native_id for life in lives.values()])
-        now = boottime_ns()
+        process_ns, changed, left = self._watch.changes(raw.threads, period_ns)
+        accounts, lives = self._accounts, self._lives
+        accounts.begin(_captured_at_ns(raw.time_ns), process_ns)
+        now, names = boottime_ns(), _names()
+        repeats = [*self._repeats(left)]
+        if tells_all:
+            self._lives = {}
         samples = []
-        for number, (seen, life, clock) in enumerate(zip(raw.threads, lives.values(), clocks, strict=True), 1):
+        for number, (seen, cpu_ns, os_priority, rested, rested_ns) in enumerate(changed, 1):
             if number % _SLICE == 0:
                 let_others_run()
-            cpu_ns, os_priority = clock
+            life = self._lives[seen.key] = self._life(seen, names, lives.get(seen.key))
+            if rested and life.is_sampled:
+                repeats.append(Repeat(life.thread.index, rested, rested_ns, accounts.rest(life.account)))
             running = cpu_ns > life.cpu_ns
             life.cpu_ns = cpu_ns or life.cpu_ns
             stack = seen.stack
             why_not = Unseen.UNSAMPLED if not stack.frames else None
             if why_not is None and not self._include_internal and is_left_out(stack, life.thread.name):
                 why_not = Unseen.INTERNAL
-            spent = accounts.settle(life.thread.native_id or -life.thread.index, life.birth, cpu_ns, why_not)
+            spent = accounts.settle(life.account, life.birth, cpu_ns, why_not)
+            life.is_sampled = why_not is None
             if why_not is not None:
                 continue
             elapsed_ns = max(now - life.birth.earliest_ns, 1) if life.birth is not None else 0
@@ -322,16 +327,37 @@ class Capture:
             span = None if seen.context is None else self._associate(seen.context)
             labels = () if seen.labels is None else self._labels_of(seen.labels)
             samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
-        return Snapshot(raw.time_ns, period_ns, tuple(samples), accounts.end())
+        self._passing.clear()
+        gone = lives.keys() - self._lives.keys() if tells_all else {key for key, _, _ in left}
+        self._gone = {key: lives.pop(key) for key in gone if key in lives}
+        remainders = accounts.end(life.account for life in self._gone.values())
+        self._tells_all = False
+        return Snapshot(raw.time_ns, period_ns, tuple(samples), remainders, repeats=tuple(repeats))
+
+    def rested(self) -> tuple[Repeat, ...]:
+        """What is to be added to samples of the snapshots so far; the next one tells of all threads anew."""
+        self._tells_all = True
+        return tuple(self._repeats(self._watch.rested()))
+
+    def _repeats(self, rested: Sequence[Rested]) -> Iterator[Repeat]:
+        for key, count, period_ns in rested:
+            life = self._lives.get(key)
+            if count and life is not None and life.is_sampled:
+                yield Repeat(life.thread.index, count, period_ns, self._accounts.rest(life.account))
 
     def lives(self, threads: Sequence[RawThread]) -> list[Life]:
         """What is known of some threads, between two snapshots of all."""
-        if len(self._lives) > _MOST_LIVES:
-            self._lives.clear()  # there are no snapshots of all, which would do it
+        if len(self._passing) > _MOST_LIVES:
+            self._passing.clear()  # there are no snapshots of all, which would do it
         names = _names()
-        for seen in threads:
-            self._lives[seen.key] = self._life(seen, names)
-        return [self._lives[seen.key] for seen in threads]
+        return [self._between(seen, names) for seen in threads]
+
+    def _between(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
+        known = self._lives.get(seen.key)
+        life = self._life(seen, names, known)
+        if known is None:
+            self._passing[seen.key] = life
+        return life
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
@@ -339,9 +365,7 @@ class Capture:
         samples = []
         for happened in events:
             seen = happened.thread
-            life = self._lives_before.get(seen.key)
-            if seen.key in self._lives or life is None:
-                life = self._lives[seen.key] = self._life(seen, names)
+            life = self._gone.get(seen.key) or self._between(seen, names)
             stack, span = seen.stack, None
             labels: Labels = ()
             if not self._include_internal and (not stack.frames or is_left_out(stack, life.thread.name)):
@@ -357,9 +381,9 @@ class Capture:
         """What the process has used since the last snapshot; there must be none after this."""
         return self._accounts.close(boottime_ns())
 
-    def _life(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
+    def _life(self, seen: RawThread, names: dict[int, threading.Thread], life: Life | None) -> Life:
         known = names.get(seen.ident)
-        life = self._lives.get(seen.key)
+        life = life or self._passing.get(seen.key)
         if life is not None:
             if known is not None and (name := _name_of(known)) != life.thread.name and name:
                 life.thread = Thread(life.thread.index, name, seen.ident, life.thread.native_id)
@@ -377,9 +401,7 @@ def is_left_out(stack: Stack, name: str) -> bool:
 
 
 def _names() -> dict[int, threading.Thread]:
-    # `threading.enumerate` takes a lock that a thread of the application may hold; copying a dict is atomic.
-    active: dict[int, threading.Thread] = vars(threading)["_active"]
-    return active.copy()
+    return living_threads().copy()  # which is atomic
 
 
 def _name_of(thread: threading.Thread) -> str:

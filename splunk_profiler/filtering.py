@@ -79,12 +79,13 @@ def is_internal(stack: Stack) -> bool:
     """
     if stack.truncated:
         return False
-    rooted = [*reversed(stack.frames)]
-    while rooted and _is_bootstrap(rooted[0]):
-        beginning = rooted.pop(0).function == "_bootstrap_inner"
-        if beginning and rooted and rooted[0].namespace.startswith("threading.") and not _is_bootstrap(rooted[0]):
-            return True  # the thread is still being started, or ends: nobody's code runs
-    return not rooted or _belongs_to_us(rooted[0])
+    begins = False
+    for frame in reversed(stack.frames):
+        if not _is_bootstrap(frame):
+            # A thread that is still being started, or ends, runs nobody's code.
+            return (begins and frame.namespace.startswith("threading.")) or _belongs_to_us(frame)
+        begins = frame.function == "_bootstrap_inner"
+    return True
 
 
 def _is_bootstrap(frame: Frame) -> bool:

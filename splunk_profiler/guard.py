@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 logger = logging.getLogger("splunk_profiler")
 
@@ -24,13 +22,19 @@ class Guard:
         self._place = place
         self.failures: Counter[str] = Counter()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Swallow an exception of the block; the first of each type is logged with its traceback."""
-        try:
-            yield
-        except Exception as error:
-            self.note(error)
+    def watching(self) -> Guard:
+        """``with guard.watching():`` swallows an exception of the block; the first of each type is logged."""
+        return self  # nothing has to be made for a block, of which there are several in each snapshot
+
+    def __enter__(self) -> None:
+        """The block begins."""
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        """The block has ended; exceptions that end a thread or the process go on."""
+        if not isinstance(error, Exception):
+            return False
+        self.note(error)
+        return True
 
     def note(self, error: Exception) -> None:
         """As `watching`, for an exception that was caught where a block would cost too much."""

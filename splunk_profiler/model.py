@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -221,6 +221,22 @@ class Remainder:
     cpu_ns: int
 
 
+class Repeat(NamedTuple):
+    """A thread has not run since its last sample, which stands for more snapshots than its own.
+
+    Attributes:
+        thread_index: its `Thread.index`.
+        snapshots: how many more.
+        period_ns: the sum of their distances.
+        wall_ns: wall time of the thread in them.
+    """
+
+    thread_index: int
+    snapshots: int
+    period_ns: int
+    wall_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All threads at one instant, or those of the traces that are profiled closely.
@@ -231,6 +247,8 @@ class Snapshot:
         samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
         remainders: what the process has used besides, so that all of it adds up.
         source: which profiler all of this is of.
+        repeats: what there is to add to samples of snapshots before this one. Where samples are added up, threads that
+            rest have none in a snapshot; they have a repeat when they run again, or when somebody wants to know.
     """
 
     time_ns: int
@@ -238,6 +256,7 @@ class Snapshot:
     samples: tuple[Sample, ...]
     remainders: tuple[Remainder, ...] = ()
     source: Source = Source.CONTINUOUS
+    repeats: tuple[Repeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

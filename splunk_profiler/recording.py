@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from splunk_profiler import aggregator, recorder
 from splunk_profiler.aggregator import Aggregator
-from splunk_profiler.model import Profile, Remainder, Sample, Sink, Snapshot, Source
+from splunk_profiler.model import Profile, Remainder, Repeat, Sample, Sink, Snapshot, Source
 from splunk_profiler.recorder import Recorder
 
 
@@ -61,13 +61,26 @@ class ProfileRecording:
         sink: where they go.
         interval_ns: how much time a profile covers.
         endpoint_of: see `Aggregator`.
+        rested: see `Aggregator`.
     """
 
-    def __init__(self, sink: Sink[Profile], interval_ns: int, endpoint_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        sink: Sink[Profile],
+        interval_ns: int,
+        endpoint_of: Callable[[int], str],
+        rested: Callable[[], Iterable[Repeat]] = tuple,
+    ) -> None:
         # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
         self.recorder = Recorder(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
         self._aggregators = {
-            source: Aggregator(self.recorder.record, interval_ns=interval_ns, endpoint_of=endpoint_of, source=source)
+            source: Aggregator(
+                self.recorder.record,
+                interval_ns=interval_ns,
+                endpoint_of=endpoint_of,
+                source=source,
+                rested=rested if source is Source.CONTINUOUS else tuple,
+            )
             for source in Source
         }
 

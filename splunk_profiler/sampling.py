@@ -102,7 +102,8 @@ class Sampling:
         clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
         self._capture = capture.Capture(
             associate,
-            clocks,
+            # Text has a record for each thread of each snapshot, and to choose samples by span each has to be seen.
+            capture.watch_threads(self._choice, counts_rest=config.aggregates and not config.tracing_stacks_only),
             config.period_ns,
             include_internal=internal,
             labels_of=sample_labels.on_samples,
@@ -112,7 +113,7 @@ class Sampling:
         self._recording: Recording = (
             SampleRecording(self._sink, interval_ns)
             if self._roots is None
-            else ProfileRecording(self._sink, interval_ns, self._roots.endpoint)
+            else ProfileRecording(self._sink, interval_ns, self._roots.endpoint, self._capture.rested)
         )
         self._recorder = self._recording.recorder
         periods = Periods(
@@ -199,7 +200,8 @@ class Sampling:
         whole = ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").watching():
             if ended and self._primed:
-                self._take(Snapshot(time.time_ns(), self.resolved.config.period_ns, ()))  # the last events
+                rested = self._capture.rested()
+                self._take(Snapshot(time.time_ns(), config.period_ns, (), repeats=rested))  # and the last events
             self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
@@ -272,11 +274,11 @@ class Sampling:
 
     def _handle_all(self, raw: Any) -> None:
         self._at_sample()
-        snapshot = self._capture.snapshot(raw)
         if not self._primed:
+            self._capture.prime(raw)
             self._primed = True
             return
-        self._take(snapshot)
+        self._take(self._capture.snapshot(raw))
 
     def _take(self, snapshot: Snapshot) -> None:
         with self._event_guard.watching():

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from splunk_profiler.capture import (
     Associate,
     Capture,
-    Clocks,
     Labels,
     Life,
     RawSnapshot,
@@ -21,6 +20,7 @@ from splunk_profiler.capture import (
     boottime_ns,
     is_left_out,
 )
+from splunk_profiler.changes import Clocks
 from splunk_profiler.filtering import waiting_on
 from splunk_profiler.focus import Periods
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample

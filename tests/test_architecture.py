@@ -32,6 +32,7 @@ LAYERS: dict[str, int] = {
     "switch": 0,
     "focus": 0,
     "accounts": 1,
+    "changes": 1,
     "naming": 1,
     "filtering": 1,
     "portable": 1,
@@ -73,12 +74,12 @@ LAYERS: dict[str, int] = {
 # Within a layer these may be imported, by these; everything inside one package of the table may import its neighbours.
 BESIDE: dict[str, set[str]] = {
     "config": {"transport", "values"},
-    "capture": {"accounts", "naming", "filtering", "portable", "portable_collections"},
+    "capture": {"accounts", "changes", "naming", "filtering", "portable", "portable_collections"},
     "portable": {"portable_collections"},
     "sample_labels": {"user_labels"},
     "roots": {"listening", "spans"},
     "selection": {"listening"},
-    "trace_capture": {"capture", "filtering"},
+    "trace_capture": {"capture", "changes", "filtering"},
     "snapshots": {"recording"},
     "runtime_id": {"correlation"},
     "provenance": {"distributions"},

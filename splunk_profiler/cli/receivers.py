@@ -167,9 +167,8 @@ def export(resolved: Resolved) -> list[Finding]:
     ticker.capture()
     raw = ticker.drain(0)
     ticker.stop()
-    reader = capture.Capture(
-        spans.span_ref, capture.thread_clocks(choice), resolved.config.period_ns, include_internal=True
-    )
+    watch = capture.watch_threads(choice)
+    reader = capture.Capture(spans.span_ref, watch, resolved.config.period_ns, include_internal=True)
     snapshot = reader.snapshot(raw[0])
     fact = f"{len(snapshot.samples)} threads read by the {choice.name} walker"
     found = [Finding(Verdict.GOOD, "test sample", fact)]

@@ -21,6 +21,7 @@ from splunk_profiler.formats.profile_proto import field, number, varint
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
+MOST_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
 VALUE_TYPES = ("samples", "wall", "cpu")
 
 _LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
@@ -289,5 +290,7 @@ class _Labels(dict[tuple[str, str | int], bytes]):
 
 
 def _printable(text: str) -> str:
-    """`text`, with what UTF-8 cannot carry and what a terminal would obey written out."""
+    """`text`, cut where it is too long, with what UTF-8 cannot carry and what a terminal would obey written out."""
+    if len(text) > MOST_CHARACTERS:
+        text = text[: MOST_CHARACTERS - 1] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

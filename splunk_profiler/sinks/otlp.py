@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Generic
 
 import grpc
@@ -72,7 +73,9 @@ class OtlpSink(Generic[Record]):
         with self._lock:
             self._busy = True
         try:
-            return self._send(self._encode(batch.records))
+            outcome = self._send(self._encode(batch.records))
+            # A large profile is several records to a receiver.
+            return replace(outcome, rejected=min(outcome.rejected, len(batch.records)))
         except Exception as error:
             return Outcome(Delivery.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
         finally:

@@ -48,7 +48,7 @@ class ProfileEncoder:
                 record = add()
                 record.CopyFrom(self._templates[profile.source])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
-                record.time_unix_nano = profile.time_ns
+                record.time_unix_nano = max(profile.time_ns, 0)  # a clock that is not set yet is in 1970
                 record.observed_time_unix_nano = observed_ns
                 record.body.string_value = pprof.body(part)
         message: bytes = request.SerializeToString()

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
-from splunk_profiler.formats.pprof import body, parts
+from splunk_profiler.cli.receiver import to_json
+from splunk_profiler.formats.pprof import message
+from splunk_profiler.model import Source
+from splunk_profiler.provenance import Provenance
+from splunk_profiler.sinks.profile_encoding import ProfileEncoder
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}
@@ -172,35 +180,23 @@ def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path
     assert data["services"].keys() == {"batch"}
 
 
-@pytest.mark.parametrize("by_name", [False, True], ids=["folder", "file"])
-def test_profiles_are_taken_out_of_what_a_collector_has_saved(by_name: bool, tmp_path: Path) -> None:
-    profiles = [parts(small_profile())[0], parts(large_profile(3))[0]]
-    records = [
-        {
-            "body": {"stringValue": text},
-            "attributes": [
-                {"key": "profiling.data.total.frame.count", "value": {"intValue": "7"}},
-                {"key": "profiling.data.format", "value": {"stringValue": name}},
-                {"key": "profiling.instrumentation.source", "value": {"stringValue": source}},
-            ],
-        }
-        for name, source, text in (
-            ("pprof-gzip-base64", "continuous", body(profiles[0])),
-            ("text", "continuous", '"worker" #1 prio=0'),
-            ("pprof-gzip-base64", "snapshot", body(profiles[1])),
-        )
-    ]
-    lines = [json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}) for record in records]
-    saved = tmp_path / ("profiles.jsonl" if by_name else "logs.jsonl")
-    saved.write_text("\n".join([*lines, '{"resourceLogs": []}']) + "\n", "utf-8")
+@pytest.mark.parametrize(("name", "argument"), [("logs.jsonl", "."), ("profiles.jsonl", "profiles.jsonl")])
+def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, name: str, argument: str) -> None:
+    profiles = [small_profile(), replace(small_profile(), source=Source.SNAPSHOT), large_profile(3)]
+    requests = [ProfileEncoder(lambda: Resource({})).encode([profile]) for profile in profiles]
+    text = {"body": {"stringValue": "a dump"}, "attributes": [{"key": "profiling.data.format", "value": {}}]}
+    lines = [json.dumps(to_json(ExportLogsServiceRequest.FromString(request))) for request in requests]
+    lines += [json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [text]}]}]}), '{"resourceLogs": []}']
+    half_written = lines[0][:1000]
+    (tmp_path / name).write_text("\n".join([*lines, half_written]), "utf-8")
     ended = subprocess.run(
-        [sys.executable, str(EXAMPLES / "extract_profiles.py"), str(saved if by_name else tmp_path)],
+        [sys.executable, str(EXAMPLES / "extract_profiles.py"), str(tmp_path / argument)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=True,
     )
     found = [Path(line) for line in ended.stdout.splitlines()]
-    assert [path.read_bytes() for path in found] == [part.gzipped for part in profiles]
-    assert [path.name for path in found] == ["0001.pprof", "0002-snapshot.pprof"]
-    assert {path.parent for path in found} == {tmp_path}
+    assert found == [tmp_path / name for name in ("0001.pprof", "0002-snapshot.pprof", "0003.pprof")]
+    whose = Provenance().of
+    assert [gzip.decompress(path.read_bytes()) for path in found] == [message(each, whose) for each in profiles]

@@ -146,6 +146,17 @@ def test_a_partial_success_is_counted_and_its_message_told() -> None:
         assert (counters["rejected"], counters["delivered"]) == (2, 3)
 
 
+def test_no_more_records_are_rejected_than_were_sent_whatever_a_collector_says() -> None:
+    with (
+        Receiver(mode="partial 3 of which a profile has several") as receiver,
+        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+    ):
+        exporter.ask("record 1")
+        assert exporter.log(lambda text: "1 profiling records were dropped" in text)
+        counters = exporter.ask("counters")
+        assert (counters["rejected"], counters["delivered"]) == (1, 0)
+
+
 def test_a_batch_larger_than_the_collector_takes_is_sent_in_parts() -> None:
     with Receiver() as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 400 40 500")  # 8 MB, in batches of more than the 4 MiB that a server takes

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from profile_factory import large_profile, origin_in_shop, small_profile
 from profile_schema import decode
+from target_process import Target, profiled
 
 from splunk_profiler.formats.pprof import message, parts
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
@@ -63,6 +64,25 @@ def test_the_hottest_functions_are_shown_by_cpu_if_nothing_else_is_asked_for(tmp
     }
     assert "Type: cpu" in printed
     assert "Duration: 10s" in printed
+
+
+def test_profiles_of_a_service_show_all_of_its_time_and_what_it_did_and_waited_for(tmp_path: Path) -> None:
+    env = {
+        **profiled("http://127.0.0.1:9", 10),
+        "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "400",
+    }
+    with Target("accounted_work.py", "waiting", "1.2", env=env) as target:
+        assert target.finish() == 0, target.output
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) > 1
+    profiles = [decode(gzip.decompress((tmp_path / name).read_bytes())) for name in names]
+    everything = ("-top", "-unit=ns", "-nodefraction=0", "-edgefraction=0", "-nodecount=0")
+    for index, (kind, function) in enumerate([("wall", "threading.Event.wait"), ("cpu", "__main__.compute")], 1):
+        shown = top(pprof(tmp_path, *everything, f"-sample_index={kind}", *names))
+        whole = sum(flat for flat, _ in shown.values())
+        assert whole == sum(sample.value[index] for profile in profiles for sample in profile.sample)
+        assert shown[function][1] > whole / 2
 
 
 def test_the_hottest_functions_are_shown_by_wall_time_too(tmp_path: Path) -> None:

@@ -100,13 +100,17 @@ def _threads(count: int) -> None:
 
     def work() -> None:
         memory = OwnMemory()
+        was_wrong = False
         try:
             while not stopping.is_set():
                 with TRACER.start_as_current_span("work") as span, splunk_profiler.labels(route="/"):
                     record = memory.elastic()
                     if record is not None and record.present:
                         assert record.valid
-                        assert record.span_id in (span.get_span_context().span_id, 0)
+                        # A switch that has begun when publishing begins is not seen; the thread's next one is.
+                        is_wrong = record.span_id not in (span.get_span_context().span_id, 0)
+                        assert not (is_wrong and was_wrong)
+                        was_wrong = is_wrong
             splunk_profiler.stop()
             assert memory.elastic() is None
             assert memory.labels() is None

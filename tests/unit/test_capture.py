@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from top_frames import top_frame
 
 from splunk_profiler import spans
-from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, thread_clocks
+from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, watch_threads
 from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.runtime.otel import ContextShadow
 
@@ -31,8 +31,7 @@ class Watcher:
     def __init__(self, choice: Choice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
         self.shadow = ContextShadow(spans.runtime_context(), lambda: None)
         self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
-        clocks = thread_clocks(choice)
-        self.capture = Capture(spans.span_ref, clocks, PERIOD_NS, include_internal=include_internal)
+        self.capture = Capture(spans.span_ref, watch_threads(choice), PERIOD_NS, include_internal=include_internal)
 
     def look(self) -> Snapshot:
         self.ticker.capture()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.capture import Capture, RawCollection, Ticker, choose_walker
+from splunk_profiler.capture import Capture, Choice, RawCollection, Ticker, choose_walker, watch_threads
 from splunk_profiler.events import CollectorEvents, NoEvents, collector_events
 from splunk_profiler.model import Event, Frame, Sample, Stack
 from splunk_profiler.naming import FrameNamer
@@ -233,7 +233,13 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
 def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
     """What becomes of the collections that `work` has."""
-    capture = Capture(lambda _: None, lambda ids: [(0, 0)] * len(ids), 1, labels_of=lambda found: found, **settings)
+    capture = Capture(
+        lambda _: None,
+        watch_threads(Choice("portable", "no clock is looked at")),
+        1,
+        labels_of=lambda found: found,
+        **settings,
+    )
     events = CollectorEvents(ticker)
     events.start()
     try:
@@ -262,7 +268,7 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
 
 def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
     ticker = make()
-    capture = Capture(lambda _: None, lambda ids: [(0, 0)] * len(ids), 1)
+    capture = Capture(lambda _: None, watch_threads(Choice("portable", "no clock is looked at")), 1)
     events = CollectorEvents(ticker)
     go_on = threading.Event()
 

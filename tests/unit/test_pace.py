@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from splunk_profiler.capture import Capture, Choice, RawSnapshot, Ticker, make_ticker, portable_clocks
+from splunk_profiler.capture import Capture, Choice, RawSnapshot, Ticker, make_ticker, watch_threads
 from splunk_profiler.pacing import Pacer
 from splunk_profiler.sampler import Limit, Sampler
 
@@ -74,7 +74,7 @@ def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
 
 
 def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
-    capture = Capture(lambda _: None, portable_clocks, HOUR_NS, include_internal=True)
+    capture = Capture(lambda _: None, watch_threads(Choice("portable", "")), HOUR_NS, include_internal=True)
     with running(ticker, 3 * MS):
         (first, *_) = ticker.drain(LONG_NS)
     snapshot = capture.snapshot(first)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import gzip
+import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
-from splunk_profiler.formats.pprof import MOST_BODY_BYTES, Part, body, message, parts
+from splunk_profiler.formats.pprof import MOST_BODY_BYTES, MOST_CHARACTERS, Part, body, message, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -37,6 +39,7 @@ LABELS = st.lists(
     max_size=5,
 ).map(tuple)
 AMOUNTS = st.integers(0, 300) | st.integers(0, (1 << 63) - 1)
+NUMBERS = AMOUNTS | st.integers(-(1 << 63), -1)  # clocks may be set to anything
 
 
 @st.composite
@@ -46,10 +49,10 @@ def profiles(draw: st.DrawFn) -> Profile:
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
     aggregates = st.builds(
-        Aggregate, st.sampled_from(stacks), LABELS, *[AMOUNTS] * 3, st.sampled_from(["", "gc"]), AMOUNTS, AMOUNTS
+        Aggregate, st.sampled_from(stacks), LABELS, *[NUMBERS] * 3, st.sampled_from(["", "gc"]), AMOUNTS, AMOUNTS
     )
     return draw(
-        st.builds(Profile, AMOUNTS, AMOUNTS, AMOUNTS, st.lists(aggregates, max_size=8).map(tuple), st.integers(0, 9))
+        st.builds(Profile, NUMBERS, AMOUNTS, AMOUNTS, st.lists(aggregates, max_size=8).map(tuple), st.integers(0, 9))
     )
 
 
@@ -210,6 +213,20 @@ def test_a_sample_that_no_body_can_hold_is_a_part_of_its_own() -> None:
     found = parts(profile, most_body_bytes=100)
     assert [sample for part in found for sample in read(unpacked(part))] == [recorded(a) for a in profile.aggregates]
     assert len(found) == 5
+
+
+def test_a_text_without_end_is_cut_and_does_not_multiply_with_the_parts() -> None:
+    source = random.Random(1)
+    name = "".join(source.choices("0123456789abcdef", k=3_000_000))
+    profile = large_profile(20)
+    profile = replace(
+        profile,
+        aggregates=tuple(replace(one, labels=(*one.labels, ("thread.name", name))) for one in profile.aggregates),
+    )
+    (part,) = parts(profile)
+    assert len(body(part)) <= MOST_BODY_BYTES
+    sent = {value for _, labels, _ in read(unpacked(part)) for key, value in labels if len(str(value)) > 1000}
+    assert sent == {name[: MOST_CHARACTERS - 1] + "…"}
 
 
 def test_others_are_let_in_while_a_large_profile_is_encoded() -> None:

@@ -59,6 +59,12 @@ def test_profiles_of_both_profilers_are_told_apart() -> None:
     assert sources == ["continuous", "snapshot"]
 
 
+def test_a_profile_that_began_before_the_epoch_is_sent_as_of_then() -> None:
+    (record,) = records(replace(small_profile(), time_ns=-3_000_000_000))  # by a clock that has not been set yet
+    assert record.time_unix_nano == 0
+    assert message(record).time_nanos == -3_000_000_000
+
+
 def test_each_profile_of_a_batch_is_a_record_of_its_own() -> None:
     found = records(small_profile(), large_profile(3))
     assert [len(message(record).sample) for record in found] == [len(small_profile().aggregates), 3]

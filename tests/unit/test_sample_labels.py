@@ -13,7 +13,7 @@ import pytest
 from profile_factory import small_profile
 
 from splunk_profiler import labels, spans
-from splunk_profiler.capture import Capture, Choice, choose_walker, make_ticker, thread_clocks
+from splunk_profiler.capture import Capture, Choice, choose_walker, make_ticker, watch_threads
 from splunk_profiler.formats.datadog import translated
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.runtime.labels import LabelShadow
@@ -47,7 +47,7 @@ class Watcher:
             labels_var=IN_FORCE,
             labels_of=self.shadow.labels_of,
         )
-        self._capture = Capture(spans.span_ref, thread_clocks(choice), 1, labels_of=on_samples)
+        self._capture = Capture(spans.span_ref, watch_threads(choice), 1, labels_of=on_samples)
 
     def look(self) -> list[Sample]:
         self._ticker.capture()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from splunk_profiler.capture import Capture
+from splunk_profiler.changes import PortableWatch
 from splunk_profiler.focus import Periods
 from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
 from splunk_profiler.portable import RawSnapshot, RawThread
@@ -44,7 +45,9 @@ class Bench:
 
     def __init__(self, began: Began | None = None) -> None:
         self._cpu_ns: dict[int, int] = {}
-        self.capture = Capture(lambda context: context, self._clocks, ALL_NS)
+        self.capture = Capture(
+            lambda context: context, PortableWatch(self._clocks, lambda _: 0, counts_rest=False), ALL_NS
+        )
         self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIODS)
         self._before_ms = 0
         self._stacks = {

@@ -1,0 +1,158 @@
+"""Profiles are the same whether threads that rest are sampled again and again or counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splunk_profiler.aggregator import UNSEEN, Aggregator, Bounds
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import PortableWatch
+from splunk_profiler.model import Frame, Profile, Repeat, Snapshot, SpanRef, Stack, Unseen
+from splunk_profiler.portable import RawSnapshot, RawThread
+
+MS = 1_000_000
+PERIOD_NS = 100 * MS
+STACKS = [Stack((Frame("shop", f"work_{number}", "shop.py", number),), truncated=False) for number in range(3)]
+SPANS = [None, SpanRef(1, 2, 1), SpanRef(3, 4, 1)]
+FIRST_ID = 1 << 30  # more than Linux gives to anybody
+AN_HOUR_AGO_NS = time.time_ns() - 3600 * 10**9
+CLOCK_JITTER_NS = 20 * MS  # of the real clocks that a capture asks, at each snapshot
+
+
+class Doing(NamedTuple):
+    """What a thread does in a snapshot: whether it has run since the one before, where it is, and in which span."""
+
+    ran: bool = False
+    stack: int = 0
+    span: int = 0
+
+
+class Observer:
+    """A capture whose threads have made-up clocks, and the profiles of it."""
+
+    def __init__(self, *, counts_rest: bool = True, spans: int = 100) -> None:
+        self._cpu_ns: dict[int, int] = {}
+        self._now_ns = 0
+        self._began_ns = AN_HOUR_AGO_NS
+        self.told = 0
+        watch = PortableWatch(self._clocks, lambda _: 0, counts_rest=counts_rest)
+        self.capture = Capture(lambda context: context, watch, PERIOD_NS)
+        self.profiles: list[Profile] = []
+        self._aggregator = Aggregator(
+            self.profiles.extend,
+            interval_ns=5 * PERIOD_NS,
+            monotonic_ns=lambda: self._now_ns,
+            bounds=Bounds(spans=spans),
+            rested=self.capture.rested,
+        )
+
+    def _clocks(self, native_ids: Sequence[int]) -> list[tuple[int, int]]:
+        return [(self._cpu_ns[native_id], 0) for native_id in native_ids]
+
+    def see(self, threads: dict[int, Doing], *, primes: bool = False) -> None:
+        """The next snapshot."""
+        self._now_ns += PERIOD_NS
+        seen = []
+        for key, doing in sorted(threads.items()):
+            native_id = FIRST_ID + key
+            self._cpu_ns[native_id] = self._cpu_ns.get(native_id, MS) + 7 * MS * doing.ran
+            seen.append(RawThread(key, key, native_id, STACKS[doing.stack], SPANS[doing.span], None))
+        raw = RawSnapshot(self._began_ns + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS)
+        if primes:
+            self.capture.prime(raw)
+            return
+        snapshot = self.capture.snapshot(raw)
+        self.told += len(snapshot.samples)
+        self._aggregator.take(snapshot)
+
+    def end(self) -> list[Profile]:
+        """All profiles."""
+        time_ns = self._began_ns + self._now_ns
+        self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), repeats=self.capture.rested()))
+        self._aggregator.close(self.capture.remainders(), time_ns)
+        return self.profiles
+
+
+def facts(profile: Profile) -> dict[Any, tuple[int, int]]:
+    """Of each aggregate of samples: what it is told apart by → (samples, CPU time)."""
+    return {
+        (aggregate.stack.frames, aggregate.labels): (aggregate.count, aggregate.cpu_ns)
+        for aggregate in profile.aggregates
+        if aggregate.count
+    }
+
+
+def walls(profile: Profile) -> dict[Any, int]:
+    return {
+        (aggregate.stack.frames, aggregate.labels): aggregate.wall_ns
+        for aggregate in profile.aggregates
+        if aggregate.count
+    }
+
+
+doings = st.builds(Doing, st.booleans(), st.integers(0, 2), st.integers(0, 2))
+# Most of the time a thread does what it did: (thread, what it does from now on, None: it is not there) now and then.
+histories = st.lists(st.dictionaries(st.integers(1, 5), st.none() | doings, max_size=2), min_size=1, max_size=25)
+
+
+@pytest.mark.parametrize("spans", [100, 1])
+@given(histories)
+def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: list[dict[int, Doing | None]]) -> None:
+    observers = [Observer(counts_rest=counts_rest, spans=spans) for counts_rest in (False, True)]
+    threads: dict[int, Doing] = {}
+    for number, changes in enumerate(history):
+        threads = {key: doing._replace(ran=False) for key, doing in threads.items()}
+        for key, doing in changes.items():
+            if doing is None:
+                threads.pop(key, None)
+            else:
+                threads[key] = doing
+        for observer in observers:
+            observer.see(threads, primes=number == 0)
+    sampled, counted = (observer.end() for observer in observers)
+    assert [facts(profile) for profile in sampled] == [facts(profile) for profile in counted]
+    assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
+    for one, other in zip(map(walls, sampled), map(walls, counted), strict=True):
+        assert all(abs(one[key] - other[key]) < CLOCK_JITTER_NS for key in one)
+
+
+def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
+    observer = Observer()
+    threads = {1: Doing(ran=True), 2: Doing()}
+    for number in range(6):
+        observer.see(threads, primes=number == 0)
+    assert observer.told == 5 + 1  # it had rested in the first snapshot already
+    (profile,) = observer.profiles
+    assert sorted(count for count, _ in facts(profile).values()) == [5, 5]
+
+
+def test_after_a_snapshot_that_failed_all_threads_are_sampled_with_the_time_that_it_took() -> None:
+    observer = Observer()
+    for number in range(3):
+        observer.see({1: Doing(), 2: Doing()}, primes=number == 0)
+    raw = RawSnapshot(0, 0, (1,), PERIOD_NS, False, 0)  # type: ignore[arg-type]  # no thread at all
+    with pytest.raises(AttributeError):
+        observer.capture.snapshot(raw)
+    for _ in range(3):
+        observer.see({2: Doing(stack=1)})
+    walls_ns: dict[str, int] = {}
+    for profile in observer.end():
+        for aggregate in profile.aggregates:
+            name = aggregate.stack.frames[0].function
+            walls_ns[name] = walls_ns.get(name, 0) + aggregate.wall_ns
+    assert abs(walls_ns["work_0"] + walls_ns["work_1"] - (1 + 5) * PERIOD_NS) < CLOCK_JITTER_NS
+
+
+def test_what_was_never_sampled_here_is_time_that_is_in_no_sample() -> None:
+    profiles: list[Profile] = []
+    aggregator = Aggregator(profiles.extend, interval_ns=10**12)
+    aggregator.take(Snapshot(1, PERIOD_NS, (), repeats=(Repeat(7, 3, 3 * PERIOD_NS, 250 * MS),)))
+    aggregator.close((), 1)
+    (profile,) = profiles
+    assert [(found.stack, found.wall_ns) for found in profile.aggregates] == [(UNSEEN[Unseen.UNSAMPLED], 250 * MS)]
