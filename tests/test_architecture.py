@@ -251,10 +251,8 @@ def test_imports_point_down() -> None:
             target = lookup(LAYERS, found.name) if found.ours else None
             if row is None or target is None or target == row:
                 continue
-            allowed = (
-                target in BESIDE.get(row, set()) if LAYERS[target] == LAYERS[row] else LAYERS[target] < LAYERS[row]
-            )
-            if not allowed:
+            beside, below = target in BESIDE.get(row, set()), LAYERS[target] < LAYERS[row]
+            if not (beside if LAYERS[target] == LAYERS[row] else below):
                 wrong.append(f"{at(path, found.line)}: {module} (layer {LAYERS[row]}) imports {found.name}")
     assert not wrong
 

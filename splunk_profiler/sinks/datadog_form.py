@@ -78,10 +78,10 @@ class ProfileForms:
     def form(self, profile: Profile) -> Form:
         """What to send for `profile`."""
         attributes = self._resource().attributes
-        words = datadog.translated(profile)
+        words = datadog.translated(profile, let_others_run)
         origin_of = self._provenance.up_to_date(let_others_run)
         content = pprof.whole(words, pause=let_others_run, value_types=datadog.VALUE_TYPES, origin_of=origin_of).gzipped
-        whose = gzip.compress(code_provenance.message([profile], origin_of), mtime=0)
+        whose = gzip.compress(code_provenance.message([profile], origin_of, let_others_run), mtime=0)
         attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", whose)]
         headers = [("DD-EVP-ORIGIN", LIBRARY), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _line(attributes.get("container.id", ""))).isascii() and container:

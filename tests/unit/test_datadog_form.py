@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import platform
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from datadog_form import ReadForm, labelled, read_form
 from opentelemetry.sdk.resources import Resource
-from profile_factory import small_profile
+from profile_factory import large_profile, origin_in_shop, small_profile
 
+from splunk_profiler.formats import code_provenance
+from splunk_profiler.formats.datadog import translated
 from splunk_profiler.model import Aggregate, Frame, Profile, Source, Stack
 from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.datadog_form import ProfileForms
@@ -159,6 +162,14 @@ def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> N
             "tenant": "acme",
         }
     ]
+
+
+def test_others_are_let_in_while_a_large_profile_is_put_into_its_words() -> None:
+    profile, pauses = large_profile(1000), Counter[str]()
+    translated(profile, lambda: pauses.update(["words"]))
+    code_provenance.message([profile], origin_in_shop, lambda: pauses.update(["whose"]))
+    assert pauses["words"] >= 10
+    assert pauses["whose"] >= 10
 
 
 def test_the_profile_that_is_sent_elsewhere_is_left_as_it_was() -> None:
