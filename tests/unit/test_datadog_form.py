@@ -12,7 +12,7 @@ from datadog_form import ReadForm, labelled, read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
-from splunk_profiler.model import Aggregate, Frame, Profile, Source, Stack
+from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
 from splunk_profiler.sinks.datadog_form import ProfileForms
 
 
@@ -82,6 +82,11 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
 def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
     form, _ = formed(replace(small_profile(), source=Source.SNAPSHOT))
     assert form.tags["profiling.instrumentation.source"] == "snapshot"
+
+
+def test_a_profile_of_another_data_type_has_a_tag_that_says_so() -> None:
+    form, _ = formed(replace(small_profile(), data_type=DataType.ALLOCATION))
+    assert form.tags["profiling.data.type"] == "allocation"
 
 
 def test_a_runtime_id_of_the_process_goes_before_that_of_the_instance() -> None:
