@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from opentelemetry.sdk.resources import Resource
 from result import Result, main, median, middle_half
 
+from splunk_profiler.events import registered_kinds
 from splunk_profiler.formats import pprof, text
 from splunk_profiler.model import Aggregate, Frame, Profile, Sample, SpanRef, Stack, Thread, ThreadSample
 from splunk_profiler.sinks.encoding import Encoder
@@ -96,7 +97,9 @@ def period(snapshots: int) -> Period:
         labels.append(("source.event.time", time_ns // 1_000_000))
         wall_ns = count * interval_ns
         aggregates.append(Aggregate(stack, tuple(labels), count, wall_ns, wall_ns if span else 0))
-    return Period(tuple(samples), Profile(START_NS, PERIOD_NS, interval_ns, tuple(aggregates)))
+    return Period(
+        tuple(samples), Profile(START_NS, PERIOD_NS, interval_ns, tuple(aggregates), kinds=registered_kinds())
+    )
 
 
 def encode_text(made: Period) -> int:

@@ -5,6 +5,7 @@
 
 Reads ``logs.jsonl`` in that folder, or the file that is named: the OpenTelemetry Collector's file exporter writes the
 same form. Names of profiles of selected traces end in ``-snapshot.pprof``: what these tell is in the others as well.
+Those of profiles of allocations have ``-allocation``, since they cannot be added to the others.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def main(path: Path) -> None:
             if attributes.get("profiling.data.format") != "pprof-gzip-base64":
                 continue
             number += 1
-            kind = "-snapshot" if attributes.get("profiling.instrumentation.source") == "snapshot" else ""
+            kind = "-allocation" if attributes.get("profiling.data.type") == "allocation" else ""
+            kind += "-snapshot" if attributes.get("profiling.instrumentation.source") == "snapshot" else ""
             profile = log.parent / f"{number:04}{kind}.pprof"
             profile.write_bytes(base64.b64decode(record["body"]["stringValue"]))
             print(profile)

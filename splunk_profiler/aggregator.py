@@ -12,13 +12,17 @@ counted (`Profile.dropped_labels`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from splunk_profiler.events import registered_kinds
 from splunk_profiler.guard import logger
 from splunk_profiler.model import (
     Aggregate,
+    DataType,
+    EventKind,
     Frame,
     Profile,
     Remainder,
@@ -34,7 +38,7 @@ from splunk_profiler.model import (
 from splunk_profiler.threads import let_others_run, real_lock
 
 Label = tuple[str, str | int]
-_Event = tuple[str, tuple[Label, ...]]  # its name, and what distinguishes it
+_Event = tuple[EventKind, tuple[Label, ...]]  # what it is, and what distinguishes it
 _SAMPLED = 1  # the W3C trace flag
 _SLICE = 64  # samples or aggregates between two offers of the GIL
 _SHALLOW = 64  # frames of a stack, from the leaf, for which half of the room is kept
@@ -110,6 +114,7 @@ class _Period:
         self.period_ns = period_ns
         self.ended_ns = began_ns
         self.snapshots = self.periods_ns = self.dropped_labels = 0
+        self.dropped_elsewhere: Counter[DataType] = Counter()  # of these, those that are not of the timer's data type
         self.remainders: dict[Unseen, tuple[int, int]] = {}
         self.levels: list[dict[_Kept, _Sum]] = [{}, {}, {}, {}]
         self._rooms = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
@@ -131,6 +136,8 @@ class _Period:
         if (event := sample.event) is not None:
             found.event_count += event.count
             found.event_amount += event.amount
+            if event.kind.data_type is not DataType.CPU:
+                self.dropped_elsewhere[event.kind.data_type] += self.dropped_labels - dropped_before
             return
         found.count += 1
         found.period_ns += sample.period_ns
@@ -173,7 +180,7 @@ class _Period:
             thread, span = sample.thread.thread, sample.span
             key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running, sample.labels)
             if sample.event is not None:
-                key += (sample.event.name, sample.event.labels)
+                key += (sample.event.kind.name, sample.event.labels)
             if span is not None:
                 key += (span.trace_id, span.span_id, span.local_root_id)
             known = self._sums.get(key)
@@ -228,6 +235,7 @@ class Aggregator:
         monotonic_ns: the clock.
         source: what its profiles are of.
         rested: asked at the end of a period for what is to be added to its samples; after that all threads are sampled.
+        kinds: of events, whose values are in all profiles of their data type; by default those that are registered.
     """
 
     def __init__(
@@ -240,6 +248,7 @@ class Aggregator:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: Source = Source.CONTINUOUS,
         rested: Callable[[], Iterable[Repeat]] = tuple,
+        kinds: Iterable[EventKind] | None = None,
     ) -> None:
         self._deliver = deliver
         self._interval_ns = interval_ns
@@ -248,6 +257,7 @@ class Aggregator:
         self._now_ns = monotonic_ns
         self._source = source
         self._rested = rested
+        self._kinds = registered_kinds() if kinds is None else tuple(kinds)
         self._lock = real_lock()  # guards what follows
         self._period: _Period | None = None
         self._dropped_labels = 0
@@ -315,26 +325,27 @@ class Aggregator:
             self._send(period)
 
     def _send(self, period: _Period) -> None:
-        profile = self._profile(period)
-        if not profile.aggregates:
-            return
-        if profile.dropped_labels and not self._dropped_labels:
+        if period.dropped_labels and not self._dropped_labels:
             logger.info(
                 "there are more different spans, threads or stacks than a profile holds: samples beyond them"
                 " are counted without these (said once)"
             )
-        self._dropped_labels += profile.dropped_labels
-        self._deliver((profile,))
+        self._dropped_labels += period.dropped_labels
+        for profile in self._profiles(period):
+            self._deliver((profile,))
 
-    def _profile(self, period: _Period) -> Profile:
-        aggregates = []
+    def _profiles(self, period: _Period) -> Iterator[Profile]:
+        """One for each data type of which there is anything."""
+        of_timer: list[Aggregate] = []
+        gathered = {DataType.CPU: of_timer}
         period_ns = period.periods_ns // period.snapshots if period.snapshots else period.period_ns
         for number, (kept, found) in enumerate(period.sums(), 1):
             if number % _SLICE == 0:
                 let_others_run()
             every_ns = found.period_ns // found.count if kept.event is None else None
             labels = (*_time_labels(found.first_ns, every_ns), *self._labels(kept))
-            event = "" if kept.event is None else kept.event[0]
+            kind = None if kept.event is None else kept.event[0]
+            aggregates = of_timer if kind is None else gathered.setdefault(kind.data_type, [])
             aggregates.append(
                 Aggregate(
                     kept.stack,
@@ -342,21 +353,38 @@ class Aggregator:
                     found.count,
                     found.wall_ns,
                     found.cpu_ns,
-                    event,
+                    kind,
                     found.event_count,
                     found.event_amount,
                 )
             )
         for why, (wall_ns, cpu_ns) in period.remainders.items():
             labels = _time_labels(period.time_ns, period_ns)
-            aggregates.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
+            of_timer.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
         duration_ns = max(period.ended_ns - period.began_ns, 0)
-        return Profile(period.time_ns, duration_ns, period_ns, tuple(aggregates), period.dropped_labels, self._source)
+        dropped = Counter(period.dropped_elsewhere)
+        dropped[DataType.CPU] = period.dropped_labels - dropped.total()
+        for data_type, found_of_it in gathered.items():
+            if found_of_it:
+                yield Profile(
+                    period.time_ns,
+                    duration_ns,
+                    period_ns,
+                    tuple(found_of_it),
+                    dropped[data_type],
+                    self._source,
+                    data_type,
+                    self._kinds_of(data_type, found_of_it),
+                )
+
+    def _kinds_of(self, data_type: DataType, aggregates: Iterable[Aggregate]) -> tuple[EventKind, ...]:
+        there = (*self._kinds, *(one.kind for one in aggregates if one.kind is not None))
+        return tuple(dict.fromkeys(kind for kind in there if kind.data_type is data_type))
 
     def _labels(self, kept: _Kept) -> tuple[Label, ...]:
         found: list[Label] = [("source.event.name", "timer")] if kept.state else []
         if kept.event is not None:
-            found = [("source.event.name", kept.event[0]), *kept.event[1]]
+            found = [("source.event.name", kept.event[0].name), *kept.event[1]]
         if (thread := kept.thread) is not None:
             found.append(("thread.id", thread.ident))
             if thread.native_id:
@@ -401,7 +429,7 @@ def _told_apart(sample: Sample, stack: Stack) -> _Kept:
 
 
 def _event_of(sample: Sample) -> _Event | None:
-    return None if sample.event is None else (sample.event.name, sample.event.labels)
+    return None if sample.event is None else (sample.event.kind, sample.event.labels)
 
 
 def _coarser(whole: _Kept, level: int) -> _Kept:

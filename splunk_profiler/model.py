@@ -154,18 +154,50 @@ class Source(Enum):
     SNAPSHOT = "snapshot"
 
 
+class DataType(Enum):
+    """What profiles are of. Each is of one of these alone: their values are in no relation to each other."""
+
+    CPU = "cpu"
+    ALLOCATION = "allocation"
+
+
+class ValueType(NamedTuple):
+    """What a value of samples is called, and its unit in pprof's words (``count``, ``nanoseconds``, ``bytes``)."""
+
+    name: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """A kind of thing at which samples are taken, besides that the time has come.
+
+    Attributes:
+        name: which one, as samples say it (``source.event.name``); no other kind has the same.
+        count: what the number of events is called; no other kind has values of the same names.
+        amount: what is called that which they have taken.
+        data_type: the profiles to which these values belong.
+    """
+
+    name: str
+    count: ValueType
+    amount: ValueType
+    data_type: DataType = DataType.CPU
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Why a sample was taken, if it was not that the time had come.
 
     Attributes:
-        name: the kind of event (``gc``).
-        labels: what distinguishes events of this kind; few different ones.
+        kind: what it was.
+        labels: what distinguishes events of this kind; few different ones. Their names begin with ``source.event.``, or
+            with another prefix that the user's labels cannot have (`sample_labels`).
         count: how many events the sample stands for: itself, and those of which none was taken.
         amount: what they have taken together, in the unit of the kind (``gc``: nanoseconds).
     """
 
-    name: str
+    kind: EventKind
     labels: tuple[tuple[str, str | int], ...]
     count: int
     amount: int
@@ -271,7 +303,7 @@ class Aggregate:
         count: how many there were; 0 for events.
         wall_ns: the wall time they stand for.
         cpu_ns: the CPU time they stand for.
-        event: the kind of event at which they were taken; empty if at snapshots.
+        kind: of the events at which they were taken; None: at snapshots.
         event_count: events they stand for.
         event_amount: what these have taken, in the unit of the kind.
     """
@@ -281,14 +313,14 @@ class Aggregate:
     count: int
     wall_ns: int
     cpu_ns: int
-    event: str = ""
+    kind: EventKind | None = None
     event_count: int = 0
     event_amount: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was sampled in one period.
+    """What was sampled in one period, as far as it is of one data type.
 
     Attributes:
         time_ns: its start, nanoseconds since the epoch.
@@ -297,6 +329,9 @@ class Profile:
         aggregates: what was seen.
         dropped_labels: samples that were merged under fewer labels than they had, because there were too many.
         source: which profiler it is of.
+        data_type: what it is of.
+        kinds: the kinds of events that it has values for: those of its aggregates, and others. Readers that add
+            profiles up want the same values in all of them.
     """
 
     time_ns: int
@@ -305,6 +340,8 @@ class Profile:
     aggregates: tuple[Aggregate, ...]
     dropped_labels: int = 0
     source: Source = Source.CONTINUOUS
+    data_type: DataType = DataType.CPU
+    kinds: tuple[EventKind, ...] = ()
 
 
 Record = TypeVar("Record", bound=Sample | Profile)  # what is sent as one log record

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
-from splunk_profiler.events import EventSource, NoEvents, collector_events
+from splunk_profiler.events import EventSources, make_sources
 from splunk_profiler.focus import Periods
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.model import Snapshot
@@ -97,8 +97,7 @@ class Sampling:
         )
         if parents is not None:
             parents._events.stop()  # a child has its parent's callbacks
-        notes = config.enabled and config.notes_collections(native=self.is_native)
-        self._events: EventSource = collector_events(ticker) if notes else NoEvents()
+        self._events: EventSources = make_sources(config, ticker, native=self.is_native)
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
         clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
         self._capture = capture.Capture(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from splunk_profiler.events.collector import GC
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
@@ -76,11 +77,12 @@ def small_profile() -> Profile:
                 count=0,
                 wall_ns=0,
                 cpu_ns=0,
-                event="gc",
+                kind=GC,
                 event_count=3,
                 event_amount=36_000_000,
             ),
         ),
+        kinds=(GC,),
     )
 
 
@@ -95,4 +97,4 @@ def large_profile(aggregates: int, *, dropped_labels: int = 0) -> Profile:
         span = (("trace_id", f"{source.getrandbits(128):032x}"), ("span_id", f"{source.getrandbits(64):016x}"))
         labels = (("source.event.time", 1_780_000_000_000 + number), ("thread.name", f"worker-{number % 50}"), *span)
         made.append(Aggregate(stack, labels, 1, 10_000_000 + number, number))
-    return Profile(1_780_000_000_000_000_000, 10_000_000_000, 10_000_000, tuple(made), dropped_labels)
+    return Profile(1_780_000_000_000_000_000, 10_000_000_000, 10_000_000, tuple(made), dropped_labels, kinds=(GC,))

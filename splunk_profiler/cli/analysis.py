@@ -23,6 +23,7 @@ STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 UNKNOWN_SPAN = "(span not received)"
 
 _SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
+_DATA_TYPE, _CPU = "profiling.data.type", "cpu"
 _REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
 
 SpanKey = tuple[str, str]
@@ -112,6 +113,8 @@ class Analysis:
         profiles: records that are an aggregated profile each, added up.
         snapshots: records of traces that were profiled closely, of either kind; they are in no other number, because
             what they tell is in the samples of all threads, too.
+        other_types: records of another data type, by that (``allocation``); they are in no other number, because they
+            have neither CPU nor wall time.
         unread: records of the profiling scope whose body is neither.
         broken_lines: lines that are no JSON.
         other_logs: log records of other scopes.
@@ -130,6 +133,7 @@ class Analysis:
     in_spans: int = 0
     profiles: Profiles = field(default_factory=Profiles)
     snapshots: int = 0
+    other_types: Counter[str] = field(default_factory=Counter)
     unread: int = 0
     broken_lines: int = 0
     other_logs: int = 0
@@ -170,7 +174,7 @@ def analyse(path: Path) -> Analysis:
                 continue
             for record in records:
                 _count(result, names, service, record, examples)
-    if not result.samples and not result.profiles.records and not result.snapshots:
+    if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"
@@ -191,6 +195,9 @@ def _count(
     attributes = _attributes(record)
     if attributes.get(_SOURCE) == _SNAPSHOT:
         result.snapshots += 1
+        return
+    if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
+        result.other_types[data_type] += 1
         return
     body = str((record.get("body") or {}).get("stringValue", ""))
     try:

@@ -107,6 +107,7 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
         "share_in_spans": round(analysis.in_spans / analysis.samples, 4) if analysis.samples else 0.0,
         "samples_of_spans_not_received": analysis.unknown_span.samples,
         "snapshot_records": analysis.snapshots,
+        "records_by_other_type": dict(analysis.other_types),
         "unread_records": analysis.unread,
         "broken_lines": analysis.broken_lines,
         "other_logs": analysis.other_logs,
@@ -164,6 +165,8 @@ def _summary(analysis: Analysis, path: Path) -> Table:
     services = analysis.services + profiles.services
     if analysis.snapshots:
         table.add_row("selected traces", f"{analysis.snapshots:,} records of these alone, in no number of this report")
+    for data_type, count in analysis.other_types.most_common():
+        table.add_row("other data", f"{count:,} records of type {data_type}, in no number of this report")
     if services:
         names = ", ".join(f"{name} ({count:,})" for name, count in services.most_common())
         table.add_row("services", f"{names} records")

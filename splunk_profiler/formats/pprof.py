@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from splunk_profiler.formats import profile_proto as proto
 from splunk_profiler.formats.profile_proto import field, number, varint
-from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, DataType, Frame, Kind, Origin, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
 MOST_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
@@ -29,10 +29,7 @@ _GZIP = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and
 _SLICE = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a time of day would be shown in hours
-# For each kind of event, type and unit of their number and of what they take. In every profile, with events or without:
-# readers that add profiles up want the same types in all of them.
-_EVENT_VALUES = {"gc": (("collections", "count"), ("gc", "nanoseconds"))}
-_OF_NO_EVENT = 2 * len(_EVENT_VALUES) * varint(0)
+_NO_EVENT = 2 * varint(0)
 _UNKNOWN = Origin(Kind.UNKNOWN)
 
 OriginOf = Callable[[str, str], Origin]  # file and namespace of a frame → whose code it is
@@ -104,7 +101,7 @@ def whole(
     Args:
         profile: what to encode.
         pause, origin_of: see `parts`.
-        value_types: what the number of samples, their wall time and their CPU time are called.
+        value_types: what the number of samples, their wall time and their CPU time are called, where it has these.
         comments: what there is to say of it as a whole.
     """
     encoded, frame_count = _encode(profile, pause, value_types, origin_of, comments)
@@ -131,29 +128,20 @@ def _encode(
 ) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
     strings: _Ids[str] = _Ids(0)
-    samples_text, wall_text, cpu_text = value_types
-    # The empty text has to be number 0.
-    _, samples, count, wall, cpu, ns = (
-        strings[text] for text in ("", samples_text, "count", wall_text, cpu_text, "nanoseconds")
-    )
-    of_events = [_value_type(strings[kind], strings[unit]) for both in _EVENT_VALUES.values() for kind, unit in both]
+    _ = strings[""]  # has to be number 0
+    values = _Values(profile, value_types, strings)
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)
     mappings: _Ids[Origin] = _Ids(1)
     _ = mappings[_UNKNOWN]  # the first one gives a profile its name
     stacks = _Stacks(_Locations(functions, places, mappings, origin_of))
     labels = _Labels(strings)
-    pieces = [
-        field(proto.PROFILE_SAMPLE_TYPE, _value_type(samples, count)),
-        field(proto.PROFILE_SAMPLE_TYPE, _value_type(wall, ns)),
-        field(proto.PROFILE_SAMPLE_TYPE, _value_type(cpu, ns)),
-        *[field(proto.PROFILE_SAMPLE_TYPE, kind) for kind in of_events],
-    ]
+    pieces = [field(proto.PROFILE_SAMPLE_TYPE, each) for each in values.types]
     frame_count = 0
     for counted, aggregate in enumerate(profile.aggregates, 1):
         if counted % _SLICE == 0:
             pause()
-        pieces.append(field(proto.PROFILE_SAMPLE, _sample(aggregate, stacks, labels)))
+        pieces.append(field(proto.PROFILE_SAMPLE, _sample(aggregate, stacks, values, labels)))
         frame_count += len(aggregate.stack.frames)
     if profile.dropped_labels:
         said = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
@@ -168,28 +156,16 @@ def _encode(
     pieces += (
         number(proto.PROFILE_TIME_NANOS, profile.time_ns),
         number(proto.PROFILE_DURATION_NANOS, profile.duration_ns),
-        field(proto.PROFILE_PERIOD_TYPE, _value_type(wall, ns)),
-        number(proto.PROFILE_PERIOD, profile.period_ns),
+        values.period,
         comment,
-        proto.PROFILE_DEFAULT_SAMPLE_TYPE + cpu,
+        values.shown_first,
     )
     return b"".join(pieces), frame_count
 
 
-def _sample(aggregate: Aggregate, stacks: _Stacks, labels: _Labels) -> bytes:
-    values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
-    values += _OF_NO_EVENT if not aggregate.event else _event_values(aggregate)
-    return b"".join(
-        (stacks[aggregate.stack], field(proto.SAMPLE_VALUE, values), *[labels[label] for label in aggregate.labels])
-    )
-
-
-def _event_values(aggregate: Aggregate) -> bytes:
-    values = b""
-    for event in _EVENT_VALUES:
-        is_it = event == aggregate.event
-        values += varint(aggregate.event_count if is_it else 0) + varint(aggregate.event_amount if is_it else 0)
-    return values
+def _sample(aggregate: Aggregate, stacks: _Stacks, values: _Values, labels: _Labels) -> bytes:
+    content = field(proto.SAMPLE_VALUE, values.of(aggregate))
+    return b"".join((stacks[aggregate.stack], content, *[labels[label] for label in aggregate.labels]))
 
 
 def _value_type(kind: bytes, unit: bytes) -> bytes:
@@ -239,6 +215,44 @@ class _Ids(dict[_Key, bytes]):
     def __missing__(self, key: _Key) -> bytes:
         found = self[key] = varint(len(self) + self._first)
         return found
+
+
+class _Values:
+    """The values of samples: the timer's three in profiles of its data type, then two for each kind of event.
+
+    Args:
+        profile: whose.
+        timer: what the first three are called.
+        strings: what they are called as numbers.
+    """
+
+    def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _Ids[str]) -> None:
+        self._timed = profile.data_type is DataType.CPU
+        self._places = {kind: place for place, kind in enumerate(profile.kinds)}
+        self._of_no_event = len(profile.kinds) * _NO_EVENT
+        self.types: list[bytes] = []
+        self.period = self.shown_first = b""
+        if self._timed:
+            samples, count, wall, cpu, ns = (strings[text] for text in (timer[0], "count", *timer[1:], "nanoseconds"))
+            self.types = [_value_type(samples, count), _value_type(wall, ns), _value_type(cpu, ns)]
+            self.period = field(proto.PROFILE_PERIOD_TYPE, self.types[1])
+            self.period += number(proto.PROFILE_PERIOD, profile.period_ns)
+            self.shown_first = proto.PROFILE_DEFAULT_SAMPLE_TYPE + cpu
+        elif profile.kinds:
+            self.shown_first = proto.PROFILE_DEFAULT_SAMPLE_TYPE + strings[profile.kinds[0].amount.name]
+        for kind in profile.kinds:
+            self.types += [_value_type(strings[each.name], strings[each.unit]) for each in (kind.count, kind.amount)]
+
+    def of(self, aggregate: Aggregate) -> bytes:
+        """The values of one sample. Fails for one of an event of which the profile says nothing."""
+        values = b""
+        if self._timed:
+            values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
+        if aggregate.kind is None:
+            return values + self._of_no_event
+        place = self._places[aggregate.kind]
+        values += place * _NO_EVENT + varint(aggregate.event_count) + varint(aggregate.event_amount)
+        return values + (len(self._places) - place - 1) * _NO_EVENT
 
 
 class _Locations(dict[Frame, bytes]):

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.formats import code_provenance, datadog, pprof
-from splunk_profiler.model import Profile, Source
+from splunk_profiler.model import DataType, Profile, Source
 from splunk_profiler.provenance import Provenance
 from splunk_profiler.threads import let_others_run
 
@@ -107,6 +107,7 @@ def _event(profile: Profile, attributes: Mapping[str, Any], attachments: Sequenc
         "runtime_version": platform.python_version(),
         "profiler_version": library_version(),
         **({"profiling.instrumentation.source": profile.source.value} if profile.source is Source.SNAPSHOT else {}),
+        **({"profiling.data.type": profile.data_type.value} if profile.data_type is not DataType.CPU else {}),
     }
     event = {
         "version": _EVENT_VERSION,

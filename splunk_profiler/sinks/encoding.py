@@ -15,12 +15,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from splunk_profiler.model import Sample, Source
+from splunk_profiler.model import DataType, Sample, Source
 from splunk_profiler.threads import let_others_run
 
 _NAME = "otel.profiling"
 _SCOPE_VERSION = "0.1.0"
 SOURCE = "profiling.instrumentation.source"
+DATA_TYPE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
 _SLICE = 64  # records between two offers of the GIL
 
@@ -128,10 +129,10 @@ def _template(period_ns: int, truncated: bool, source: Source) -> LogRecord:
 
 
 def record_template(data_format: str, more: Mapping[str, Any]) -> LogRecord:
-    """A record with the attributes that profiles in this format have, and with `more`."""
+    """A record with the attributes that profiles in this format have, and with `more`, which goes before them."""
     of_profiles = {
         "com.splunk.sourcetype": _NAME,
-        "profiling.data.type": "cpu",
+        DATA_TYPE: DataType.CPU.value,
         "profiling.data.format": data_format,
     }
     record = LogRecord(attributes=attributes({**of_profiles, **more}))

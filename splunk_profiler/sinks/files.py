@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from splunk_profiler.formats import pprof
 from splunk_profiler.guard import logger
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
+from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
 from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.opening import Opening
 from splunk_profiler.threads import let_others_run, real_lock
@@ -47,7 +47,8 @@ _ABANDONED_S = 3600.0  # where the file system knows no locks
 _AHEAD_NS = 3600 * 1_000_000_000  # clocks of machines that share a directory differ by less
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_NAME = 80
-_NAMED = r"{}-([0-9]{{8}}T[0-9]{{9}}Z)-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-snapshot)?\.pprof"
+_KINDS = "|".join(each.value for each in (*DataType, *Source))
+_NAMED = rf"{{}}-([0-9]{{{{8}}}}T[0-9]{{{{9}}}}Z)-[0-9]+-[0-9a-f]{{{{8}}}}-[0-9]+(?:-(?:{_KINDS}))*\.pprof"
 
 
 class ProfileFiles:
@@ -120,7 +121,8 @@ class ProfileFiles:
         self._directory.mkdir(parents=True, exist_ok=True)
         service, pid = _described(self._resource())
         self._written += 1
-        kind = "-snapshot" if profile.source is Source.SNAPSHOT else ""
+        kind = "" if profile.data_type is DataType.CPU else f"-{profile.data_type.value}"
+        kind += "-snapshot" if profile.source is Source.SNAPSHOT else ""
         name = f"{service}-{_time(profile.time_ns)}-{pid}-{self._run}-{self._written}{kind}.pprof"
         try:
             self._write(name, content)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Profile, Source
+from splunk_profiler.model import DataType, Profile, Source
 from splunk_profiler.provenance import Provenance
-from splunk_profiler.sinks.encoding import SOURCE, Envelope, Resource, attributes, record_template
+from splunk_profiler.sinks.encoding import DATA_TYPE, SOURCE, Envelope, Resource, attributes, record_template
 from splunk_profiler.threads import let_others_run
 
 FORMAT = "pprof-gzip-base64"
@@ -36,7 +36,11 @@ class ProfileEncoder:
         self._envelope = Envelope(resource)
         self._provenance = provenance or Provenance()
         self._time_ns = time_ns
-        self._templates = {source: record_template(FORMAT, {SOURCE: source.value}) for source in Source}
+        self._templates = {
+            (source, data_type): record_template(FORMAT, {SOURCE: source.value, DATA_TYPE: data_type.value})
+            for source in Source
+            for data_type in DataType
+        }
 
     def encode(self, profiles: Iterable[Profile]) -> bytes:
         """One request with the records of each of `profiles`, in their order."""
@@ -46,7 +50,7 @@ class ProfileEncoder:
         for profile in profiles:
             for part in pprof.parts(profile, pause=let_others_run, origin_of=origin_of):
                 record = add()
-                record.CopyFrom(self._templates[profile.source])
+                record.CopyFrom(self._templates[profile.source, profile.data_type])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
                 record.time_unix_nano = max(profile.time_ns, 0)  # a clock that is not set yet is in 1970
                 record.observed_time_unix_nano = observed_ns

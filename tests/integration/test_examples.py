@@ -23,7 +23,7 @@ from profile_factory import large_profile, small_profile
 
 from splunk_profiler.cli.receiver import to_json
 from splunk_profiler.formats.pprof import message
-from splunk_profiler.model import Source
+from splunk_profiler.model import DataType, Source
 from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.profile_encoding import ProfileEncoder
 
@@ -182,7 +182,8 @@ def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path
 
 @pytest.mark.parametrize(("name", "argument"), [("logs.jsonl", "."), ("profiles.jsonl", "profiles.jsonl")])
 def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, name: str, argument: str) -> None:
-    profiles = [small_profile(), replace(small_profile(), source=Source.SNAPSHOT), large_profile(3)]
+    allocated = replace(small_profile(), data_type=DataType.ALLOCATION)
+    profiles = [small_profile(), replace(small_profile(), source=Source.SNAPSHOT), large_profile(3), allocated]
     requests = [ProfileEncoder(lambda: Resource({})).encode([profile]) for profile in profiles]
     text = {"body": {"stringValue": "a dump"}, "attributes": [{"key": "profiling.data.format", "value": {}}]}
     lines = [json.dumps(to_json(ExportLogsServiceRequest.FromString(request))) for request in requests]
@@ -197,6 +198,7 @@ def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, na
         check=True,
     )
     found = [Path(line) for line in ended.stdout.splitlines()]
-    assert found == [tmp_path / name for name in ("0001.pprof", "0002-snapshot.pprof", "0003.pprof")]
+    names = ("0001.pprof", "0002-snapshot.pprof", "0003.pprof", "0004-allocation.pprof")
+    assert found == [tmp_path / name for name in names]
     whose = Provenance().of
     assert [gzip.decompress(path.read_bytes()) for path in found] == [message(each, whose) for each in profiles]

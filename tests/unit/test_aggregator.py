@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from splunk_profiler.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
+from splunk_profiler.events.collector import GC
 from splunk_profiler.model import (
     Aggregate,
     Event,
@@ -42,7 +43,7 @@ def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0, 
 
 
 def collection(generation: int = 0, *, count: int = 1, ms: int = 2, thread: int = 1, stack: Stack = STACK) -> Sample:
-    event = Event("gc", (("gc.generation", str(generation)),), count, ms * MS)
+    event = Event(GC, (("gc.generation", str(generation)),), count, ms * MS)
     return replace(sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0)), event=event)
 
 
@@ -305,9 +306,9 @@ def test_collections_are_counted_with_what_they_took_and_as_no_samples() -> None
     profile = feed.close()
     timer, young, full = profile.aggregates
     assert totals(profile) == (1, 1000, 10)
-    assert (timer.event, timer.event_count, timer.event_amount) == ("", 0, 0)
-    assert (young.event, young.event_count, young.event_amount) == ("gc", 6, 12 * MS)
-    assert (full.event, full.event_count, full.event_amount) == ("gc", 1, 40 * MS)
+    assert (timer.kind, timer.event_count, timer.event_amount) == (None, 0, 0)
+    assert (young.kind, young.event_count, young.event_amount) == (GC, 6, 12 * MS)
+    assert (full.kind, full.event_count, full.event_amount) == (GC, 1, 40 * MS)
     assert labels(young) == {
         "source.event.time": 51_000,
         "source.event.name": "gc",
@@ -327,7 +328,7 @@ def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_
     feed.tick(sample(seen(deep)))
     profile = feed.close()
     merged = [one for one in profile.aggregates if one.stack is MERGED]
-    assert [(one.event, one.event_count, one.count) for one in merged] == [*[("gc", 2, 0)] * 3, ("", 0, 1)]
+    assert [(one.kind, one.event_count, one.count) for one in merged] == [*[(GC, 2, 0)] * 3, (None, 0, 1)]
     assert [labels(one).get("gc.generation") for one in merged] == ["0", "1", "2", None]
     assert totals(profile) == (5, 5000, 50)
 

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from splunk_profiler.capture import Capture, Choice, RawCollection, Ticker, choose_walker, watch_threads
-from splunk_profiler.events import CollectorEvents, NoEvents, collector_events
+from splunk_profiler.config import Config
+from splunk_profiler.events import EventSources, make_sources
+from splunk_profiler.events.collector import CollectorEvents
 from splunk_profiler.model import Event, Frame, Sample, Stack
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
@@ -332,22 +334,23 @@ def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     ticker = PortableTicker(
         context_of=lambda _: None, max_depth=1, make_frame=FrameNamer().frame, make_stack=Stack, ring_size=4
     )
-    events = collector_events(ticker)
+    config = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="true")
+    events = make_sources(config, ticker, native=False)
     events.start()
     events.start()
     assert len(gc.callbacks) == len(before) + 1
     gc.collect()
     (seen,) = events.drain()
     assert isinstance(seen.event, Event)
-    assert (seen.event.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
+    assert (seen.event.kind.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
     gc.callbacks.remove(ticker.note_collection)  # somebody has cleared the list
     events.stop()
     events.stop()
     assert gc.callbacks == before
-    nothing = NoEvents()
+    nothing = EventSources()
     nothing.start()
     nothing.stop()
-    assert nothing.drain() == ()
+    assert nothing.drain() == []
 
 
 def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobody_else(

@@ -15,7 +15,7 @@ from profile_factory import large_profile, origin_in_shop, small_profile
 
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.datadog import translated
-from splunk_profiler.model import Aggregate, Frame, Profile, Source, Stack
+from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
 from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.datadog_form import ProfileForms
 
@@ -93,6 +93,11 @@ def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
     identity = RuntimeId.new()
     form = ProfileForms(lambda: Identified(identity).resource(resource)).form(small_profile())
     assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
+
+
+def test_a_profile_of_another_data_type_has_a_tag_that_says_so() -> None:
+    form, _ = formed(replace(small_profile(), data_type=DataType.ALLOCATION))
+    assert form.tags["profiling.data.type"] == "allocation"
 
 
 def test_what_is_not_known_of_the_process_is_no_tag() -> None:

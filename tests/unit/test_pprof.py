@@ -10,17 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
+from splunk_profiler.events.collector import GC
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, MOST_CHARACTERS, Part, body, message, parts
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Source, Stack, ValueType
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
+LOCKS = EventKind("lock", ValueType("waits", "count"), ValueType("delay", "nanoseconds"))
+OBJECTS = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
+PAGES = EventKind("page", ValueType("pages", "count"), ValueType("mapped", "bytes"), data_type=DataType.ALLOCATION)
 INT64 = range(-(1 << 63), 1 << 63)
 ANY_TEXT = st.text(st.characters(), max_size=12)  # with lone surrogates and control characters
 FRAMES = st.builds(
@@ -48,11 +53,22 @@ def profiles(draw: st.DrawFn) -> Profile:
     frames = draw(st.lists(FRAMES, min_size=1, max_size=6))
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
-    aggregates = st.builds(
-        Aggregate, st.sampled_from(stacks), LABELS, *[NUMBERS] * 3, st.sampled_from(["", "gc"]), AMOUNTS, AMOUNTS
-    )
+    data_type = draw(st.sampled_from(DataType))
+    kinds = draw(st.permutations((GC, LOCKS) if data_type is DataType.CPU else (OBJECTS, PAGES)).map(tuple))
+    own = st.sampled_from(kinds) if data_type is not DataType.CPU else st.none() | st.sampled_from(kinds)
+    aggregates = st.builds(Aggregate, st.sampled_from(stacks), LABELS, *[NUMBERS] * 3, own, AMOUNTS, AMOUNTS)
     return draw(
-        st.builds(Profile, NUMBERS, AMOUNTS, AMOUNTS, st.lists(aggregates, max_size=8).map(tuple), st.integers(0, 9))
+        st.builds(
+            Profile,
+            NUMBERS,
+            AMOUNTS,
+            AMOUNTS,
+            st.lists(aggregates, max_size=8).map(tuple),
+            st.integers(0, 9),
+            st.just(Source.CONTINUOUS),
+            st.just(data_type),
+            st.just(kinds),
+        )
     )
 
 
@@ -61,7 +77,7 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def recorded(aggregate: Aggregate) -> tuple[Any, ...]:
+def recorded(aggregate: Aggregate, profile: Profile) -> tuple[Any, ...]:
     """Frames, labels and values of an aggregate as a reader is to find them."""
     frames = tuple(
         (
@@ -78,8 +94,11 @@ def recorded(aggregate: Aggregate) -> tuple[Any, ...]:
         for key, value in aggregate.labels
         if value != ""
     )
-    of_event = (aggregate.event_count, aggregate.event_amount) if aggregate.event == "gc" else (0, 0)
-    return frames, labels, (aggregate.count, aggregate.wall_ns, aggregate.cpu_ns, *of_event)
+    timed = profile.data_type is DataType.CPU
+    values = [aggregate.count, aggregate.wall_ns, aggregate.cpu_ns] if timed else []
+    for kind in profile.kinds:
+        values += (aggregate.event_count, aggregate.event_amount) if kind == aggregate.kind else (0, 0)
+    return frames, labels, tuple(values)
 
 
 def read(decoded: Any) -> list[tuple[Any, ...]]:
@@ -107,10 +126,10 @@ def unpacked(part: Part) -> Any:
 @given(profiles())
 def test_what_is_decoded_is_what_was_recorded(profile: Profile) -> None:
     decoded = decode(message(profile))
-    assert read(decoded) == [recorded(aggregate) for aggregate in profile.aggregates]
+    assert read(decoded) == [recorded(aggregate, profile) for aggregate in profile.aggregates]
     assert decoded.time_nanos == profile.time_ns
     assert decoded.duration_nanos == profile.duration_ns
-    assert decoded.period == profile.period_ns
+    assert decoded.period == (profile.period_ns if profile.data_type is DataType.CPU else 0)
 
 
 @given(profiles())
@@ -142,6 +161,24 @@ def test_values_have_types_and_units_and_cpu_is_shown_first() -> None:
     assert text[decoded.default_sample_type] == "cpu"
 
 
+def test_a_profile_of_another_data_type_has_none_of_the_timers_values_and_shows_an_amount_first() -> None:
+    aggregate = Aggregate(Stack((), truncated=False), (), 0, 0, 0, PAGES, 3, 12_288)
+    profile = Profile(5, 6, 7, (aggregate,), data_type=DataType.ALLOCATION, kinds=(OBJECTS, PAGES))
+    decoded = decode(message(profile))
+    text = decoded.string_table
+    types = [(text[kind.type], text[kind.unit]) for kind in decoded.sample_type]
+    assert types == [("objects", "count"), ("space", "bytes"), ("pages", "count"), ("mapped", "bytes")]
+    assert [tuple(sample.value) for sample in decoded.sample] == [(0, 0, 3, 12_288)]
+    assert text[decoded.default_sample_type] == "space"
+    assert not decoded.HasField("period_type"), "the distance of snapshots says nothing of it"
+
+
+def test_an_event_of_which_a_profile_says_nothing_is_an_error_and_no_sample_of_zeros() -> None:
+    aggregate = Aggregate(Stack((), truncated=False), (), 0, 0, 0, LOCKS, 3, 4)
+    with pytest.raises(KeyError):
+        message(Profile(5, 6, 7, (aggregate,), kinds=(GC,)))
+
+
 def test_the_mapping_says_that_no_symbols_have_to_be_looked_for() -> None:
     (mapping,) = decode(message(small_profile())).mapping
     assert mapping.has_functions
@@ -169,7 +206,7 @@ def test_functions_of_one_name_that_begin_on_different_lines_are_two() -> None:
 
 
 def test_a_profile_of_nothing_is_complete() -> None:
-    decoded = decode(message(Profile(5, 6, 7, ())))
+    decoded = decode(message(Profile(5, 6, 7, (), kinds=(GC,))))
     assert (decoded.time_nanos, decoded.duration_nanos, decoded.period) == (5, 6, 7)
     assert len(decoded.sample_type) == 5
     assert not decoded.sample
@@ -200,7 +237,9 @@ def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() 
     assert len(found) > 1
     assert all(len(body(part)) <= MOST_BODY_BYTES for part in found)
     decoded = [unpacked(part) for part in found]
-    assert [sample for each in decoded for sample in read(each)] == [recorded(one) for one in profile.aggregates]
+    assert [sample for each in decoded for sample in read(each)] == [
+        recorded(one, profile) for one in profile.aggregates
+    ]
     assert [part.frame_count for part in found] == [sum(len(s.location_id) for s in each.sample) for each in decoded]
     assert {(each.time_nanos, each.duration_nanos, each.period) for each in decoded} == {
         (profile.time_ns, profile.duration_ns, profile.period_ns)
@@ -211,7 +250,9 @@ def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() 
 def test_a_sample_that_no_body_can_hold_is_a_part_of_its_own() -> None:
     profile = large_profile(5)
     found = parts(profile, most_body_bytes=100)
-    assert [sample for part in found for sample in read(unpacked(part))] == [recorded(a) for a in profile.aggregates]
+    assert [sample for part in found for sample in read(unpacked(part))] == [
+        recorded(a, profile) for a in profile.aggregates
+    ]
     assert len(found) == 5
 
 

@@ -19,7 +19,7 @@ from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Source
+from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
 from splunk_profiler.provenance import Provenance
 from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.files import ProfileFiles
@@ -80,6 +80,22 @@ def test_profiles_of_selected_traces_are_told_by_their_names_and_go_like_the_oth
     sink_in(tmp_path).export(Batch((closely,), 0))
     (name,) = names(tmp_path)
     assert name.endswith("-1-snapshot.pprof")
+    sink_in(tmp_path, most_files=1).export(at(10))
+    (left,) = names(tmp_path)
+    assert left != name
+
+
+@pytest.mark.parametrize(
+    ("source", "ending"),
+    [(Source.CONTINUOUS, "-1-allocation.pprof"), (Source.SNAPSHOT, "-1-allocation-snapshot.pprof")],
+)
+def test_profiles_of_another_data_type_are_told_by_their_names_and_go_like_the_others(
+    tmp_path: Path, source: Source, ending: str
+) -> None:
+    other = replace(small_profile(), data_type=DataType.ALLOCATION, source=source)
+    sink_in(tmp_path).export(Batch((other,), 0))
+    (name,) = names(tmp_path)
+    assert name.endswith(ending)
     sink_in(tmp_path, most_files=1).export(at(10))
     (left,) = names(tmp_path)
     assert left != name

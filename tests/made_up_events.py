@@ -1,0 +1,75 @@
+"""A kind of event that there is not, in one file, as the next one would be: objects that a program says it has made.
+
+Its data type is another one than the timer's. Used by tests in their own process and by a target in its.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry import context
+
+from splunk_profiler.capture import RawEvent, Ticker, choose_walker, make_ticker
+from splunk_profiler.config import Config
+from splunk_profiler.events.interface import EventSource, Registered
+from splunk_profiler.model import DataType, Event, EventKind, Stack, ValueType
+from splunk_profiler.user_labels import IN_FORCE
+
+KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
+
+
+@dataclass(frozen=True)
+class Here:
+    """The calling thread as a walker would see it."""
+
+    key: int
+    ident: int
+    native_id: int
+    stack: Stack
+    context: Any
+    labels: Any
+
+
+class Objects:
+    """Makes objects; notices that from its start to its stop."""
+
+    def __init__(self) -> None:
+        self._ticker = make_ticker(choose_walker(), None, lambda _: None, 100)
+        self._notices = False
+        self._noticed: list[RawEvent] = []
+
+    def make(self, what: str, count: int, size: int) -> list[bytearray]:
+        """So many objects of this size."""
+        if self._notices:
+            self._ticker.capture()
+            (raw,) = self._ticker.drain(0)
+            seen = next(each for each in raw.threads if each.ident == threading.get_ident())
+            here = Here(seen.key, seen.ident, seen.native_id, seen.stack, context.get_current(), IN_FORCE.get(None))
+            event = Event(KIND, (("source.event.object", what),), count, count * size)
+            self._noticed.append(RawEvent(raw.time_ns, here, event))
+        return [bytearray(size) for _ in range(count)]
+
+    def start(self) -> None:
+        """See `EventSource.start`."""
+        self._notices = True
+
+    def stop(self) -> None:
+        """See `EventSource.stop`."""
+        self._notices = False
+
+    def drain(self) -> Sequence[RawEvent]:
+        """See `EventSource.drain`."""
+        noticed, self._noticed = self._noticed, []
+        return noticed
+
+
+def registered(objects: Objects) -> Registered:
+    """The kind, with `objects` as its source where memory is to be profiled."""
+
+    def make(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:  # noqa: ARG001
+        return objects if config.memory_enabled else None
+
+    return Registered(KIND, make)

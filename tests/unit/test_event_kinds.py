@@ -1,0 +1,186 @@
+"""What a kind of event takes to be in profiles, in records and beside the others: a file and its place in the list."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from made_up_events import KIND, Objects, registered
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.sdk.resources import Resource
+from profile_schema import decode
+
+from splunk_profiler import events
+from splunk_profiler.aggregator import Aggregator, Bounds
+from splunk_profiler.capture import Capture, Choice, RawEvent, Ticker, choose_walker, make_ticker, watch_threads
+from splunk_profiler.config import Config
+from splunk_profiler.events import EventSources, make_sources
+from splunk_profiler.events.collector import GC
+from splunk_profiler.model import (
+    DataType,
+    Event,
+    EventKind,
+    Frame,
+    Profile,
+    Sample,
+    Snapshot,
+    Stack,
+    Thread,
+    ThreadSample,
+    ValueType,
+)
+from splunk_profiler.sinks.profile_encoding import ProfileEncoder
+
+PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
+SECOND_NS = 1_000_000_000
+LOCKS = EventKind("lock", ValueType("waits", "count"), ValueType("delay", "nanoseconds"))
+
+
+@pytest.fixture
+def ticker() -> Iterator[Ticker]:
+    made = make_ticker(choose_walker(), None, lambda _: None, 100)
+    yield made
+    made.stop()
+
+
+def sample(number: int = 1, event: Event | None = None) -> Sample:
+    stack = Stack((Frame("shop", f"work_{number}", "shop.py", 7, 5),), truncated=False)
+    thread = ThreadSample(Thread(1, "worker-1", 7, 8), stack, 0, 0, 0, running=True, waiting_on="")
+    return Sample(number, SECOND_NS, thread, None, (), event)
+
+
+def profiles_of(
+    *samples: Sample, bounds: Bounds | None = None, kinds: Sequence[EventKind] | None = None
+) -> list[Profile]:
+    found: list[Profile] = []
+    aggregator = Aggregator(found.extend, interval_ns=60 * SECOND_NS, bounds=bounds or Bounds(), kinds=kinds)
+    aggregator.take(Snapshot(SECOND_NS, SECOND_NS, samples))
+    aggregator.close((), SECOND_NS)
+    return found
+
+
+def records(profiles: Sequence[Profile]) -> list[tuple[str, Any]]:
+    """The data type of each record, and the profile in it."""
+    encoded = ProfileEncoder(lambda: Resource({}), time_ns=lambda: 99).encode(profiles)
+    found = []
+    for record in ExportLogsServiceRequest.FromString(encoded).resource_logs[0].scope_logs[0].log_records:
+        said = {pair.key: pair.value.string_value for pair in record.attributes}
+        content = gzip.decompress(base64.b64decode(record.body.string_value, validate=True))
+        found.append((said["profiling.data.type"], decode(content)))
+    return found
+
+
+def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_cpu_are_as_they_were(
+    ticker: Ticker,
+) -> None:
+    objects = Objects()
+    sources = make_sources(PROFILES, ticker, native=True, registered=(*events.REGISTERED, registered(objects)))
+    sources.start()
+    objects.make("page", 3, 4096)
+    objects.make("row", 2, 100)
+    sources.stop()
+    objects.make("late", 1, 1)
+    capture = Capture(lambda _: None, watch_threads(Choice("portable", "no clock is looked at")), 1)
+    samples = capture.event_samples(sources.drain())
+    (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
+    assert (timer_type, own_type) == ("cpu", "allocation")
+    text = own.string_table
+    assert [(text[kind.type], text[kind.unit]) for kind in own.sample_type] == [
+        ("objects", "count"),
+        ("space", "bytes"),
+    ]
+    found = {}
+    for each in own.sample:
+        labels = {text[label.key]: text[label.str] for label in each.label if label.str}
+        assert labels["source.event.name"] == "object"
+        found[labels["source.event.object"]] = [*each.value]
+    assert found == {"page": [3, 3 * 4096], "row": [2, 200]}
+    assert text[own.default_sample_type] == "space"
+    assert [("cpu", timer)] == records(profiles_of(sample()))
+    text = timer.string_table
+    types = [text[kind.type] for kind in timer.sample_type]
+    assert types == ["samples", "wall", "cpu", "collections", "gc"]
+
+
+def test_where_only_events_of_another_data_type_were_there_is_no_profile_of_cpu() -> None:
+    (profile,) = profiles_of(sample(1, Event(KIND, (), 2, 64)))
+    assert (profile.data_type, profile.kinds) == (DataType.ALLOCATION, (KIND,))
+    assert [(one.count, one.event_count, one.event_amount) for one in profile.aggregates] == [(0, 2, 64)]
+
+
+def test_an_event_of_a_kind_that_nobody_has_announced_brings_its_values_along() -> None:
+    (profile,) = profiles_of(sample(), sample(1, Event(LOCKS, (), 2, 64)))
+    assert profile.kinds == (GC, LOCKS)
+    ((_, message),) = records([profile])
+    assert [[*each.value][3:] for each in message.sample] == [[0, 0, 0, 0], [0, 0, 2, 64]]
+
+
+def test_the_values_of_all_kinds_of_a_data_type_are_in_each_of_its_profiles() -> None:
+    found = profiles_of(sample(), sample(1, Event(KIND, (), 2, 64)), kinds=(LOCKS, KIND, GC))
+    assert [profile.kinds for profile in found] == [(LOCKS, GC), (KIND,)]
+
+
+def test_labels_that_were_dropped_are_counted_where_the_samples_are() -> None:
+    room = Bounds(spans=1, threads=1, states=1, stacks=1, frames=2)
+    others = [sample(number, Event(KIND, (), 1, 1)) for number in range(5, 12)]
+    found = profiles_of(*[sample(number) for number in range(5)], *others, bounds=room)
+    assert [(profile.data_type, profile.dropped_labels) for profile in found] == [
+        (DataType.CPU, 3),
+        (DataType.ALLOCATION, 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(enabled=True, memory_enabled=True),  # text
+        Config(enabled=False, snapshot_enabled=True, data_format="pprof-gzip-base64", memory_enabled=True),
+        Config(enabled=True, data_format="pprof-gzip-base64"),
+    ],
+)
+def test_a_source_works_only_where_it_is_wanted_and_profiles_of_all_threads_are_made(
+    ticker: Ticker, config: Config
+) -> None:
+    objects = Objects()
+    sources = make_sources(config, ticker, native=True, registered=(registered(objects),))
+    sources.start()
+    objects.make("page", 1, 1)
+    sources.stop()
+    assert sources.drain() == []
+
+
+def test_a_source_that_fails_keeps_no_other_from_its_work_and_is_named_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing:
+        def start(self) -> None:
+            raise OSError("start")
+
+        def stop(self) -> None:
+            raise OSError("stop")
+
+        def drain(self) -> Sequence[RawEvent]:
+            raise OSError("drain")
+
+    objects = Objects()
+    sources = EventSources([(LOCKS, Failing()), (KIND, objects)])
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        sources.start()
+        objects.make("page", 1, 1)
+        sources.stop()
+        objects.make("late", 1, 1)
+        assert [one.event.labels for one in sources.drain()] == [(("source.event.object", "page"),)]
+    (line,) = caplog.messages
+    assert "noticing events (lock)" in line
+
+
+def test_kinds_have_different_names_and_so_have_their_values() -> None:
+    kinds = events.registered_kinds()
+    assert GC in kinds
+    assert len({kind.name for kind in kinds} | {"timer"}) == len(kinds) + 1
+    values = [each.name for kind in kinds for each in (kind.count, kind.amount)]
+    assert len({*values, "samples", "wall", "cpu"}) == len(values) + 3
