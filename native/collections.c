@@ -11,6 +11,8 @@
 #include <stdlib.h>
 
 #define RING_SIZE 256
+#define FOR_LONG  64 /* places of the ring; else one that took long would be told of on another thread, with the next */
+#define LONG_NS   10000000LL
 
 static bool ended(core *c)
 {
@@ -47,7 +49,8 @@ static void note_end(core *c, long generation)
     uncounted_collections *uncounted = &c->uncounted[generation];
     uncounted->count++;
     uncounted->duration_ns += now - began;
-    if (c->collections_ready < RING_SIZE && now - uncounted->kept_ns >= c->collection_distance_ns) {
+    size_t room = now - began < LONG_NS ? RING_SIZE - FOR_LONG : RING_SIZE;
+    if (c->collections_ready < room && now - uncounted->kept_ns >= c->collection_distance_ns) {
         keep(c, (int)generation, now);
     }
 }

@@ -90,7 +90,10 @@ class Ticker(Generic[_Frame, _Stack]):
     def note_collection(self, phase: str, info: dict[str, Any], /) -> None:
         """To be one of `gc.callbacks`. Runs no Python code, so that no signal handler runs and raises in there."""
     def drain_collections(self) -> list[RawCollection[_Stack]]:
-        """The collections that were kept, oldest first; up to 256 are, then the next one stands for the others."""
+        """The collections that were kept, oldest first.
+
+        Up to 256 are, the last 64 of which took 10 ms or more; then the next one stands for the others.
+        """
     def counters(self) -> Counters: ...
 
 class Watch(Generic[_Stack]):

@@ -6,6 +6,9 @@ is given, apart from the process's CPU clock; imports the model only.
 The values of all samples and remainders together add up: their CPU time is the process's, because what is on no
 sample is a remainder, and their wall time that of the threads, as far as it can be known when a thread has begun or
 ended between two snapshots. Whatever a snapshot gets wrong is corrected by the next ones; errors do not accumulate.
+
+Of threads that live for less than the time between two snapshots only a part is seen. So a thread's first sample stands
+for all of that time, as it may be the only one; what that was too much is taken off the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import NamedTuple
 from splunk_profiler.model import Remainder, Unseen
 
 _YOUNG_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
+_FEW = 16  # snapshots: a thread that was in more has lived so long that how it ended hardly matters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,13 @@ class _Account:
     """What is known of a thread.
 
     Attributes:
-        settled_ns: its wall time until this instant is in samples.
+        settled_ns: its wall time until this instant is in samples; to come, if the first one stands for more.
         cpu_ns: CPU time that it had used when it was seen last.
         seen_ns: when that was.
         is_sampled: it has been in a sample.
         missing_since_ns: the first snapshot without it.
+        since_ns: when it has begun, if that was after the first snapshot of all.
+        first_age_ns: how old it was at its first sample, in that case.
     """
 
     settled_ns: int
@@ -52,6 +58,8 @@ class _Account:
     seen_ns: int
     is_sampled: bool = False
     missing_since_ns: int | None = None
+    since_ns: int | None = None
+    first_age_ns: int = 0
 
 
 class Accounts:
@@ -107,15 +115,21 @@ class Accounts:
         if account is None:
             since_ns, used_ns = self._first(birth, cpu_ns)
             account = self._accounts[thread] = _Account(since_ns, cpu_ns, now_ns)
+            if self._before_ns is not None:
+                account.since_ns = since_ns
         else:
             used_ns = cpu_ns - account.cpu_ns if cpu_ns else 0
-        spent = Spent(now_ns - account.settled_ns, used_ns)
+        wall_ns = max(now_ns - account.settled_ns, 0)
+        if not account.is_sampled and account.since_ns is not None and self._before_ns is not None:
+            account.first_age_ns = wall_ns
+            wall_ns = max(wall_ns, now_ns - self._before_ns)
+        spent = Spent(wall_ns, used_ns)
         account.cpu_ns = cpu_ns or account.cpu_ns
         account.seen_ns = now_ns
         account.missing_since_ns = None
         self._missing.discard(thread)
         if why_not is None:  # else the wall time waits for the next sample: threads are left out while they start, too
-            account.settled_ns = now_ns
+            account.settled_ns += wall_ns
             account.is_sampled = True
             self._settled_cpu_ns += used_ns
         elif why_not is Unseen.INTERNAL:
@@ -161,7 +175,7 @@ class Accounts:
             if account.missing_since_ns is not None:
                 self._wall_ns += _rest_of_life(account)
             elif account.is_sampled:
-                self._wall_ns += now_ns - account.settled_ns
+                self._wall_ns += max(now_ns - account.settled_ns, 0)
         self._accounts.clear()
         self._missing.clear()
         self._used_cpu_ns = self._process_cpu_ns()
@@ -177,7 +191,7 @@ class Accounts:
         since_ns = max(min(self._last_but_one_ns, now_ns - _YOUNG_NS), self._opened_ns)
         if birth is not None and birth.latest_ns > since_ns:
             earliest_ns, latest_ns = max(birth.earliest_ns, since_ns), min(birth.latest_ns, now_ns)
-            return (earliest_ns + max(latest_ns, earliest_ns)) // 2, cpu_ns
+            return min((earliest_ns + max(latest_ns, earliest_ns)) // 2, now_ns), cpu_ns
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
         return before_ns, min(cpu_ns, now_ns - before_ns)
 
@@ -195,10 +209,16 @@ class Accounts:
 
 
 def _rest_of_life(account: _Account) -> int:
-    """How long a thread is taken to have lived after its last snapshot: it was not in the next one any more.
+    """How long a thread is taken to have lived after what is in its samples: it was in one snapshot, not in the next.
 
-    One half of the time between them: too much for one thread, too little for another, right for many.
+    Together with these as much as there is between as many snapshots as it was in. That is too much for one thread and
+    too little for another, and right for many, however short they are. It is also right for many that lived for long,
+    of which more is known: when they began. Their end is taken to be in the middle.
     """
     if not account.is_sampled or account.missing_since_ns is None:
         return 0
-    return account.seen_ns - account.settled_ns + (account.missing_since_ns - account.seen_ns) // 2
+    gap_ns = account.missing_since_ns - account.seen_ns
+    after_ns = gap_ns // 2
+    if account.since_ns is not None and account.seen_ns - account.since_ns < _FEW * gap_ns:
+        after_ns = max(gap_ns - account.first_age_ns, 0)
+    return max(account.seen_ns - account.settled_ns + after_ns, 0)

@@ -41,6 +41,8 @@ Label = tuple[str, str | int]
 _Event = tuple[EventKind, tuple[Label, ...]]  # what it is, and what distinguishes it
 _SAMPLED = 1  # the W3C trace flag
 _SLICE = 64  # samples or aggregates between two offers of the GIL
+_SHALLOW = 64  # frames of a stack, from the leaf, for which half of the room is kept
+_MOST_LAST = 4096  # threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Bounds:
         threads: further ones without span and trace.
         states: further ones without the thread and the user's labels, either.
         stacks: further ones with nothing but their stack.
-        frames: frames of all distinct stacks together.
+        frames: frames of all distinct stacks together. When half of them are taken, deep stacks lose their root end:
+            one thread that recurses would take the stacks of all others.
     """
 
     spans: int = 2048
@@ -101,7 +104,7 @@ class _Period:
     Args:
         bounds: how much is held.
         time_ns: when it began, since the epoch.
-        began_ns: the same on the clock of the intervals.
+        began_ns: the same on the clock of the intervals, which nobody sets.
         period_ns: distance of the snapshots, as long as there is none.
     """
 
@@ -109,13 +112,14 @@ class _Period:
         self.time_ns = time_ns
         self.began_ns = began_ns
         self.period_ns = period_ns
-        self.end_ns = time_ns
+        self.ended_ns = began_ns
         self.snapshots = self.periods_ns = self.dropped_labels = 0
         self.dropped_elsewhere: Counter[DataType] = Counter()  # of these, those that are not of the timer's data type
         self.remainders: dict[Unseen, tuple[int, int]] = {}
         self.levels: list[dict[_Kept, _Sum]] = [{}, {}, {}, {}]
         self._rooms = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
         self._frames_left = bounds.frames
+        self._for_shallow = bounds.frames // 2
         self._stacks: dict[tuple[tuple[Frame, ...], bool], Stack] = {}
         self._sums: dict[tuple[object, ...], _Sum] = {}  # those of the first level by what is quickly made of a sample
         # The index of a thread → its last stack, and the one that stands for it.
@@ -139,7 +143,8 @@ class _Period:
         found.period_ns += sample.period_ns
         found.wall_ns += seen.wall_spent_ns
         found.cpu_ns += seen.cpu_spent_ns
-        self._counted[seen.thread.index] = (found, self.dropped_labels > dropped_before)
+        if sample.source is Source.CONTINUOUS:
+            self._counted[seen.thread.index] = (found, self.dropped_labels > dropped_before)
 
     def repeat(self, repeat: Repeat) -> None:
         """Count a thread's last sample for more snapshots than its own."""
@@ -151,6 +156,11 @@ class _Period:
         found.period_ns += repeat.period_ns
         found.wall_ns += repeat.wall_ns
         self.dropped_labels += repeat.snapshots if dropped else 0
+
+    def forget(self, thread_index: int) -> None:
+        """The thread is gone."""
+        self._counted.pop(thread_index, None)
+        self._last.pop(thread_index, None)
 
     def leave(self, remainder: Remainder) -> None:
         """Count time that is in no sample."""
@@ -196,15 +206,21 @@ class _Period:
         last = self._last.get(index)
         if last is not None and last[0] is stack:
             return last[1]
-        frames = (stack.frames, stack.truncated)
-        known = self._stacks.get(frames)
-        if known is None:
-            if len(stack.frames) > self._frames_left:
-                return None
-            self._frames_left -= len(stack.frames)
-            known = self._stacks[frames] = stack
-        if sample.event is None:
+        known = self._stacks.get((stack.frames, stack.truncated)) or self._keep(stack)
+        if known is not None and sample.event is None:
+            if len(self._last) >= _MOST_LAST:
+                self._last.clear()
             self._last[index] = (stack, known)
+        return known
+
+    def _keep(self, stack: Stack) -> Stack | None:
+        if len(stack.frames) > max(self._frames_left - self._for_shallow, _SHALLOW):
+            stack = Stack(stack.frames[:_SHALLOW], truncated=True)
+        key = (stack.frames, stack.truncated)
+        known = self._stacks.get(key)
+        if known is None and len(stack.frames) <= self._frames_left:
+            self._frames_left -= len(stack.frames)
+            known = self._stacks[key] = stack
         return known
 
 
@@ -251,12 +267,20 @@ class Aggregator:
         """Samples that were merged under fewer labels than they had, in all periods."""
         return self._dropped_labels
 
-    def take(self, snapshot: Snapshot) -> None:
-        """Add what a snapshot says; delivers the profile if this is the end of its period."""
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """The first period begins now, `time_ns` since the epoch; without this with the first snapshot's."""
         with self._lock:
-            period = self._period
+            self._period = _Period(self._bounds, time_ns, self._now_ns(), period_ns)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Add what a snapshot says; delivers the profile if this is the end of its period.
+
+        One with a period of 0 was not taken at a tick: it has samples of events only.
+        """
+        with self._lock:
+            period, now_ns = self._period, self._now_ns()
             if period is None:
-                began_ns = self._now_ns() - snapshot.period_ns
+                began_ns = now_ns - snapshot.period_ns
                 period = self._period = _Period(
                     self._bounds, snapshot.time_ns - snapshot.period_ns, began_ns, snapshot.period_ns
                 )
@@ -268,10 +292,11 @@ class Aggregator:
                 period.add(sample)
             for remainder in snapshot.remainders:
                 period.leave(remainder)
-            period.snapshots += 1
+            for thread_index in snapshot.gone:
+                period.forget(thread_index)
+            period.snapshots += snapshot.period_ns > 0
             period.periods_ns += snapshot.period_ns
-            period.end_ns = snapshot.time_ns
-            now_ns = self._now_ns()
+            period.ended_ns = now_ns
             if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
                 return
             self._period = _Period(self._bounds, snapshot.time_ns, now_ns, snapshot.period_ns)
@@ -289,14 +314,14 @@ class Aggregator:
         if period.snapshots:
             self._send(period)
 
-    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
-        """Deliver what was gathered. There are no more snapshots; `remainders` were used since, until `time_ns`."""
+    def close(self, remainders: Iterable[Remainder]) -> None:
+        """Deliver what was gathered. There are no more snapshots; `remainders` were used since."""
         with self._lock:
             period, self._period = self._period, None
         if period is not None:
             for remainder in remainders:
                 period.leave(remainder)
-            period.end_ns = time_ns
+            period.ended_ns = self._now_ns()
             self._send(period)
 
     def _send(self, period: _Period) -> None:
@@ -336,7 +361,7 @@ class Aggregator:
         for why, (wall_ns, cpu_ns) in period.remainders.items():
             labels = _time_labels(period.time_ns, period_ns)
             of_timer.append(Aggregate(UNSEEN[why], labels, 0, wall_ns, cpu_ns))
-        duration_ns = max(period.end_ns - period.time_ns, 0)
+        duration_ns = max(period.ended_ns - period.began_ns, 0)
         dropped = Counter(period.dropped_elsewhere)
         dropped[DataType.CPU] = period.dropped_labels - dropped.total()
         for data_type, found_of_it in gathered.items():
@@ -384,7 +409,8 @@ class Aggregator:
 
 def estimated_size(profile: Profile) -> int:
     """About the bytes that a profile takes in memory; more than it has on the wire."""
-    return 1000 + sum(1000 + 8 * len(aggregate.stack.frames) for aggregate in profile.aggregates)
+    stacks = {id(aggregate.stack): len(aggregate.stack.frames) for aggregate in profile.aggregates}
+    return 1000 + 1000 * len(profile.aggregates) + 8 * sum(stacks.values())
 
 
 def _time_labels(time_ns: int, period_ns: int | None) -> tuple[Label, ...]:

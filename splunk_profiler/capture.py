@@ -8,7 +8,6 @@ Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Sta
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -16,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
-from splunk_profiler.accounts import Accounts, Birth
-from splunk_profiler.changes import Clocks, Rested, Watch, living_threads, make_watch, portable_clocks
+from splunk_profiler.accounts import Accounts
+from splunk_profiler.changes import Clocks, Rested, Watch, make_watch, portable_clocks
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.focus import Focus
+from splunk_profiler.lives import Life, boottime_ns, name_of, new_life, threads_by_ident
 from splunk_profiler.model import (
     Event,
     Frame,
@@ -239,21 +238,6 @@ def watch_threads(choice: Choice, *, counts_rest: bool = False) -> Watch:
     return make_watch(native=choice.name == "native", counts_rest=counts_rest)
 
 
-@dataclass(slots=True)
-class Life:
-    """What is remembered of a thread from one snapshot to the next; `cpu_ns` as of the last one of all threads."""
-
-    thread: Thread
-    birth: Birth | None  # on the boot-time clock; None if not known
-    cpu_ns: int
-    is_sampled: bool = False  # when it was told last
-
-    @property
-    def account(self) -> int:
-        """Its number in the accounts."""
-        return self.thread.native_id or -self.thread.index
-
-
 class Capture:
     """Raw snapshots → `Snapshot`s.
 
@@ -294,19 +278,19 @@ class Capture:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
         tells_all, self._tells_all = self._tells_all, True  # should this fail
+        missed = self._watch.rested() if tells_all else ()  # since a snapshot that has failed after it was told
         period_ns = raw.period_ns or self._period_ns
         process_ns, changed, left = self._watch.changes(raw.threads, period_ns)
         accounts, lives = self._accounts, self._lives
         accounts.begin(_captured_at_ns(raw.time_ns), process_ns)
-        now, names = boottime_ns(), _names()
-        repeats = [*self._repeats(left)]
-        if tells_all:
-            self._lives = {}
+        now, names = boottime_ns(), threads_by_ident()
+        repeats = [*self._repeats(missed), *self._repeats(left)]
+        seen_lives = {} if tells_all else lives
         samples = []
         for number, (seen, cpu_ns, os_priority, rested, rested_ns) in enumerate(changed, 1):
             if number % _SLICE == 0:
                 let_others_run()
-            life = self._lives[seen.key] = self._life(seen, names, lives.get(seen.key))
+            life = seen_lives[seen.key] = self._life(seen, names, lives.get(seen.key))
             if rested and life.is_sampled:
                 repeats.append(Repeat(life.thread.index, rested, rested_ns, accounts.rest(life.account)))
             running = cpu_ns > life.cpu_ns
@@ -328,11 +312,19 @@ class Capture:
             labels = () if seen.labels is None else self._labels_of(seen.labels)
             samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
         self._passing.clear()
-        gone = lives.keys() - self._lives.keys() if tells_all else {key for key, _, _ in left}
+        gone = lives.keys() - seen_lives.keys() if tells_all else {key for key, _, _ in left}
         self._gone = {key: lives.pop(key) for key in gone if key in lives}
+        self._lives = seen_lives
         remainders = accounts.end(life.account for life in self._gone.values())
         self._tells_all = False
-        return Snapshot(raw.time_ns, period_ns, tuple(samples), remainders, repeats=tuple(repeats))
+        return Snapshot(
+            raw.time_ns,
+            period_ns,
+            tuple(samples),
+            remainders,
+            repeats=tuple(repeats),
+            gone=tuple(life.thread.index for life in self._gone.values()),
+        )
 
     def rested(self) -> tuple[Repeat, ...]:
         """What is to be added to samples of the snapshots so far; the next one tells of all threads anew."""
@@ -349,7 +341,7 @@ class Capture:
         """What is known of some threads, between two snapshots of all."""
         if len(self._passing) > _MOST_LIVES:
             self._passing.clear()  # there are no snapshots of all, which would do it
-        names = _names()
+        names = threads_by_ident()
         return [self._between(seen, names) for seen in threads]
 
     def _between(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
@@ -361,7 +353,7 @@ class Capture:
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
-        names = _names()
+        names = threads_by_ident()
         samples = []
         for happened in events:
             seen = happened.thread
@@ -385,14 +377,12 @@ class Capture:
         known = names.get(seen.ident)
         life = life or self._passing.get(seen.key)
         if life is not None:
-            if known is not None and (name := _name_of(known)) != life.thread.name and name:
+            if known is not None and (name := name_of(known)) != life.thread.name and name:
                 life.thread = Thread(life.thread.index, name, seen.ident, life.thread.native_id)
             return life
-        native_id = seen.native_id or (known.native_id if known is not None else 0) or 0
-        name = (_name_of(known) if known is not None else "") or _name_by_system(native_id) or f"Thread-{seen.ident:#x}"
-        thread = Thread(self._next_index, name, seen.ident, native_id)
+        life = new_life(seen.ident, seen.native_id, known, self._next_index)
         self._next_index += 1
-        return Life(thread, _birth(native_id), 0)
+        return life
 
 
 def is_left_out(stack: Stack, name: str) -> bool:
@@ -400,47 +390,6 @@ def is_left_out(stack: Stack, name: str) -> bool:
     return stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
 
 
-def _names() -> dict[int, threading.Thread]:
-    return living_threads().copy()  # which is atomic
-
-
-def _name_of(thread: threading.Thread) -> str:
-    """The thread's name, read past any property that a subclass of the application may have put before it."""
-    name = vars(thread).get("_name")
-    return name if type(name) is str else ""
-
-
-def _name_by_system(native_id: int) -> str:
-    """The operating system's name of a thread that `threading` does not know, unless it is only the process's."""
-    if native_id <= 0:
-        return ""
-    if native_id == os.getpid():
-        return "MainThread"
-    names = [_read(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid())]
-    return names[0] if names[0] != names[1] else ""
-
-
-def _birth(native_id: int) -> Birth | None:
-    """When the thread was started, on the boot-time clock (resolution: one clock tick, 10 ms)."""
-    fields = _read(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
-    if len(fields) < 20:
-        return None
-    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return Birth(int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns)
-
-
 def _captured_at_ns(time_ns: int) -> int:
     """A moment that the time of day says, on the boot-time clock; never one to come, whatever is done to the former."""
     return boottime_ns() - max(time.time_ns() - time_ns, 0)
-
-
-def boottime_ns() -> int:
-    """Now, on the clock of `Life.birth`."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return ""

@@ -20,8 +20,6 @@ from urllib.parse import unquote
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
 from splunk_profiler.values import (
-    Agent,
-    Collector,
     ConfigError,
     Destination,
     Endpoint,
@@ -36,6 +34,7 @@ from splunk_profiler.values import (
     parse_overhead,
     parse_probability,
     parse_three_way,
+    shown,
 )
 
 DEFAULT_ENDPOINT = "https://localhost:4317"
@@ -163,7 +162,6 @@ SETTINGS: tuple[Setting, ...] = (
 _TYPES_OF_OPTIONAL: Mapping[str, type] = {"logs_endpoint": str, "export_interval_ms": int, "socket_directory": str}
 _SAMPLES_INTERVAL_MS = 1_000
 _PROFILES_INTERVAL_MS = 10_000
-_AGENT_INTERVAL_MS = 60_000  # Datadog's own profilers send one for each minute
 
 
 def _setting_of(field_name: str) -> Setting:
@@ -239,7 +237,7 @@ class Config:
                     raise ConfigError(f"not of type {wanted.__name__}")
                 _setting_of(item.name).parse(str(value))
             except ConfigError as error:
-                raise ConfigError(f"Config({item.name}={value!r}): {error}") from None
+                raise ConfigError(f"Config({item.name}={_shown(value)}): {error}") from None
 
     @property
     def period_ns(self) -> int:
@@ -255,9 +253,7 @@ class Config:
     def export_interval_ns(self) -> int:
         """Nanoseconds that samples are gathered before they are sent."""
         usual = _PROFILES_INTERVAL_MS if self.aggregates else _SAMPLES_INTERVAL_MS
-        if isinstance(self.destination, Agent):
-            usual = _AGENT_INTERVAL_MS
-        return (self.export_interval_ms or usual) * 1_000_000
+        return (self.export_interval_ms or self.destination.interval_ms or usual) * 1_000_000
 
     @property
     def destination(self) -> Destination:
@@ -267,7 +263,7 @@ class Config:
     @property
     def aggregates(self) -> bool:
         """Whether profiles are sent, not samples."""
-        return self.data_format != "text" or not isinstance(self.destination, Collector)
+        return self.data_format != "text" or not self.destination.takes_samples
 
     def notes_collections(self, *, native: bool) -> bool:
         """Whether collections of garbage are sampled, with the native walker or the portable one."""
@@ -372,7 +368,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
             origins[setting.field] = setting.name
         except ConfigError as error:
             instead = _next_endpoint(env) if setting.field == "logs_endpoint" else _default_text(setting)
-            warnings.append(f"{setting.name}={text!r} is not usable: {error}; {instead} is used instead")
+            warnings.append(f"{setting.name}={_shown(text)} is not usable: {error}; {instead} is used instead")
     return _resolve(Config(**values), env, origins, warnings)
 
 
@@ -382,9 +378,13 @@ def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolve
     return _resolve(config, os.environ if env is None else env, origins, [])
 
 
+def _shown(value: object) -> str:
+    return repr(shown(value) if isinstance(value, str) else value)
+
+
 def _next_endpoint(env: Mapping[str, str]) -> str:
     general = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
-    return f"OTEL_EXPORTER_OTLP_ENDPOINT={general}" if general else DEFAULT_ENDPOINT
+    return f"OTEL_EXPORTER_OTLP_ENDPOINT={shown(general)}" if general else DEFAULT_ENDPOINT
 
 
 def _default_text(setting: Setting) -> str:
@@ -410,7 +410,7 @@ def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], wa
             endpoint = parse_endpoint(url, insecure_by_default=insecure, setting=name)
             break
         except ConfigError as error:
-            warnings.append(f"{name}={url!r} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
+            warnings.append(f"{name}={_shown(url)} is not usable: {error}; {DEFAULT_ENDPOINT} is used instead")
     transport, more = parse_transport(env)
     warnings += more if config.samples else ()
     return Resolved(config, endpoint, sdk_disabled, origins, tuple(warnings), transport, _described(env))

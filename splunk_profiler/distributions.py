@@ -17,7 +17,7 @@ import posixpath
 import re
 import sys
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,16 +29,18 @@ from splunk_profiler.model import Kind, Origin
 
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
-_OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
-_OWN_PACKAGE = posixpath.dirname(__file__)
+OWN_NAME = "splunk-profiler"  # however it is installed, it is nobody's application
+OWN_PACKAGE = posixpath.dirname(__file__)
 _LARGEST_FILE = 8 << 20
 _READ_SIZE = 1 << 20
 _MOST_DIRECTORIES = 50_000
 _MOST_REDIRECTIONS = 5_000
 _SLICE = 1000  # lines between two steps
+_NAMES = 64  # of a directory, between two steps
 _SEPARATORS = re.compile(r"[-_.]+")
 _DEVELOPERS_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA = (".dist-info", ".egg-info")
+_OF_EGG = "EGG-INFO"
 
 Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
 
@@ -46,7 +48,7 @@ Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
 class _Folder(Protocol):
     """A directory, or a zip file that stands for one."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Iterable[str]:
         """What it holds, without what is below that."""
 
     def read(self, name: str) -> str:
@@ -57,11 +59,10 @@ class _Directory:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def names(self) -> list[str]:
-        try:
-            return os.listdir(self._path)  # noqa: PTH208  # names are all that is asked for
-        except OSError:
-            return []
+    def names(self) -> Iterator[str]:
+        with suppress(OSError), os.scandir(self._path) as entries:
+            for entry in entries:  # each lets go of the GIL
+                yield entry.name
 
     def read(self, name: str) -> str:
         # Few system calls, since each lets go of the GIL; none that waits, whatever kind of file this is.
@@ -83,19 +84,22 @@ class _Directory:
 
 
 class _Archive:
-    """Raises `OSError` or `zipfile.BadZipFile` if it is none."""
+    """A zip file, or what begins with `inside` in one. Raises `OSError` or `zipfile.BadZipFile` if it is none."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, inside: str) -> None:
         self._zip = zipfile.ZipFile(path)
+        self._inside = inside
 
     def names(self) -> list[str]:
-        return list({name.partition("/")[0] for name in self._zip.namelist()})
+        found = (name for name in self._zip.namelist() if name.startswith(self._inside))
+        return list({name[len(self._inside) :].partition("/")[0] for name in found})
 
     def read(self, name: str) -> str:
+        path = self._inside + name
         try:
-            if self._zip.getinfo(name).file_size > _LARGEST_FILE:
+            if self._zip.getinfo(path).file_size > _LARGEST_FILE:
                 return ""
-            return self._zip.read(name).decode("utf-8", "replace")
+            return self._zip.read(path).decode("utf-8", "replace")
         except Exception:  # what is not there, broken, encrypted or compressed in an unknown way
             return ""
 
@@ -109,7 +113,13 @@ def places(entry: str) -> Steps:
     if folder is None:
         return {}
     found = _Found()
-    names = [name for name in folder.names() if name.endswith(_METADATA) and not name.startswith(("~", ".", "-"))]
+    kinds = (*_METADATA, _OF_EGG) if entry.rstrip("/").endswith(".egg") else _METADATA
+    names = []
+    for number, name in enumerate(folder.names(), 1):
+        if number % _NAMES == 0:
+            yield
+        if name.endswith(kinds) and not name.startswith(("~", ".", "-")):
+            names.append(name)
     installed = [_Distribution(folder, name, entry) for name in sorted(names)]
     yield
     for each in installed:
@@ -127,7 +137,13 @@ def places(entry: str) -> Steps:
 
 def _folder(entry: str) -> _Folder | None:
     try:
-        return _Directory(entry) if Path(entry).is_dir() else _Archive(entry)
+        if Path(entry).is_dir():
+            return _Directory(entry)
+        archive, inside = entry.rstrip("/"), ""
+        while archive and not os.path.lexists(archive):  # a directory in a zip file may be an entry too
+            archive, _, name = archive.rpartition("/")
+            inside = f"{name}/{inside}"
+        return _Archive(archive, inside) if Path(archive).is_file() else None
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return None
 
@@ -174,47 +190,57 @@ class _Found:
 
 
 class _Distribution:
-    """One ``.dist-info`` or ``.egg-info`` of a folder."""
+    """One ``.dist-info`` or ``.egg-info`` of a folder, or the egg that the folder is."""
 
     def __init__(self, folder: _Folder, metadata: str, entry: str) -> None:
-        self._folder, self._metadata, self._entry = folder, metadata, entry
-        stem, _, self._kind = metadata.rpartition(".")
+        self._folder, self._metadata, self._entry = folder, metadata, entry.rstrip("/")
+        named = metadata if metadata != _OF_EGG else posixpath.basename(self._entry)
+        stem, _, self._kind = named.rpartition(".")
         name, _, version = stem.partition("-")
-        if self._kind == "egg-info":
+        if self._kind != "dist-info":
             version = version.partition("-py")[0]
         self._module = name
-        self._in_site = entry.rstrip("/").endswith(SITE_DIRECTORIES)
-        developed = self._kind == "egg-info" and not self._in_site  # beside its source: made by `setup.py develop`
+        in_site = self._entry.endswith(SITE_DIRECTORIES)
+        developed = self._kind == "egg-info" and not in_site  # beside its source: made by `setup.py develop`
         self.origin = Origin(Kind.APPLICATION if developed else Kind.LIBRARY, normalised(name), version)
 
     def claim(self, found: _Found) -> Iterator[None]:
         """Say which modules this is."""
+        if self._kind == "egg":
+            found.elsewhere[self._entry] = self.origin
+            return
         if self._kind == "egg-info" and not self.origin.version:
             self._ask_package_info()
         text = self._text("RECORD") or self._text("installed-files.txt")
         project = self._project() if f"{self._metadata}/direct_url.json" in text else None
         recorded = text.splitlines()
-        claimed = 0
         own: list[str] = []
+        scripts: list[str] = []
         for number, line in enumerate(recorded, 1):
             if number % _SLICE == 0:
                 yield
             if (path := self._path(line)) is None:
+                if "/bin/" in line:  # what a service is started by: `gunicorn`
+                    scripts.append(posixpath.join(self._entry, line.partition(",")[0]))
                 continue
             if "/" not in path and (path.endswith(".pth") or "editable" in path):
                 own.append(path)
-            elif path.endswith(".py"):
-                found.claim(path, self.origin)
-                claimed += 1
+            elif module := _module(path):
+                found.claim(module, self.origin)
         if not recorded:
             self._claim_top_level(found)
         yield
         elsewhere = [place for name in own for place in self._pointed_to(name)]
-        if self.origin.name == _OWN_NAME:
-            elsewhere = [_OWN_PACKAGE]  # not the project: its examples are not the profiler
+        if self.origin.name == OWN_NAME:
+            elsewhere = [OWN_PACKAGE]  # not the project: its examples are not the profiler
         elif project is not None and not elsewhere:
             elsewhere = [project]
-        found.elsewhere.update((place, self._developed()) for place in elsewhere)
+        inside = f"{self._entry}/"  # a library's further entry of sys.path
+        outside = [place for place in elsewhere if not place.startswith(inside)]
+        found.elsewhere.update((place, self.origin) for place in elsewhere)
+        found.elsewhere.update((place, self._developed()) for place in outside)
+        starts = self._developed() if outside else self.origin
+        found.elsewhere.update((posixpath.normpath(script), starts) for script in scripts)
 
     def claim_files(self, found: _Found) -> Iterator[None]:
         """Say of each module in a directory that several have which one it is."""
@@ -222,8 +248,8 @@ class _Distribution:
             if number % _SLICE == 0:
                 yield
             path = self._path(line)
-            if path is not None and path.endswith(".py") and path.rpartition("/")[0] in found.shared:
-                found.files[path] = self.origin
+            if path is not None and (module := _module(path)) and module.rpartition("/")[0] in found.shared:
+                found.files[module] = self.origin
 
     def _text(self, name: str) -> str:
         return self._folder.read(f"{self._metadata}/{name}")
@@ -248,7 +274,7 @@ class _Distribution:
                 found.claim(f"{name}.py", self.origin)
 
     def _developed(self) -> Origin:
-        kind = Kind.LIBRARY if self.origin.name == _OWN_NAME else Kind.APPLICATION
+        kind = Kind.LIBRARY if self.origin.name == OWN_NAME else Kind.APPLICATION
         return Origin(kind, self.origin.name, self.origin.version)
 
     def _project(self) -> str | None:
@@ -277,6 +303,13 @@ class _Distribution:
             yield from _redirected(name.removesuffix(".py"))
 
 
+def _module(path: str) -> str:
+    """The source file of a module that is delivered as this, perhaps without it; empty if it is no module."""
+    if path.endswith(".py") or (path.endswith(".pyc") and "__pycache__/" not in path):
+        return path.removesuffix("c")
+    return ""
+
+
 def normalised(name: str) -> str:
     """The name of a distribution as indexes compare it."""
     return _SEPARATORS.sub("-", name).lower()
@@ -299,7 +332,9 @@ def _redirected(module: str) -> Iterator[str]:
     }
     packages = {path.removesuffix("/__init__.py") for path in paths if not path.endswith(".py")}
     packages |= {path.rpartition("/")[0] for path in paths if path.endswith("/__init__.py")}
-    yield from packages
+    for path in packages:
+        there = os.path.isdir(path)  # noqa: PTH112  # raises for no path
+        yield path if there else f"{path}.py"  # of a module setuptools knows all but that
     yield from (path for path in paths if path.endswith(".py") and path.rpartition("/")[0] not in packages)
 
 

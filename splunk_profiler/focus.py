@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NEVER_NS = sys.maxsize
+_SLOWEST_LEAD_NS = 1_000_000_000
+_LONGEST_NS = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,16 @@ class Periods:
     focused_ns: int
 
     @property
+    def all_leads(self) -> bool:
+        """Whether a deadline of all threads comes often enough to say what both cost."""
+        return self.all_ns > 0 and (not self.focused_ns or self.all_ns <= _SLOWEST_LEAD_NS)
+
+    @property
     def leading_ns(self) -> int:
-        """The distance that is changed, and the other one with it: that of all threads, if there are such deadlines."""
-        return self.all_ns or self.focused_ns
+        """What a limit changes, and both in its ratio: that of all threads, or a second, or the only one there is."""
+        if self.all_leads or not self.all_ns:
+            return self.all_ns or self.focused_ns
+        return _SLOWEST_LEAD_NS
 
     @property
     def closest_ns(self) -> int:
@@ -51,11 +60,14 @@ class Periods:
         return min(self.leading_ns, self.focused_ns)
 
     def stretched(self, leading_ns: int) -> Periods:
-        """Both in the same ratio, so that `leading_ns` is the one that leads."""
+        """Both in the ratio of `leading_ns` to the one of these; where all threads do not lead, to a minute at most."""
         if not self.all_ns:
             return Periods(0, leading_ns)
-        focused_ns = self.focused_ns * leading_ns // self.all_ns
-        return Periods(leading_ns, min(focused_ns, max(leading_ns, self.focused_ns)))  # beyond that it never comes
+        all_ns = leading_ns
+        if not self.all_leads:
+            all_ns = max(self.all_ns, min(self.all_ns * leading_ns // self.leading_ns, _LONGEST_NS))
+        focused_ns = self.focused_ns * leading_ns // self.leading_ns
+        return Periods(all_ns, min(focused_ns, max(all_ns, self.focused_ns)))  # beyond that it never comes
 
 
 class Tick(NamedTuple):

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from splunk_profiler.guard import Guard
+
 
 class SpanListener:
     """A span processor that only listens. Takes no lock when it hears, so that a fork cannot leave one locked."""
 
     def __init__(self) -> None:
         self._provider: Any = None
+        self._coming_and_going = Guard("hearing of the application's spans")
 
     def meet(self, provider: Any) -> None:
-        """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet."""
+        """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet; never raises."""
         if provider is not None and provider is not self._provider:
             self.leave()
             self._provider = provider
             if hasattr(provider, "add_span_processor"):
-                provider.add_span_processor(self)
+                with self._coming_and_going.watching():
+                    provider.add_span_processor(self)
 
     def leave(self) -> None:
         """Hear of no spans any more."""
         provider, self._provider = self._provider, None
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self in getattr(processors, "_span_processors", ()):
-            with processors._lock:
+            with self._coming_and_going.watching(), processors._lock:
                 processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:

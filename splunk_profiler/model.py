@@ -281,6 +281,7 @@ class Snapshot:
         source: which profiler all of this is of.
         repeats: what there is to add to samples of snapshots before this one. Where samples are added up, threads that
             rest have none in a snapshot; they have a repeat when they run again, or when somebody wants to know.
+        gone: `Thread.index` of those that were in the snapshot before and are not in this one.
     """
 
     time_ns: int
@@ -289,6 +290,7 @@ class Snapshot:
     remainders: tuple[Remainder, ...] = ()
     source: Source = Source.CONTINUOUS
     repeats: tuple[Repeat, ...] = ()
+    gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from splunk_profiler.threads import real_get_ident
 
 COLLECTION_DISTANCE_NS = 10_000_000
 _MOST_KEPT = 256
+_FOR_LONG = 64  # of these; else one that took long would be told of on another thread, with the next
+_LONG_NS = 10_000_000
 _GENERATIONS = 3
 
 Place = tuple[CodeType, int, dict[str, Any]]
@@ -131,7 +133,8 @@ class CollectionLog:
         uncounted = self._uncounted[generation]
         uncounted.count += 1
         uncounted.duration_ns += now_ns - began_ns
-        if now_ns - uncounted.kept_ns < self._distance_ns or len(self._kept) >= _MOST_KEPT:
+        room = _MOST_KEPT - _FOR_LONG if now_ns - began_ns < _LONG_NS else _MOST_KEPT
+        if now_ns - uncounted.kept_ns < self._distance_ns or len(self._kept) >= room:
             return
         places = places_below(sys._getframe(1).f_back, self._max_depth + 1)  # below `note` is what the collector met
         if not places:

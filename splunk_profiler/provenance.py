@@ -14,8 +14,10 @@ import posixpath
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
-from splunk_profiler.distributions import SITE_DIRECTORIES, Steps, places, values_of
+from splunk_profiler.distributions import OWN_NAME, OWN_PACKAGE, SITE_DIRECTORIES, Steps, places, values_of
 from splunk_profiler.guard import logger
 from splunk_profiler.model import Kind, Origin
 
@@ -24,6 +26,7 @@ APPLICATION = Origin(Kind.APPLICATION)
 LIBRARY = Origin(Kind.LIBRARY)
 STANDARD_LIBRARY = Origin(Kind.STANDARD_LIBRARY, "python", platform.python_version())
 
+_OWN = Origin(Kind.LIBRARY, OWN_NAME)  # of which version, its distribution says, where it is installed
 _READING_S = 0.3  # at a stretch: a fork waits for it, and so does the end of the process
 _SLICE_NS = 1_000_000
 _MOST_ENTRIES = 512
@@ -50,7 +53,7 @@ class Provenance:
         self._entries = entries
         self._now = monotonic
         self._read: set[str] = set() if parents is None else parents._read.copy()
-        self._places: dict[str, Origin] = _standard_library() if parents is None else parents._places.copy()
+        self._places: dict[str, Origin] = _always_there() if parents is None else parents._places.copy()
         self._known: dict[str | tuple[str, str], Origin] = {}
         self._real: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
@@ -105,14 +108,18 @@ class Provenance:
     def _finish(self, entry: str, found: dict[str, Origin]) -> None:
         # In this order: a child that is forked in between reads the entry again.
         for place, origin in found.items():
-            self._places.setdefault(place, origin)
+            if self._places.get(place, _OWN) is _OWN:
+                self._places[place] = origin
         self._read.add(entry)
         self._reading = None
         self._known.clear()
 
     def _find(self, file: str, namespace: str) -> Origin:
         if file.startswith("/"):
-            return self._of_path(file) or self._of_path(self._real_path(file)) or APPLICATION
+            found = self._of_path(file) or self._of_path(self._real_path(file))
+            if found is None and (module_file := _file_of(namespace)) != file and not _is_there(file):
+                found = self._of_path(module_file.removesuffix("c"))  # delivered as it was compiled somewhere else
+            return found or APPLICATION
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
         if frozen in sys.stdlib_module_names:
             return STANDARD_LIBRARY
@@ -142,18 +149,32 @@ class Provenance:
         if real is None:
             if len(self._real) >= _MOST_KNOWN:
                 self._real.clear()
-            real = self._real[directory] = os.path.realpath(directory)
+            real = directory
+            with suppress(OSError, ValueError):  # a name that no file can have
+                real = os.path.realpath(directory)
+            self._real[directory] = real
         return f"{real}/{name}"
 
 
-def _standard_library() -> dict[str, Origin]:
+def _always_there() -> dict[str, Origin]:
+    """The standard library and the profiler itself."""
     # Not by `sysconfig`, which loads what it knows of the build.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    paths = {posixpath.dirname(os.__file__), f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
+    paths = {f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
+    file = values_of(os).get("__file__")  # there is none where modules are built into the program
+    if type(file) is str and file.startswith("/"):
+        paths.add(posixpath.dirname(file))
     name = f"/python{version.replace('.', '')}.zip"
     paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}
-    return dict.fromkeys(paths, STANDARD_LIBRARY)
+    return {**dict.fromkeys(paths, STANDARD_LIBRARY), OWN_PACKAGE: _OWN}
+
+
+def _is_there(file: str) -> bool:
+    try:
+        return Path(file).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _file_of(namespace: str) -> str:

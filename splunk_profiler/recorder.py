@@ -17,13 +17,14 @@ from typing import Generic
 
 from splunk_profiler.delivery import DeliveryReport
 from splunk_profiler.guard import Guard
-from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sample, Sink
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Record, Sample, Sink
 from splunk_profiler.threads import Signal, real_lock
 
 _IDLE_S = 3600.0
 _FIRST_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
 _LONGEST_BACKOFF_NS = 4_000_000_000
+_MOST_REFUSALS = 32  # one after the other; it takes 12 to find the one record or stack that is too large
 _LEAVE_S = 0.3
 _AFTER_FAILURE_S = 1.0
 
@@ -59,6 +60,15 @@ def estimated_size(sample: Sample) -> int:
     return 400 + 80 * len(sample.thread.stack.frames)
 
 
+def parts_of(record: Record) -> tuple[Record, ...]:
+    """The halves of a profile, which together have every aggregate once; what cannot be divided as it is."""
+    if not isinstance(record, Profile) or len(record.aggregates) < 2:
+        return (record,)
+    middle = len(record.aggregates) // 2
+    first = replace(record, aggregates=record.aggregates[:middle])
+    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)
+
+
 class Recorder(Generic[Record]):
     """Gathers records into batches and hands these to a sink, again and again while that is worth it.
 
@@ -66,6 +76,7 @@ class Recorder(Generic[Record]):
         sink: where batches go.
         export_interval_ns: how long records are gathered before they are sent.
         size_of: estimated bytes of one record.
+        divide: a record that is too large for the receiver → smaller ones that say the same; or it alone.
         max_records, max_bytes: bounds of what waits and travels together; beyond them the oldest go first.
         batch_records, batch_bytes: bounds of one batch (receivers accept 4 MiB by default).
         monotonic_ns: the clock.
@@ -79,6 +90,7 @@ class Recorder(Generic[Record]):
         *,
         export_interval_ns: int,
         size_of: Callable[[Record], int],
+        divide: Callable[[Record], tuple[Record, ...]] = parts_of,
         max_records: int = 8192,
         max_bytes: int = 8 << 20,
         batch_records: int = 2048,
@@ -91,9 +103,11 @@ class Recorder(Generic[Record]):
         self._interval_ns = export_interval_ns
         self._max_records, self._max_bytes = max_records, max_bytes
         self._batch_records, self._batch_bytes = batch_records, batch_bytes
-        self._size_of, self._now_ns, self._jitter = size_of, monotonic_ns, jitter
+        self._size_of, self._divide = size_of, divide
+        self._now_ns, self._jitter = monotonic_ns, jitter
         self._part = batch_records  # fewer while the receiver finds batches too large
         self._failures = 0
+        self._refusals = 0  # of batches that were too large, one after the other
         self._guard = Guard("the exporting thread")
         self._report = DeliveryReport(monotonic_ns)
 
@@ -106,6 +120,7 @@ class Recorder(Generic[Record]):
         self._closing = False
         self._running = False
 
+        self._stuck: Batch[Record] | None = None  # what was travelling when a fork waited in vain
         self._exporting = real_lock()  # held while the sink exports, and by a thread that forks
         self._forking: int | None = None
         self._wake = wake or Signal()
@@ -191,10 +206,13 @@ class Recorder(Generic[Record]):
         An export that takes longer than `timeout_s` seconds is interrupted, and sent again after the fork. True
         if none is in flight; False if the fork has to go on regardless.
         """
-        held = self._exporting.acquire(timeout=timeout_s)
-        if not held:
+        travelling = self._travelling
+        stuck = travelling is self._stuck  # no fork waits for it twice: on a dead file system it would be every fork
+        held = self._exporting.acquire(timeout=0 if stuck else timeout_s)
+        if not held and not stuck:
             self._sink.interrupt()
             held = self._exporting.acquire(timeout=_LEAVE_S)
+            self._stuck = None if held else travelling
         if held:
             self._forking = get_ident()
         return held
@@ -267,20 +285,25 @@ class Recorder(Generic[Record]):
     def _settle(self, batch: Batch[Record], outcome: Outcome) -> None:
         count = len(batch.records)
         delivery = outcome.delivery
+        again = batch.records
         if delivery is Delivery.TOO_LARGE:
-            delivery = Delivery.RETRY if count > 1 else Delivery.REJECTED
-            self._part = max(count // 2, 1)
+            again = self._smaller(again)
+            delivery = Delivery.RETRY if len(again) > 1 else Delivery.REJECTED
         elif delivery is Delivery.DELIVERED:
             self._part = min(self._part * 2, self._batch_records)
+            self._refusals = 0
         with self._lock:
             self._travelling = Batch((), 0)
             if delivery is Delivery.DELIVERED:
-                self._count(delivered=count - outcome.rejected, rejected=outcome.rejected)
+                refused = min(outcome.rejected, count)  # of a profile the receiver may have got several parts
+                self._count(delivered=count - refused, rejected=refused)
             elif delivery is Delivery.REJECTED:
                 self._count(rejected=count)
             else:
-                self._queue.extendleft((record, self._size_of(record)) for record in reversed(batch.records))
-                self._bytes += batch.size
+                sized = [(record, self._size_of(record)) for record in reversed(again)]
+                self._queue.extendleft(sized)
+                self._bytes += sum(size for _, size in sized)
+                self._count(recorded=len(again) - count)
                 self._trim()
                 if outcome.delivery is Delivery.RETRY and self._flushing:
                     self._flushing = False
@@ -289,10 +312,19 @@ class Recorder(Generic[Record]):
         if outcome.delivery is not Delivery.TOO_LARGE or delivery is Delivery.REJECTED:
             self._report.settled(outcome, self.counters().waiting, self.counters().dropped)
 
+    def _smaller(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
+        """What to send in smaller parts of a batch that was too large; nothing, or one record, if it is given up."""
+        self._refusals = (self._refusals + 1) % (4 * _MOST_REFUSALS)
+        if self._refusals >= _MOST_REFUSALS:  # however small it is: a proxy with a limit that nothing can meet
+            self._part = self._batch_records
+            return ()
+        self._part = max(len(records) // 2, 1)
+        return records if len(records) > 1 else self._divide(records[0])
+
     def _trim(self) -> None:
-        """Drop the oldest that wait until what waits and travels is within the bounds."""
+        """Drop the oldest that wait until what waits and travels is within the bounds; never the newest."""
         dropped = 0
-        while self._queue and (
+        while len(self._queue) > 1 and (
             len(self._queue) + len(self._travelling.records) > self._max_records
             or self._bytes + self._travelling.size > self._max_bytes
         ):

@@ -28,8 +28,11 @@ class Recording(Protocol):
     def rest(self) -> None:
         """Called once a second at least: what is due goes, also if there are no snapshots."""
 
-    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
-        """There are no more snapshots; `remainders` is what was used since the last one, until `time_ns`."""
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """The first snapshot was taken, to which others are compared: now, `time_ns` since the epoch."""
+
+    def close(self, remainders: Iterable[Remainder]) -> None:
+        """There are no more snapshots; `remainders` is what was used since the last one."""
 
 
 class SampleRecording:
@@ -50,7 +53,10 @@ class SampleRecording:
     def rest(self) -> None:
         """See `Recording.rest`: the recorder keeps its own time."""
 
-    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """See `Recording.begin`: there is nothing to compare a sample with."""
+
+    def close(self, remainders: Iterable[Remainder]) -> None:
         """See `Recording.close`: a sample has no remainders."""
 
 
@@ -92,7 +98,11 @@ class ProfileRecording:
         """See `Recording.rest`: traces that are profiled closely come and go."""
         self._aggregators[Source.SNAPSHOT].rest()
 
-    def close(self, remainders: Iterable[Remainder], time_ns: int) -> None:
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """See `Recording.begin`."""
+        self._aggregators[Source.CONTINUOUS].begin(time_ns, period_ns)
+
+    def close(self, remainders: Iterable[Remainder]) -> None:
         """See `Recording.close`."""
-        self._aggregators[Source.CONTINUOUS].close(remainders, time_ns)
-        self._aggregators[Source.SNAPSHOT].close((), time_ns)
+        self._aggregators[Source.CONTINUOUS].close(remainders)
+        self._aggregators[Source.SNAPSHOT].close(())

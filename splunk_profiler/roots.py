@@ -6,7 +6,8 @@ Imports `spans`, `listening` and the model, never the SDK. Takes no lock, so tha
 
 A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
 the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only who
-publishes to host profilers knows (`Roots.known_root`); else nothing is said, rather than a wrong thing.
+publishes to host profilers knows (`Roots.known_root`); else nothing is said, rather than a wrong thing. Those that have
+ended make room for each other, and only for each other: a long request is known to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from splunk_profiler import spans
 from splunk_profiler.listening import SpanListener, is_local_root
 from splunk_profiler.model import SpanRef
 
-_REMEMBERED = 4096
+_MOST_ENDED = _MOST_SAMPLED = 4096
+_MOST_LIVING = 8192
 _UNKNOWN = 0
 
 
@@ -35,11 +37,13 @@ class Roots(SpanListener):
     def __init__(self, known_root: Callable[[Any], int | None]) -> None:
         super().__init__()
         self.known_root = known_root
-        # Trace id → the local root's id; _UNKNOWN if there were several.
+        # Trace id → the local root's id; _UNKNOWN if there were several. Of traces whose root lives, and of others.
         self._of_trace: OrderedDict[int, int] = OrderedDict()
-        # A local root's id → its span, and its name once it has ended: of all, and of those that were sampled, whose
-        # names are asked for when many others have come and gone.
-        self._names: OrderedDict[int, Any] = OrderedDict()
+        self._of_ended: OrderedDict[int, int] = OrderedDict()
+        # A local root's id → its span, and its name once it has ended. Those that were sampled are kept beside the
+        # others: their names are asked for when many others have come and gone.
+        self._living: OrderedDict[int, Any] = OrderedDict()
+        self._ended: OrderedDict[int, str] = OrderedDict()
         self._sampled: OrderedDict[int, Any] = OrderedDict()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
@@ -50,10 +54,14 @@ class Roots(SpanListener):
     def on_end(self, span: Any) -> None:
         """Keep of a local root no more than its name."""
         if is_local_root(span):
-            span_id = span.context.span_id
-            for names in (self._names, self._sampled):
-                if span_id in names:
-                    names[span_id] = span.name
+            context = span.context
+            self._living.pop(context.span_id, None)
+            _keep(self._ended, context.span_id, span.name, _MOST_ENDED)
+            root = self._of_trace.pop(context.trace_id, None)
+            if root is not None:
+                _keep(self._of_ended, context.trace_id, root, _MOST_ENDED)
+            if context.span_id in self._sampled:
+                self._sampled[context.span_id] = span.name
 
     def span_ref(self, context: Any) -> SpanRef | None:
         """As `spans.span_ref`, with the local root as far as it is known."""
@@ -61,8 +69,10 @@ class Roots(SpanListener):
         if ref is None:
             return None
         root = self._root_of(trace.get_current_span(context), ref)
-        if root not in self._sampled and (named := self._names.get(root)) is not None:
-            _keep(self._sampled, root, named)
+        if root not in self._sampled:
+            named = self._living.get(root) or self._ended.get(root)
+            if named is not None:
+                _keep(self._sampled, root, named, _MOST_SAMPLED)
         return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root, self.endpoint(root))
 
     def endpoint(self, root: int) -> str:
@@ -78,22 +88,29 @@ class Roots(SpanListener):
             return _UNKNOWN
         knows_its_parent = isinstance(getattr(span, "parent", span), (trace.SpanContext, type(None)))
         if knows_its_parent and is_local_root(span):
-            if ref.span_id not in self._names:  # it began before the profiler
+            if ref.span_id not in self._living and ref.span_id not in self._ended:  # it began before the profiler
                 self._remember(span)
+                if getattr(span, "end_time", None) is not None:  # or it is long gone, and only the context still has it
+                    self.on_end(span)
             return ref.span_id
         known = self.known_root(span)
-        return known if known is not None else self._of_trace.get(ref.trace_id, _UNKNOWN)
+        return known if known is not None else self._known(ref.trace_id, _UNKNOWN)
+
+    def _known(self, trace_id: int, otherwise: int) -> int:
+        found = self._of_trace.get(trace_id)
+        return found if found is not None else self._of_ended.get(trace_id, otherwise)
 
     def _remember(self, span: Any) -> None:
         context = span.get_span_context()
-        _keep(self._names, context.span_id, span)
-        known = self._of_trace.get(context.trace_id, context.span_id)
-        _keep(self._of_trace, context.trace_id, known if known == context.span_id else _UNKNOWN)
+        _keep(self._living, context.span_id, span, _MOST_LIVING)
+        known = self._known(context.trace_id, context.span_id)
+        _keep(self._of_trace, context.trace_id, known if known == context.span_id else _UNKNOWN, _MOST_LIVING)
+        self._of_ended.pop(context.trace_id, None)
 
 
-def _keep(known: OrderedDict[int, Any], key: int, value: Any) -> None:
+def _keep(known: OrderedDict[int, Any], key: int, value: Any, most: int) -> None:
     known[key] = value
-    if len(known) > _REMEMBERED:
+    if len(known) > most:
         try:
             known.popitem(last=False)
         except KeyError:  # other threads made room

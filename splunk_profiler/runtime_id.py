@@ -1,10 +1,11 @@
 """Which process something came from: an id on the resource of profiles and on that of the application's spans.
 
 `Identified` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the provider
-and on the tracers that were made before, so that a span costs nothing more. The application's own resource object stays
-as it is, and what it says of itself goes before what we would say. Called on the thread that starts or stops the
-profiler, on the sampling worker's and on the exporting one; takes no lock of the SDK's, which a fork may have left
-locked. Knows the SDK by what it looks like and loads nothing of it.
+and on the tracers that were made before, so that a span costs nothing more. Where an older SDK does not know its
+tracers, each span gets it as it starts. The application's own resource object stays as it is, and what it says of
+itself goes before what we would say. Called on the thread that starts or stops the profiler, on the sampling worker's
+and on the exporting one. Knows the SDK by what it looks like and loads nothing of it; takes no lock of a newer one's,
+which a fork may have left locked.
 
 Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``); OpenTelemetry's semantic
 conventions (``service.instance.id``).
@@ -12,6 +13,7 @@ conventions (``service.instance.id``).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +76,8 @@ class Identified:
         self._original: Any = None  # the resource that it had
         self._said: Any = None  # the one in its place
         self._tracers = 0  # how many have got it
-        self._starting: Providers | None = None
+        self._starting: Providers | None = None  # of an older SDK, whose provider and tracers keep theirs
+        self._pid = os.getpid()
         self._left = False
 
     def resource(self, resource: Any) -> Any:
@@ -111,9 +114,11 @@ class Identified:
 
     def _is_done(self, provider: Any, resource: Any) -> bool:
         """False also for a tracer that was being made when the others got the resource, and has the old one."""
-        if provider is not self._provider or resource is not self._said:
+        if provider is not self._provider:
             return False
-        return self._starting is not None or len(getattr(provider, "_tracers", ())) == self._tracers
+        if self._starting is not None:
+            return resource is self._original
+        return resource is self._said and len(getattr(provider, "_tracers", ())) == self._tracers
 
     def _put_on(self, provider: Any, resource: Any) -> None:
         if provider is not self._provider:
@@ -121,13 +126,13 @@ class Identified:
             self._provider = provider
         if resource is not self._said:
             self._original, self._said = resource, self._with_id(resource)
-            provider._resource = self._said
         tracers = getattr(provider, "_tracers", None)
-        if tracers is None:  # an older SDK, which does not know them
+        if tracers is None:  # an older SDK
             if self._starting is None:
                 self._starting = Providers(self._on_start)
                 self._starting.meet(provider._active_span_processor)
             return
+        provider._resource = self._said
         made = list(tracers.values())
         for tracer in made:
             if tracer.resource is self._original:
@@ -138,19 +143,22 @@ class Identified:
         provider, said, self._provider = self._provider, self._said, None
         if provider is None:
             return
-        if self._starting is not None:
-            self._starting.leave()
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.leave()
+            return
         resource = provider._resource
         before = self._without_id(self._original if resource is said else resource)
         provider._resource = before
         for tracer in list(getattr(provider, "_tracers", {}).values()):
             if tracer.resource is resource or tracer.resource is said:
                 tracer.resource = before
-        self._original = self._said = self._starting = None
+        self._original = self._said = None
         self._tracers = 0
 
     def _on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
-        if span._resource is self._original:
+        # In a forked child this one is among the processors still, beside the child's own.
+        if span._resource is self._original and os.getpid() == self._pid:
             span._resource = self._said
 
     def _with_id(self, resource: Any) -> Any:

@@ -27,7 +27,7 @@ class Limit:
     """What the profiler may use.
 
     Attributes:
-        pacer: says how far apart snapshots of all threads are to be for that, or of the focus if there are no others.
+        pacer: says how far apart snapshots are to be for that, as `Periods.leading_ns`.
         others_ns: CPU time that other threads have used on what this one captures.
         changed: called with the new distance, on the worker's thread.
     """
@@ -62,6 +62,7 @@ class Sampler:
     ) -> None:
         self._ticker = ticker
         self._configured = self._periods = Periods(period_ns, focused_period_ns)
+        self._leading_ns = self._configured.leading_ns  # as the limit has it now
         self._handle = handle
         self._rest = rest
         self._limit = limit
@@ -100,7 +101,7 @@ class Sampler:
             with self._guard.watching():
                 self._ticker.run(self._periods.all_ns, self._periods.focused_ns)
             if not self._stopping:  # it failed: begin again with the next period, not at once
-                self._pause.wait(self._periods.leading_ns / 1e9)
+                self._pause.wait(self._leading_ns / 1e9)
 
     def _work(self) -> None:
         while True:
@@ -109,12 +110,13 @@ class Sampler:
                 for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
                     with self._guard.watching():
                         self._handle(raw)
-                    if not raw.focused:  # what one of all threads costs contains those of the focus after it
+                    # What one of all threads costs contains those of the focus after it.
+                    if not raw.focused and self._configured.all_leads:
                         with self._guard.watching():
                             self._keep_to_limit()
                 with self._guard.watching():
                     self._rest()
-                if not self._configured.all_ns:
+                if not self._configured.all_leads:
                     with self._guard.watching():
                         self._keep_to_limit()
             if stopping:
@@ -125,7 +127,8 @@ class Sampler:
         if limit is None or not limit.pacer.is_due(now_ns):
             return
         period_ns = limit.pacer.advance(now_ns, self._used_ns() + limit.others_ns())
-        if period_ns != self._periods.leading_ns:
+        if period_ns != self._leading_ns:
+            self._leading_ns = period_ns
             self._periods = self._configured.stretched(period_ns)
             self._ticker.pace(self._periods.all_ns, self._periods.focused_ns)
             limit.changed(period_ns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import capture, destinations, sample_labels, spans
@@ -134,7 +135,7 @@ class Sampling:
             ticker,
             periods.all_ns,
             self._handle,
-            self._make_limit(periods.leading_ns),
+            self._make_limit(periods),
             focused_period_ns=periods.focused_ns,
             rest=self._rest,
         )
@@ -199,9 +200,9 @@ class Sampling:
         whole = ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").watching():
             if ended and self._primed:
-                rested = self._capture.rested()
-                self._take(Snapshot(time.time_ns(), config.period_ns, (), repeats=rested))  # and the last events
-            self._recording.close(self._capture.remainders() if whole else (), time.time_ns())
+                self._take_events()
+                self._take(Snapshot(time.time_ns(), 0, (), repeats=self._capture.rested()))
+            self._recording.close(self._capture.remainders() if whole else ())
         self._recorder.stop(max(until - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if self._choice.name == "portable":
@@ -236,26 +237,26 @@ class Sampling:
         known.selection.end()  # entries of threads that are not here will never end, others end in the parent
         return known.selection
 
-    def _make_limit(self, period_ns: int) -> Limit | None:
+    def _make_limit(self, periods: Periods) -> Limit | None:
         limit = self.resolved.config.overhead_limit
         if limit is None:
             return None
-        return Limit(Pacer(period_ns, limit), self._exporting_cpu_ns, self._note_pace)
+        return Limit(Pacer(periods.leading_ns, limit), self._exporting_cpu_ns, partial(self._note_pace, periods))
 
     def _exporting_cpu_ns(self) -> int:
         opening_ns = self._opening_cpu_ns
         return 0 if opening_ns is None else max(self._export_thread.cpu_ns() - opening_ns, 0)
 
-    def _note_pace(self, period_ns: int) -> None:
-        config = self.resolved.config
+    def _note_pace(self, periods: Periods, leading_ns: int) -> None:
+        config, now = self.resolved.config, periods.stretched(leading_ns)
         log = logger.debug if self._told_of_limit else logger.warning
         self._told_of_limit = True
         log(
             "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD):"
             " it samples every %d ms, and more often again when that takes less (said once)",
-            config.call_stack_interval_ms if config.enabled else config.snapshot_interval_ms,
+            config.call_stack_interval_ms if periods.all_leads else config.snapshot_interval_ms,
             config.max_overhead,
-            period_ns // 1_000_000,
+            (now.all_ns if periods.all_leads else now.focused_ns) // 1_000_000,
         )
 
     def _handle(self, raw: Any) -> None:
@@ -265,6 +266,7 @@ class Sampling:
             self._snapshots.take(raw)
 
     def _rest(self) -> None:
+        self._take_events()  # snapshots may be a minute apart, and there is room for some hundred
         self._identified.meet(spans.tracer_provider())
         if self._roots is not None:
             self._roots.meet(spans.tracer_provider())
@@ -275,14 +277,19 @@ class Sampling:
         self._at_sample()
         if not self._primed:
             self._capture.prime(raw)
+            self._recording.begin(raw.time_ns, self.resolved.config.period_ns)
             self._primed = True
             return
-        self._take(self._capture.snapshot(raw))
+        snapshot = self._capture.snapshot(raw)
+        self._take_events()
+        self._take(snapshot)
+
+    def _take_events(self) -> None:
+        with self._event_guard.watching():
+            if self._primed and (events := self._events.drain()):
+                self._take(Snapshot(time.time_ns(), 0, tuple(self._capture.event_samples(events))))
 
     def _take(self, snapshot: Snapshot) -> None:
-        with self._event_guard.watching():
-            if events := self._events.drain():
-                snapshot = replace(snapshot, samples=(*snapshot.samples, *self._capture.event_samples(events)))
         if self.resolved.config.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
             snapshot = replace(snapshot, samples=samples, remainders=())

@@ -3,7 +3,8 @@
 `Selection` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
 threads and do, for nearly all spans, nothing but look at the parent. `keep_short` and `wants` run on the sampling
 worker's. Imports `listening`, never the SDK. Takes no lock, so that no fork leaves one locked and no signal handler
-waits for one: each change is one operation, and whoever ends an entry looks again afterwards.
+waits for one: each change is one operation, and whoever ends an entry looks again afterwards. An exception that such a
+handler raises in the middle of it leaves something behind at most until `keep_short` comes by.
 
 The trace id decides, so all services of a trace that have the same probability decide alike. An entry span is one with
 which its trace comes into this process: without a parent, or with one in another process.
@@ -12,13 +13,13 @@ which its trace comes into this process: without a parent, or with one in anothe
 from __future__ import annotations
 
 import time
-from _thread import get_ident
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.listening import SpanListener, is_local_root
+from splunk_profiler.threads import real_get_ident
 
 ATTRIBUTE = "splunk.snapshot.profiling"
 MOST_ENTRIES = 100
@@ -33,7 +34,7 @@ class Beginning(NamedTuple):
 
     Attributes:
         time_ns: the time of day.
-        ident: `threading.get_ident()` of the thread.
+        ident: of the thread; where gevent or eventlet has replaced idents, that of the real one.
         cpu_ns: CPU time that this thread had used.
     """
 
@@ -54,6 +55,7 @@ class Selection(SpanListener):
         super().__init__()
         self._most_digits = int(probability * _LAST_DIGITS) if probability > 0 else -1
         self._now_ns = monotonic_ns
+        self._get_ident = real_get_ident()
         self._guard = Guard("the selection of traces")
         self._notify: Callable[[], None] = _nobody
         self.refused = 0  # entries that found no place
@@ -76,8 +78,12 @@ class Selection(SpanListener):
     def end(self) -> None:
         """Forget all entries; those that begin from now on concern nobody."""
         self._notify = _nobody
-        for known in (self._entries, self._since, self._ended, self.traces):
-            known.clear()
+        self._give_up()
+
+    def leave(self) -> None:
+        """See `SpanListener.leave`. Who hears no more of a provider does not hear of the ends of its entries either."""
+        super().leave()
+        self._give_up()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
         """Select the trace of an entry span, or not."""
@@ -108,6 +114,8 @@ class Selection(SpanListener):
         for span_id, since_ns in list(self._since.items()):
             if since_ns < oldest_ns:
                 self._leave(span_id)
+        for trace_id in list(self.traces):
+            self._end_unless_entered(trace_id)
 
     def wants_any(self, time_ns: int) -> bool:
         """Whether there may be samples of this time of day that belong to a profile."""
@@ -121,13 +129,17 @@ class Selection(SpanListener):
         """Where the last entry span of the trace began; None if it has ended."""
         return self.traces.get(trace_id)
 
+    def _give_up(self) -> None:
+        for known in (self._entries, self._since, self._ended, self.traces):
+            known.clear()
+
     def _enter(self, span: Any, trace_id: int, span_id: int) -> None:
         if self._notify is _nobody:
             return
         if len(self._entries) >= MOST_ENTRIES:
             self.refused += 1
             return
-        beginning = Beginning(time.time_ns(), get_ident(), time.thread_time_ns())
+        beginning = Beginning(time.time_ns(), self._get_ident(), time.thread_time_ns())
         self._since[span_id] = self._now_ns()
         self._entries[span_id] = trace_id
         self.traces[trace_id] = beginning
@@ -135,9 +147,13 @@ class Selection(SpanListener):
         self._notify()
 
     def _leave(self, span_id: int) -> None:
-        self._since.pop(span_id, None)
         trace_id = self._entries.pop(span_id, None)
-        if trace_id is None or trace_id in self._entries.values():
+        self._since.pop(span_id, None)  # last: it is what `keep_short` knows an entry by
+        if trace_id is not None:
+            self._end_unless_entered(trace_id)
+
+    def _end_unless_entered(self, trace_id: int) -> None:
+        if trace_id in self._entries.values():
             return
         self._ended[trace_id] = self._last_end_ns = time.time_ns()
         if len(self._ended) > _REMEMBERED:

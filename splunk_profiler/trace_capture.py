@@ -14,15 +14,14 @@ from splunk_profiler.capture import (
     Associate,
     Capture,
     Labels,
-    Life,
     RawSnapshot,
     RawThread,
-    boottime_ns,
     is_left_out,
 )
 from splunk_profiler.changes import Clocks
 from splunk_profiler.filtering import waiting_on
 from splunk_profiler.focus import Periods
+from splunk_profiler.lives import Life, boottime_ns
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
 
 
@@ -78,6 +77,7 @@ class TraceCapture:
         self._periods = periods
         self._include_internal = include_internal
         self._before: dict[int, _Seen] = {}
+        self._focused_ns = periods.focused_ns  # the last one that a raw snapshot has said
 
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """The samples of `raw` that belong to selected traces."""
@@ -97,7 +97,12 @@ class TraceCapture:
         """How far apart the ticks are at which selected traces are looked at."""
         if not raw.period_ns:
             return self._periods.closest_ns
-        return raw.period_ns if raw.focused else self._periods.stretched(raw.period_ns).closest_ns
+        if raw.focused:
+            self._focused_ns = raw.period_ns
+            return raw.period_ns
+        if self._periods.all_leads:
+            return self._periods.stretched(raw.period_ns).closest_ns
+        return min(raw.period_ns, self._focused_ns)
 
     def _span_of(self, seen: RawThread, time_ns: int) -> SpanRef | None:
         span = None if seen.context is None or not seen.stack.frames else self._associate(seen.context)
@@ -125,6 +130,8 @@ class TraceCapture:
         """Wall and CPU time that a sample stands for."""
         period_ns = self._period_ns(raw)
         before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
+        if before is not None and began is not None and began.time_ns > before.time_ns:
+            before = None  # of an earlier visit: nobody ticks while there is no trace, so its end was not seen
         if before is not None and before.trace_id == span.trace_id:
             wall_ns, used_ns = raw.time_ns - before.time_ns, cpu_ns - before.cpu_ns
         elif began is not None and began.ident == seen.ident:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 4317
 AGENT_PORT = 8126
+_QUERY = re.compile(r"\?.+", re.DOTALL)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
@@ -28,7 +30,7 @@ class Endpoint:
     """Where records are sent.
 
     Attributes:
-        url: as the user wrote it.
+        url: as the user wrote it, for messages (`shown`).
         target: ``host:port`` for gRPC.
         secure: True if the connection uses TLS.
         setting: the setting it came from, for messages.
@@ -42,7 +44,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC."""
+    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC: samples, or profiles.
+
+    Attributes:
+        said: the place, in words for a log line; empty where the endpoint says it.
+        takes_samples: whether each sample may be a record, or profiles are all that is taken.
+        interval_ms: how much time a profile covers if nothing else is asked for; None: as long as usual.
+    """
+
+    takes_samples: ClassVar[bool] = True
+    interval_ms: ClassVar[int | None] = None
+
+    @property
+    def said(self) -> str:
+        """See above."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,13 @@ class Directory:
     """Profiles are written to files in the directory `path`."""
 
     path: str
+    takes_samples: ClassVar[bool] = False
+    interval_ms: ClassVar[int | None] = None
+
+    @property
+    def said(self) -> str:
+        """See `Collector`."""
+        return f"files in {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +82,26 @@ class Agent:
     url: str
     host: str
     port: int
+    takes_samples: ClassVar[bool] = False
+    interval_ms: ClassVar[int | None] = 60_000
+
+    @property
+    def said(self) -> str:
+        """See `Collector`."""
+        return f"the Datadog agent at {self.url}"
 
 
 Destination = Collector | Directory | Agent
+
+
+def shown(text: str) -> str:
+    """`text` for messages: a URL without what may be secret, which is a user's name and password, and a query."""
+    scheme, slashes, rest = text.partition("//")
+    if not slashes:
+        scheme, rest = "", text
+    if "@" in rest:
+        rest = "***" + rest[rest.rindex("@") :]
+    return scheme + slashes + _QUERY.sub("?***", rest)
 
 
 def parse_boolean(text: str) -> bool:
@@ -116,7 +156,7 @@ def parse_directory(text: str) -> str:
 
 def parse_probability(text: str) -> float:
     """A decimal number from 0 to 1."""
-    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+(e-[0-9]{1,3})?", text) or not 0 <= float(text) <= 1:
         raise ConfigError("not a number from 0 to 1")
     return float(text)
 
@@ -135,7 +175,8 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
         parts = urlsplit(f"//{url}" if bare else url)
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
-        raise ConfigError(f"not a URL ({error})") from None
+        # What is wrong is told with a part of the text, in which there may be one of a password.
+        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
     if not bare and parts.scheme not in ("http", "https"):
         raise ConfigError("its scheme is neither http nor https")
     if bare and (parts.port is None or parts.path):
@@ -145,7 +186,8 @@ def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str 
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
     if not _HOST.fullmatch(host):
         raise ConfigError("it names no valid host")
-    return Endpoint(url, f"{host}:{port}", parts.scheme != "http" and not (bare and insecure_by_default), setting)
+    secure = parts.scheme != "http" and not (bare and insecure_by_default)
+    return Endpoint(shown(url), f"{host}:{port}", secure, setting)
 
 
 def endpoint_text(text: str) -> str:
@@ -154,24 +196,13 @@ def endpoint_text(text: str) -> str:
     return text
 
 
-def parse_destination(text: str) -> Destination:
-    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
-    kind, separator, rest = text.partition(":")
-    if text == "otlp":
-        return Collector()
-    if kind == "file" and separator:
-        return Directory(parse_directory(rest))
-    if kind == "datadog" and separator:
-        return _agent(rest)
-    raise ConfigError("not one of otlp, file:DIRECTORY, datadog:http://HOST:PORT")
-
-
 def _agent(url: str) -> Agent:
     try:
         parts = urlsplit(url)
         port = AGENT_PORT if parts.port is None else parts.port
     except ValueError as error:
-        raise ConfigError(f"not a URL ({error})") from None
+        # What is wrong is told with a part of the text, in which there may be one of a password.
+        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
     if parts.scheme != "http":
         raise ConfigError("the agent's address does not begin with http://")
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
@@ -180,6 +211,23 @@ def _agent(url: str) -> Agent:
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ConfigError("nothing may follow the agent's host and port")
     return Agent(url, host.strip("[]"), port)
+
+
+# What the setting begins with → how the whole of it is to look, and what the rest of it is.
+_DESTINATIONS: dict[str, tuple[str, Callable[[str], Destination]]] = {
+    "file": ("file:DIRECTORY", lambda path: Directory(parse_directory(path))),
+    "datadog": ("datadog:http://HOST:PORT", _agent),
+}
+
+
+def parse_destination(text: str) -> Destination:
+    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
+    if text == "otlp":
+        return Collector()
+    kind, separator, rest = text.partition(":")
+    if not separator or kind not in _DESTINATIONS:
+        raise ConfigError(f"not one of otlp, {', '.join(form for form, _ in _DESTINATIONS.values())}")
+    return _DESTINATIONS[kind][1](rest)
 
 
 def destination_text(text: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from splunk_profiler.cli.run import AUTOSTART
 from splunk_profiler.config import SETTINGS, Config, Resolved
-from splunk_profiler.values import Collector
+from splunk_profiler.values import Collector, shown
 
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
 _OLDEST_SDK = (1, 38)
@@ -73,7 +73,7 @@ def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
     rows = []
     for setting in SETTINGS:
         value = getattr(resolved.config, setting.field)
-        text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        text = "" if value is None else str(value).lower() if isinstance(value, bool) else shown(str(value))
         usual = value == getattr(defaults, setting.field)
         origin = resolved.origins.get(setting.field, "default" if usual else "Config")
         rows.append((setting.name, text, "environment" if origin == setting.name else origin))

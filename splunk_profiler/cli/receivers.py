@@ -50,7 +50,7 @@ def _format(resolved: Resolved) -> Finding:
 def _directory(path: str, resolved: Resolved) -> list[Finding]:
     found = [Finding(Verdict.GOOD, "output", f"files in {path}, from SPLUNK_PROFILER_OUTPUT"), _format(resolved)]
     directory = Path(path)
-    there = next(place for place in (directory, *directory.parents) if place.exists())
+    there = next(place for place in (directory, *directory.parents) if _can_be_seen(place))
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"1")
@@ -66,6 +66,13 @@ def _directory(path: str, resolved: Resolved) -> list[Finding]:
         fact = f"{free >> 20} MiB are left on its disk"
         found.append(Finding(Verdict.WARNING, "directory", fact, "make room, or name another one"))
     return found
+
+
+def _can_be_seen(place: Path) -> bool:
+    try:
+        return place.exists()
+    except OSError:  # its name is too long, or who asks may not look there
+        return False
 
 
 def _agent(agent: Agent, resolved: Resolved) -> list[Finding]:
@@ -189,5 +196,5 @@ def _records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
     profiles: list[Any] = []
     aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns)
     aggregator.take(snapshot)
-    aggregator.close(snapshot.remainders, time.time_ns())
+    aggregator.close(snapshot.remainders)
     return tuple(profiles), "a profile"

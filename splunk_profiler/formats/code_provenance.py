@@ -9,21 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from splunk_profiler.model import Kind, Origin, Profile
+from splunk_profiler.model import Frame, Kind, Origin, Profile
 
+_SLICE = 64  # aggregates, or frames, between two calls of `pause`
 _NAMES = {Kind.STANDARD_LIBRARY: "stdlib", Kind.LIBRARY: "unknown"}  # of what is in no distribution
 
 
-def message(profiles: Iterable[Profile], origin_of: Callable[[str, str], Origin]) -> bytes:
+def message(
+    profiles: Iterable[Profile], origin_of: Callable[[str, str], Origin], pause: Callable[[], None] = lambda: None
+) -> bytes:
     """The attachment for `profiles`, not compressed.
 
     Args:
         profiles: those it goes with.
         origin_of: file and namespace of a frame → whose code it is.
+        pause: called again and again in between, so that other threads may run.
     """
-    frames = {frame for profile in profiles for aggregate in profile.aggregates for frame in aggregate.stack.frames}
+    frames: set[Frame] = set()
+    aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)
+    for number, aggregate in enumerate(aggregates, 1):
+        if number % _SLICE == 0:
+            pause()
+        frames.update(aggregate.stack.frames)
     files: dict[Origin, set[str]] = {}
-    for frame in frames:
+    for number, frame in enumerate(frames, 1):
+        if number % _SLICE == 0:
+            pause()
         origin = origin_of(frame.file, frame.namespace)
         if origin.kind in _NAMES:
             files.setdefault(origin, set()).add(frame.file)

@@ -7,6 +7,7 @@ of an endpoint by ``trace endpoint``. Labels that it has no word for keep their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from splunk_profiler.model import Aggregate, Profile
@@ -22,11 +23,17 @@ _NAMES = {
     "endpoint": "trace endpoint",
 }
 _SPAN_IDS = {"span_id": "span id", "local_root_span_id": "local root span id"}
+_SLICE = 64  # aggregates between two calls of `pause`
 _LEFT_OUT = {"source.event.time", "source.event.period"}  # of the first of the samples that are one; of all of them
 
 
-def translated(profile: Profile) -> Profile:
-    """`profile` with labels by the names that the backend knows."""
+def translated(profile: Profile, pause: Callable[[], None] = lambda: None) -> Profile:
+    """`profile` with labels by the names that the backend knows.
+
+    Args:
+        profile: what to translate.
+        pause: called again and again in between, so that other threads may run.
+    """
     known: dict[Label, Label | None] = {}
 
     def label(found: Label) -> Label | None:
@@ -38,7 +45,12 @@ def translated(profile: Profile) -> Profile:
         labels = tuple(said for each in found.labels if (said := label(each)) is not None)
         return replace(found, labels=labels)
 
-    return replace(profile, aggregates=tuple(aggregate(each) for each in profile.aggregates))
+    aggregates = []
+    for number, each in enumerate(profile.aggregates, 1):
+        if number % _SLICE == 0:
+            pause()
+        aggregates.append(aggregate(each))
+    return replace(profile, aggregates=tuple(aggregates))
 
 
 def _label(key: str, value: str | int) -> Label | None:

@@ -94,6 +94,7 @@ def whole(
     pause: Callable[[], None] = lambda: None,
     value_types: tuple[str, str, str] = VALUE_TYPES,
     origin_of: OriginOf = _nothing_known,
+    comments: tuple[str, ...] = (),
 ) -> Part:
     """`profile` in one part, however long.
 
@@ -101,8 +102,9 @@ def whole(
         profile: what to encode.
         pause, origin_of: see `parts`.
         value_types: what the number of samples, their wall time and their CPU time are called, where it has these.
+        comments: what there is to say of it as a whole.
     """
-    encoded, frame_count = _encode(profile, pause, value_types, origin_of)
+    encoded, frame_count = _encode(profile, pause, value_types, origin_of, comments)
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     return Part(compressor.compress(encoded) + compressor.flush(), frame_count)
 
@@ -118,7 +120,11 @@ def message(profile: Profile, origin_of: OriginOf = _nothing_known) -> bytes:
 
 
 def _encode(
-    profile: Profile, pause: Callable[[], None], value_types: tuple[str, str, str], origin_of: OriginOf
+    profile: Profile,
+    pause: Callable[[], None],
+    value_types: tuple[str, str, str],
+    origin_of: OriginOf,
+    comments: tuple[str, ...] = (),
 ) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
     strings: _Ids[str] = _Ids(0)
@@ -137,10 +143,10 @@ def _encode(
             pause()
         pieces.append(field(proto.PROFILE_SAMPLE, _sample(aggregate, stacks, values, labels)))
         frame_count += len(aggregate.stack.frames)
-    comment = b""
     if profile.dropped_labels:
         said = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
-        comment = field(proto.PROFILE_COMMENT, strings[said])
+        comments = (*comments, said)
+    comment = field(proto.PROFILE_COMMENT, b"".join(strings[said] for said in comments)) if comments else b""
     pieces += [_mapping(origin, own_id, strings) for origin, own_id in mappings.items()]
     pieces += [_location(*place, own_id) for place, own_id in places.items()]
     pause()

@@ -2,8 +2,9 @@
 
 `export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute, has a connection
 of its own. The socket is ours, not `http.client`'s: it has to be real where gevent has replaced sockets, to be ended
-from another thread in whatever it waits for, and to have one deadline for all of an exchange. Proxies do not count: an
-agent is on the machine, or next to it.
+from another thread in whatever it waits for, and to have one deadline for all of an exchange. Only the look-up of the
+agent's name takes as long as the system's resolver does. Proxies do not count: an agent is on the machine, or next to
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
-from splunk_profiler.sinks.datadog_form import LIBRARY, Form, library_version
+from splunk_profiler.sinks.datadog_form import LIBRARY, Form, ProfileForms, library_version
+from splunk_profiler.sinks.opening import Opening
 from splunk_profiler.threads import real, real_lock
 from splunk_profiler.values import Agent
 
@@ -123,8 +125,12 @@ class DatadogSink:
                 opened.sendall(_head(self._agent, form) + form.body)
             with HTTPResponse(cast(socket.socket, _Reading(opened, until)), method="POST") as response:
                 response.begin()
-                text = response.read(_MOST_ANSWER_BYTES).decode("utf-8", "replace")
-                return response.status, text, _seconds(response.getheader("Retry-After"))
+                text = b""
+                # The status has said all that matters: to send again what is taken would count it twice.
+                with suppress(OSError, HTTPException, ValueError):
+                    text = response.read(_MOST_ANSWER_BYTES)
+                said = text.decode("utf-8", "replace")
+                return response.status, said, _seconds(response.getheader("Retry-After"))
         finally:
             self._close(opened)
 
@@ -168,6 +174,13 @@ class DatadogSink:
 
     def _unwanted(self) -> bool:
         return self._interrupted or self._closed
+
+
+def open_sink(opening: Opening) -> DatadogSink:
+    """The sink for an `Agent`."""
+    place = opening.resolved.config.destination
+    assert isinstance(place, Agent)
+    return DatadogSink(place, ProfileForms(opening.resource, opening.provenance).form)
 
 
 class _Reading(io.RawIOBase):
@@ -222,11 +235,12 @@ def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Out
     said = " ".join(text.split())[:_SHOWN]
     detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({said})" if said else "")
     if status == 413:
-        return Outcome(
-            Delivery.TOO_LARGE, f"{detail}: the profile is too large; SPLUNK_PROFILER_EXPORT_INTERVAL bounds it"
-        )
+        remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds single stacks"
+        return Outcome(Delivery.TOO_LARGE, f"{detail}: also a small part of the profile is too large; {remedy}")
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
+    elif 300 <= status < 400:
+        detail += "; profiles do not follow where it leads to, which SPLUNK_PROFILER_OUTPUT may name instead"
     elif status in (401, 403):
         detail += "; look at the key that the agent is configured with"
     if status in _RETRIED or status >= 500:

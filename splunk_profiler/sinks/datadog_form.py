@@ -31,12 +31,12 @@ _EVENT_VERSION = "4"
 _LONGEST_TAG = 200  # the backend cuts longer ones
 
 # Tag → the attributes of the resource that it is taken from, the first that is there. ``runtime-id`` is what links the
-# profiles of a process to its traces.
+# profiles of a process to its traces: spans have it under that name only, the other ids may be the SDK's own.
 _TAGS: dict[str, tuple[str, ...]] = {
     "service": ("service.name",),
     "env": ("deployment.environment.name", "deployment.environment"),
     "version": ("service.version",),
-    "runtime-id": ("process.runtime.id", "service.instance.id"),
+    "runtime-id": ("runtime-id",),
     "host": ("host.name",),
     "process_id": ("process.pid",),
 }
@@ -78,10 +78,10 @@ class ProfileForms:
     def form(self, profile: Profile) -> Form:
         """What to send for `profile`."""
         attributes = self._resource().attributes
-        words = datadog.translated(profile)
+        words = datadog.translated(profile, let_others_run)
         origin_of = self._provenance.up_to_date(let_others_run)
         content = pprof.whole(words, pause=let_others_run, value_types=datadog.VALUE_TYPES, origin_of=origin_of).gzipped
-        whose = gzip.compress(code_provenance.message([profile], origin_of), mtime=0)
+        whose = gzip.compress(code_provenance.message([profile], origin_of, let_others_run), mtime=0)
         attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", whose)]
         headers = [("DD-EVP-ORIGIN", LIBRARY), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _line(attributes.get("container.id", ""))).isascii() and container:

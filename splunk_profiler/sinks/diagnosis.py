@@ -29,7 +29,11 @@ _RETRIED = {
     _CODE.UNAUTHENTICATED,
     _CODE.UNAVAILABLE,
 }
-_TOO_LARGE = re.compile(r"larger than max|message length too large|message too large|max.?message.?size", re.I)
+# As collectors say it, ours among them; and what gRPC says of a proxy that answers 413, as nginx does from 1 MiB on.
+_TOO_LARGE = re.compile(
+    r"larger than|too large|too big|max.?message.?size|smaller batch|http2 header with status: 413", re.I
+)
+_TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
 _CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
 
@@ -93,9 +97,9 @@ def _shakes_hands(address: tuple[str, int]) -> bool:
 def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> Outcome:
     """What a failed call means for its batch; `speaks` is what `probe` found, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
-    if code in (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT) and _TOO_LARGE.search(details):
-        text = f"a record is larger than {endpoint.url} accepts ({details}); SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
-        return Outcome(Delivery.TOO_LARGE, text)
+    if code in _TOO_LARGE_CODES and _TOO_LARGE.search(details):
+        remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
+        return Outcome(Delivery.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}")
     delivery = Delivery.RETRY if code in _RETRIED else Delivery.REJECTED
     text = _explain(code, details, endpoint, transport, speaks)
     return Outcome(delivery, text, _retry_after_ns(error))

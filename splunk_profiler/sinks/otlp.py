@@ -19,9 +19,14 @@ import grpc
 from opentelemetry import context as otel_context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
+from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, Delivery, Outcome, Record
 from splunk_profiler.sinks import diagnosis
 from splunk_profiler.sinks.connection import Connection, Connections
+from splunk_profiler.sinks.encoding import Encoder
+from splunk_profiler.sinks.opening import Opening
+from splunk_profiler.sinks.profile_encoding import ProfileEncoder
+from splunk_profiler.spans import tracer_provider
 from splunk_profiler.threads import real_lock
 from splunk_profiler.transport import Transport
 from splunk_profiler.values import Endpoint
@@ -165,6 +170,19 @@ class OtlpSink(Generic[Record]):
             self._probed = details
             self._speaks = diagnosis.probe(self._endpoint)
         return self._speaks
+
+
+def open_sink(opening: Opening) -> OtlpSink[Any]:
+    """The sink for a `Collector`."""
+    resolved = opening.resolved
+    encode: Callable[[Sequence[Any]], bytes]
+    if resolved.config.aggregates:
+        encode = ProfileEncoder(opening.resource, opening.provenance).encode
+    else:
+        encode = Encoder(opening.resource, body).encode
+    return OtlpSink(
+        resolved.endpoint, encode, resolved.transport, tracer_provider, share_connection=opening.share_connection
+    )
 
 
 @contextmanager

@@ -19,12 +19,12 @@ def current_resource() -> Resource:
 
     ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
     """
-    resource = getattr(tracer_provider(), "resource", None)
-    return _with_pid(resource if isinstance(resource, Resource) else _of_environment(), os.getpid())
+    resource, pid = getattr(tracer_provider(), "resource", None), os.getpid()
+    return _with_pid(resource if isinstance(resource, Resource) else _of_environment(pid), pid)
 
 
 @lru_cache(maxsize=1)
-def _of_environment() -> Resource:
+def _of_environment(pid: int) -> Resource:  # noqa: ARG001  # newer SDKs give each process an id, a forked child too
     try:
         return Resource.create()
     except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start

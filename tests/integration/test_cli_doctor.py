@@ -110,6 +110,12 @@ def test_a_directory_that_cannot_be_written_to_is_the_reason(tmp_path: Path) -> 
     assert f"profiles cannot be written to {tmp_path}/file/x" in failures
 
 
+def test_a_directory_that_no_file_system_can_hold_is_the_reason(tmp_path: Path) -> None:
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/{'a' * 300}"})
+    assert code == 1
+    assert "(File name too long)" in findings(data, "failure")
+
+
 def test_a_datadog_agent_is_asked_who_it_is_and_gets_a_real_profile() -> None:
     information = '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
     with Answering(answer(200, information), answer(200)) as server:

@@ -94,6 +94,25 @@ def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
     assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
 
 
+def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts() -> None:
+    with Answering(answer(413), answer(200)) as server:
+        env = sent_to(f"http://127.0.0.1:{server.port}", interval_ms=60_000)
+        with Target("accounted_work.py", "busy", "0.5", env=env) as target:
+            assert target.json("ledger")
+            assert target.finish() == 0, target.output
+            assert "profiling records" not in target.last_words()
+        refused, *parts = [samples_in(request) for request in server.requests]
+    assert len(parts) > 1
+    assert sum(parts) == refused
+
+
+def samples_in(request: bytes) -> int:
+    """How many aggregates the profile in a request has."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
+    return len(read_form(content_type, body).profile.sample)
+
+
 _FORKING = """
 import os, splunk_profiler
 assert splunk_profiler.start()

@@ -65,7 +65,8 @@ def test_collections_are_seen_where_they_happen_and_their_time_is_counted_once(w
         }
     assert any("__main__.collect_all" in sample.functions for sample in collections)
     samples = all_samples(profiles)
-    assert sum(sample.cpu_ns for sample in samples) == pytest.approx(ledger["cpu_ns"], rel=0.03)
+    least_ns, most_ns = ledger["cpu_ns"]
+    assert 0.97 * least_ns <= sum(sample.cpu_ns for sample in samples) <= 1.03 * most_ns
     assert all(sample.collections == sample.gc_ns == 0 for sample in samples if sample not in collections)
     assert ledger["callbacks"] == [1, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -51,18 +52,35 @@ def test_a_sample_stands_for_the_time_since_the_one_before_however_late_it_is(wo
     assert remainders == ()
 
 
-def test_a_new_thread_has_used_what_it_has_since_its_birth(world: World) -> None:
+def test_the_first_sample_of_a_new_thread_stands_for_all_of_the_time_and_the_next_for_what_is_left_of_its_age(
+    world: World,
+) -> None:
+    birth = Birth(1050 * MS, 1060 * MS)
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 20 * MS
-    spent, remainders = world.snapshot(1100, (1, None, 600), (2, Birth(1050 * MS, 1060 * MS), 20))
-    assert spent[1] == Spent(45 * MS, 20 * MS)  # in the middle of the tick in which it was born
+    spent, remainders = world.snapshot(1100, (1, None, 600), (2, birth, 20))
+    assert spent[1] == Spent(100 * MS, 20 * MS)
     assert remainders == ()
+    world.cpu_ns += 5 * MS
+    spent, _ = world.snapshot(1200, (1, None, 600), (2, birth, 25))
+    assert spent[1] == Spent(45 * MS, 5 * MS)  # it was born in the middle of a tick
+    assert world.snapshot(1300, (1, None, 600), (2, birth, 25))[0][1] == Spent(100 * MS, 0)
+
+
+def test_a_second_sample_that_comes_before_the_first_one_has_run_out_stands_for_nothing(world: World) -> None:
+    birth = Birth(1090 * MS, 1100 * MS)
+    world.snapshot(1000, (1, None, 600))
+    world.snapshot(1100, (2, birth, 0))
+    assert world.snapshot(1150, (2, birth, 0))[0] == [Spent(0, 0)]
+    assert world.snapshot(1250, (2, birth, 0))[0] == [Spent(55 * MS, 0)]
 
 
 def test_a_thread_that_was_there_before_the_first_snapshot_counts_from_that_one(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     spent, _ = world.snapshot(1100, (1, None, 600), (2, Birth(995 * MS, 1005 * MS), 0))
-    assert spent[1].wall_ns == 100 * MS - 5 * MS // 2
+    assert spent[1].wall_ns == 100 * MS
+    spent, _ = world.snapshot(1200, (2, Birth(995 * MS, 1005 * MS), 0))
+    assert spent[0].wall_ns == 100 * MS - 5 * MS // 2
 
 
 @pytest.mark.parametrize("first_step_ms", [1200, 1300, 2000])
@@ -99,7 +117,7 @@ def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_
     assert world.snapshot(1200, (2, birth, 0))[0] == [Spent(165 * MS, 0)]
     world.snapshot(1300, (2, birth, 0), why_not=Unseen.INTERNAL)  # it ends
     world.snapshot(1400)
-    assert world.snapshot(1500)[1] == (unsampled(100 + 50, 0),)
+    assert world.snapshot(1500)[1] == (unsampled(100, 0),)
 
 
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
@@ -143,7 +161,7 @@ def test_a_thread_with_the_id_of_one_that_has_ended_begins_anew(world: World) ->
     world.snapshot(1000, (2, None, 500))
     world.cpu_ns += 3 * MS
     spent, _ = world.snapshot(1100, (2, Birth(1090 * MS, 1100 * MS), 3))
-    assert spent == [Spent(5 * MS, 3 * MS)]
+    assert spent == [Spent(100 * MS, 3 * MS)]
 
 
 def test_a_thread_whose_clock_could_not_be_read_goes_on_from_where_it_was(world: World) -> None:
@@ -161,6 +179,22 @@ def test_the_end_brings_what_was_used_since_the_last_snapshot(world: World) -> N
 
 def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> None:
     assert world.accounts.close(1000 * MS) == ()
+
+
+@pytest.mark.parametrize("life", [0.05, 0.3, 0.9, 1.0, 1.5, 2.5, 12.5, 16.5, 40])
+def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones_are_seen(life: float) -> None:
+    period_ms, chance = 400, random.Random(1)
+    lived_ms = int(life * period_ms)
+    born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
+    accounts, wall_ns = Accounts(lambda: 0), 0
+    for now_ms in range(0, 42_000 + lived_ms, period_ms):
+        accounts.begin(now_ms * MS)
+        for thread, born in enumerate(born_ms):
+            if born <= now_ms < born + lived_ms:
+                tick = born // 10 * 10 * MS
+                wall_ns += accounts.settle(thread + 1, Birth(tick, tick + TICK), 0).wall_ns
+        wall_ns += sum(remainder.wall_ns for remainder in accounts.end())
+    assert abs(wall_ns / (lived_ms * len(born_ms) * MS) - 1) < 0.05  # of a thousand that are seen, or more
 
 
 @dataclass(frozen=True)
@@ -210,7 +244,8 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
         if not seen:
             slack_ns += max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) * MS
             continue
-        slack_ns += TICK if life.born_ms > begun_ms else 0
+        earlier = [instant for instant in instants if instant < life.born_ms]
+        slack_ns += TICK + (seen[0] - earlier[-1]) * MS if earlier else 0
         later = [instant for instant in instants if instant >= life.ended_ms]
         slack_ns += (later[0] - seen[-1]) * MS if later else 0
     assert cpu_ns == sum(life.cpu_ns_at(now_ms) for life in population) - begun_cpu_ns

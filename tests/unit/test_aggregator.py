@@ -76,7 +76,7 @@ class Feed:
         self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, remainders))
 
     def close(self, *remainders: Remainder) -> Profile:
-        self.aggregator.close(remainders, self.now_ns)
+        self.aggregator.close(remainders)
         return self.profiles[-1]
 
 
@@ -228,7 +228,7 @@ def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
 
 def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     feed = Feed()
-    feed.aggregator.close((Remainder(Unseen.UNSAMPLED, 400 * MS, 1 * MS),), 0)
+    feed.aggregator.close((Remainder(Unseen.UNSAMPLED, 400 * MS, 1 * MS),))
     assert feed.profiles == []
 
 
@@ -331,6 +331,71 @@ def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_
     assert [(one.kind, one.event_count, one.count) for one in merged] == [*[(GC, 2, 0)] * 3, (None, 0, 1)]
     assert [labels(one).get("gc.generation") for one in merged] == ["0", "1", "2", None]
     assert totals(profile) == (5, 5000, 50)
+
+
+def test_a_thread_that_recurses_does_not_take_the_stacks_of_the_others() -> None:
+    feed = Feed(bounds=Bounds(frames=20_000))
+    for number in range(100):
+        place = Frame("shop", "descend", "shop.py", number)
+        deep = Stack((place, *[WORK] * 900), truncated=False)
+        feed.tick(sample(seen(deep)), sample(seen(Stack((place, MAIN), truncated=False), thread=2)), after_ns=MS)
+    profile = feed.close()
+    assert totals(profile)[:2] == (200, 200_000)
+    depths = [len(aggregate.stack.frames) for aggregate in profile.aggregates if aggregate.stack is not MERGED]
+    assert depths.count(901) == 11  # in the half that is anybody's
+    assert depths.count(2) == 100
+    cut = [aggregate for aggregate in profile.aggregates if len(aggregate.stack.frames) == 64]
+    assert len(cut) > 20
+    assert all(labels(aggregate)["thread.stack.truncated"] == "true" for aggregate in cut)
+
+
+def test_fifteen_thousand_threads_that_come_and_go_take_bounded_memory_and_lose_no_time() -> None:
+    feed = Feed()
+    tracemalloc.start()
+    try:
+        for tick in range(150):
+            stacks = [Stack((WORK, MAIN) * 30, truncated=False) for _ in range(100)]
+            coming = [sample(seen(stack, thread=100 * tick + number)) for number, stack in enumerate(stacks)]
+            gone = tuple(range(100 * (tick - 1), 100 * tick)) if tick else ()
+            feed.now_ns += MS
+            feed.aggregator.take(Snapshot(feed.now_ns, SECOND_NS, tuple(coming), gone=gone))
+        profile = feed.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert totals(profile)[0] == 15_000
+    assert peak < 8 << 20
+
+
+def test_a_profile_begins_with_the_snapshot_that_others_are_compared_with() -> None:
+    feed = Feed()
+    feed.aggregator.begin(feed.now_ns, SECOND_NS)
+    begun_ns = feed.now_ns
+    feed.tick(sample(seen()), after_ns=300 * MS)
+    profile = feed.close()
+    assert (profile.time_ns, profile.duration_ns) == (begun_ns, 300 * MS)
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+def test_a_clock_that_is_set_makes_a_profile_neither_longer_nor_shorter(step_s: int) -> None:
+    feed = Feed()
+    for second in range(1, 12):
+        feed.now_ns += SECOND_NS
+        time_ns = feed.now_ns + (step_s * SECOND_NS if second > 5 else 0)
+        feed.aggregator.take(Snapshot(time_ns, SECOND_NS, (sample(seen(), time_ns=time_ns),)))
+    (profile,) = feed.profiles
+    assert profile.duration_ns == 10 * SECOND_NS
+
+
+def test_events_between_two_snapshots_are_samples_of_no_period() -> None:
+    feed = Feed()
+    feed.tick(sample(seen()))
+    feed.aggregator.take(Snapshot(feed.now_ns, 0, (collection(),)))
+    feed.tick(sample(seen()))
+    profile = feed.close()
+    assert profile.period_ns == SECOND_NS
+    assert totals(profile) == (2, 2000, 20)
+    assert [aggregate.event_count for aggregate in profile.aggregates] == [0, 1]
 
 
 def test_every_period_begins_with_all_the_room() -> None:

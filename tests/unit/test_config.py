@@ -37,7 +37,6 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_ENABLED", "1", "false"),
         ("SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS", "yes", "false"),
         ("SPLUNK_PROFILER_LOGS_ENDPOINT", "htp:/x", "https://localhost:4317"),
-        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "http://user@host:4317", "https://localhost:4317"),
         ("SPLUNK_PROFILER_LOGS_ENDPOINT", "http://host:99999", "https://localhost:4317"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "unix:///run/x", "https://localhost:4317"),
         ("SPLUNK_PROFILER_MAX_STACK_DEPTH", "0", "1024"),
@@ -61,11 +60,11 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_OUTPUT", "datadog:http://", "otlp"),
         ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:0", "otlp"),
         ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:99999", "otlp"),
-        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://key@agent:8126", "otlp"),
         ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126/profiling", "otlp"),
-        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126?a=b", "otlp"),
         ("SPLUNK_PROFILER_WALKER", "fast", "auto"),
         ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "2", "0.01"),
+        ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "1e1", "0.01"),
+        ("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "nan", "0.01"),
         ("OTEL_SDK_DISABLED", "perhaps", "false"),
         ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "on", "auto"),
         ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", "run/sockets", "the default"),
@@ -84,6 +83,34 @@ def test_a_wrong_value_gives_one_line_with_the_setting_the_value_and_what_is_use
     assert f"{name}={value!r}" in warning
     assert f"{used} is used instead" in warning
     assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://me:sesame@agent:8126", "datadog:http://***@agent:8126"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://me:se/sesame@x@agent:8126", "datadog:http://***@agent:8126"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:http://agent:8126?key=sesame", "datadog:http://agent:8126?***"),
+        ("SPLUNK_PROFILER_OUTPUT", "datadog:me:sesame@agent:8126", "***@agent:8126"),
+        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "https://sesame@host:4317", "https://***@host:4317"),
+        ("SPLUNK_PROFILER_LOGS_ENDPOINT", "me:sesame@host:4317", "***@host:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://me:sesame@host:4317", "https://***@host:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://me:sesame#1@host:4317", "https://***@host:4317"),
+    ],
+)
+def test_a_password_in_an_address_is_in_no_message(name: str, value: str, said: str) -> None:
+    (warning,) = from_env({name: value}).warnings
+    assert f"{name}={said!r}" in warning
+    assert "sesame" not in warning
+
+
+def test_a_password_in_an_address_is_not_in_what_is_told_of_another_setting_or_raised() -> None:
+    general = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://me:sesame@host:4317"}
+    assert "sesame" not in "".join(from_env({"SPLUNK_PROFILER_LOGS_ENDPOINT": "htp:/x", **general}).warnings)
+    assert from_env({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h:1/?key=sesame"}).endpoint.url == "https://h:1/?***"
+    with pytest.raises(ConfigError) as raised:
+        Config(output="datadog:http://me:sesame@agent")
+    assert "sesame" not in str(raised.value)
 
 
 def test_every_setting_is_read_from_its_variable() -> None:
@@ -133,6 +160,13 @@ def test_snapshot_profiling_runs_with_and_without_the_profiler() -> None:
     assert (alone.config.snapshot_period_ns, alone.config.snapshot_probability) == (10_000_000, 0.01)
     without = from_env({"SPLUNK_PROFILER_ENABLED": "true"}).config
     assert (without.samples, without.snapshot_enabled) == (True, False)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 5e-10, 1.0])
+def test_any_share_of_the_traces_can_be_said_in_code_and_in_the_environment(share: float) -> None:
+    assert Config(snapshot_probability=share).snapshot_probability == share
+    said = from_env({"SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": str(share)})
+    assert (said.warnings, said.config.snapshot_probability) == ((), share)
 
 
 @pytest.mark.parametrize(

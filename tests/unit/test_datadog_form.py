@@ -5,20 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import platform
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from datadog_form import ReadForm, labelled, read_form
 from opentelemetry.sdk.resources import Resource
-from profile_factory import small_profile
+from profile_factory import large_profile, origin_in_shop, small_profile
 
+from splunk_profiler.formats import code_provenance
+from splunk_profiler.formats.datadog import translated
 from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
+from splunk_profiler.runtime_id import Identified, RuntimeId
 from splunk_profiler.sinks.datadog_form import ProfileForms
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
     """The form as it is read, and its headers."""
-    named = {name.replace("_", "."): value for name, value in attributes.items()}
+    named = {name.replace("runtime_id", "runtime-id").replace("_", "."): value for name, value in attributes.items()}
     form = ProfileForms(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)
     return read_form(headers["Content-Type"], form.body), headers
@@ -53,7 +57,7 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
         deployment_environment="old",
         deployment_environment_name="prod",
         service_version="1.2",
-        service_instance_id="6f0d",
+        runtime_id="6f0d",
         host_name="web-1",
         process_pid=47,
     )
@@ -84,14 +88,16 @@ def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
     assert form.tags["profiling.instrumentation.source"] == "snapshot"
 
 
+def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
+    resource = Resource({"service.instance.id": "of the SDK"})
+    identity = RuntimeId.new()
+    form = ProfileForms(lambda: Identified(identity).resource(resource)).form(small_profile())
+    assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
+
+
 def test_a_profile_of_another_data_type_has_a_tag_that_says_so() -> None:
     form, _ = formed(replace(small_profile(), data_type=DataType.ALLOCATION))
     assert form.tags["profiling.data.type"] == "allocation"
-
-
-def test_a_runtime_id_of_the_process_goes_before_that_of_the_instance() -> None:
-    form, _ = formed(small_profile(), service_instance_id="machine-1", process_runtime_id="6f0d")
-    assert form.tags["runtime-id"] == "6f0d"
 
 
 def test_what_is_not_known_of_the_process_is_no_tag() -> None:
@@ -161,6 +167,14 @@ def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> N
             "tenant": "acme",
         }
     ]
+
+
+def test_others_are_let_in_while_a_large_profile_is_put_into_its_words() -> None:
+    profile, pauses = large_profile(1000), Counter[str]()
+    translated(profile, lambda: pauses.update(["words"]))
+    code_provenance.message([profile], origin_in_shop, lambda: pauses.update(["whose"]))
+    assert pauses["words"] >= 10
+    assert pauses["whose"] >= 10
 
 
 def test_the_profile_that_is_sent_elsewhere_is_left_as_it_was() -> None:

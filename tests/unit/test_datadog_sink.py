@@ -82,10 +82,10 @@ def test_every_kind_of_success_is_a_delivery(status: int) -> None:
     ("status", "delivery", "hint"),
     [
         (400, Delivery.REJECTED, "answered 400 (why not)"),
-        (302, Delivery.REJECTED, "answered 302"),
+        (302, Delivery.REJECTED, "do not follow where it leads to"),
         (404, Delivery.REJECTED, "it takes no profiles"),
         (405, Delivery.REJECTED, "it takes no profiles"),
-        (413, Delivery.TOO_LARGE, "SPLUNK_PROFILER_EXPORT_INTERVAL"),
+        (413, Delivery.TOO_LARGE, "SPLUNK_PROFILER_MAX_STACK_DEPTH"),
         (403, Delivery.RETRY, "the key that the agent is configured with"),
         (429, Delivery.RETRY, "answered 429"),
         (500, Delivery.RETRY, "answered 500"),
@@ -141,6 +141,23 @@ def test_what_is_no_http_is_said_to_be_none() -> None:
 def test_an_agent_that_breaks_off_is_asked_again() -> None:
     assert answered(b"").delivery is Delivery.RETRY
     assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").delivery is Delivery.DELIVERED
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal", b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"],
+)
+def test_a_profile_that_was_taken_is_not_sent_again_because_the_rest_of_the_answer_is_broken(rest: bytes) -> None:
+    assert answered(b"HTTP/1.1 202 Accepted\r\n" + rest) == Outcome(Delivery.DELIVERED)
+
+
+def test_nor_because_the_rest_of_the_answer_does_not_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        exporting = Exporting(sink_of(listener.getsockname()[1], timeout_s=0.5))
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+            assert exporting.outcome().delivery is Delivery.DELIVERED
 
 
 def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:

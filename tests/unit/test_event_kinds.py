@@ -57,9 +57,11 @@ def profiles_of(
     *samples: Sample, bounds: Bounds | None = None, kinds: Sequence[EventKind] | None = None
 ) -> list[Profile]:
     found: list[Profile] = []
-    aggregator = Aggregator(found.extend, interval_ns=60 * SECOND_NS, bounds=bounds or Bounds(), kinds=kinds)
+    aggregator = Aggregator(
+        found.extend, interval_ns=60 * SECOND_NS, bounds=bounds or Bounds(), kinds=kinds, monotonic_ns=lambda: SECOND_NS
+    )
     aggregator.take(Snapshot(SECOND_NS, SECOND_NS, samples))
-    aggregator.close((), SECOND_NS)
+    aggregator.close(())
     return found
 
 

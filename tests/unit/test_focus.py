@@ -25,6 +25,7 @@ from splunk_profiler.sampler import Limit, Sampler
 
 CURRENT: ContextVar[Any] = ContextVar("current")
 LONG_NS = 30_000_000_000
+SECOND_NS = 1_000_000_000
 HOUR_NS = 3_600_000_000_000
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
@@ -109,6 +110,18 @@ def test_both_periods_are_stretched_in_one_ratio() -> None:
     assert Periods(1_000, 0).stretched(2_400) == Periods(2_400, 0)
     assert Periods(0, 10).stretched(24) == Periods(0, 24)
     assert Periods(1, 3_000).stretched(60_000) == Periods(60_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("all_s", "ratio", "then_s"), [(20, 1, 20), (20, 2, 40), (20, 60, 60), (60, 60, 60), (600, 60, 600)]
+)
+def test_where_all_threads_are_looked_at_seldom_the_focus_is_stretched_all_the_same(
+    all_s: int, ratio: int, then_s: int
+) -> None:
+    configured = Periods(all_s * SECOND_NS, 10_000_000)
+    assert (configured.all_leads, configured.leading_ns) == (False, SECOND_NS)
+    assert configured.stretched(ratio * SECOND_NS) == Periods(then_s * SECOND_NS, ratio * 10_000_000)
+    assert Periods(all_s * SECOND_NS, 0).leading_ns == all_s * SECOND_NS
 
 
 # ---- what the focus finds ----
@@ -277,7 +290,7 @@ def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench)
     assert {(raw.focused, raw.period_ns) for raw in seen} <= {(True, 2_000_000), (False, 3_000_000)}
 
 
-@pytest.mark.parametrize(("all_ns", "some_ns"), [(4_000_000, 1_000_000), (0, 1_000_000)])
+@pytest.mark.parametrize(("all_ns", "some_ns"), [(4_000_000, 1_000_000), (0, 1_000_000), (HOUR_NS, 1_000_000)])
 def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int, some_ns: int) -> None:
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
@@ -290,7 +303,7 @@ def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int
     sampler.start()
     stretched = periods.stretched(changed.get(timeout=60))
     assert stretched.focused_ns > some_ns
-    wanted = {(True, stretched.focused_ns)} | ({(False, stretched.all_ns)} if all_ns else set())
+    wanted = {(True, stretched.focused_ns)} | ({(False, stretched.all_ns)} if periods.all_leads else set())
     while wanted:
         raw = handled.get(timeout=60)
         wanted.discard((raw.focused, raw.period_ns))

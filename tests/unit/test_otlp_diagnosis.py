@@ -6,9 +6,12 @@ import contextlib
 import socket
 import threading
 
+import grpc
 import pytest
 
-from splunk_profiler.sinks.diagnosis import Speaks, probe
+from splunk_profiler.model import Delivery
+from splunk_profiler.sinks.diagnosis import Speaks, outcome, probe
+from splunk_profiler.transport import Transport
 from splunk_profiler.values import Endpoint
 
 
@@ -62,6 +65,49 @@ def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: Speaks, sec
     found = probe(Endpoint("", f"127.0.0.1:{server.port}", secure, ""))
     server.stop()
     assert found is speaks
+
+
+class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
+    """What gRPC raises."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__()
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """The status."""
+        return self._code
+
+    def details(self) -> str:
+        """What the receiver said, or gRPC itself."""
+        return self._details
+
+    def trailing_metadata(self) -> None:
+        """None."""
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (5242880 vs. 4194304)"),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5242880 vs. 4194304)"),
+        ("RESOURCE_EXHAUSTED", "the request has 2097152 bytes, 1048576 are allowed; send smaller batches"),
+        ("OUT_OF_RANGE", "Error, decoded message length too large: found 5242880 bytes, the limit is: 4194304 bytes"),
+        ("UNKNOWN", "Received http2 header with status: 413"),
+    ],
+)
+def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_parts(code: str, details: str) -> None:
+    endpoint = Endpoint("http://h:1", "h:1", False, "")
+    found = outcome(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), Speaks.UNKNOWN)
+    assert found.delivery is Delivery.TOO_LARGE
+    assert details in found.detail
+
+
+@pytest.mark.parametrize("details", ["memory usage is above the limit", "too many requests"])
+def test_a_receiver_that_has_no_room_is_not_taken_for_one_that_wants_less_at_a_time(details: str) -> None:
+    endpoint = Endpoint("http://h:1", "h:1", False, "")
+    refused = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+    assert outcome(refused, endpoint, Transport(), Speaks.UNKNOWN).delivery is Delivery.RETRY
 
 
 def test_a_port_without_a_server_speaks_nothing_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 from wheel_backend import make_wheel
 
+from splunk_profiler import provenance
+from splunk_profiler.distributions import places
 from splunk_profiler.model import Kind, Origin
 from splunk_profiler.provenance import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
 
@@ -97,12 +100,27 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for path in ("zipped/__init__.py", "mine/__init__.py"):
             archive.writestr(path, FUNCTION)
         archive.writestr("zipped-4.2.dist-info/RECORD", "zipped/__init__.py,,\nzipped-4.2.dist-info/RECORD,,\n")
+    egg = folder / "laid-2.1-py3.8.egg"
+    with zipfile.ZipFile(egg, "w") as archive:
+        archive.writestr("laid.py", FUNCTION)
+        archive.writestr("EGG-INFO/PKG-INFO", "Name: laid\nVersion: 2.1\n")
+    whole_app = folder / "app.zip"
+    with zipfile.ZipFile(whole_app, "w") as archive:
+        archive.writestr("own_main.py", FUNCTION)
+        archive.writestr("lib/packed.py", FUNCTION)
+        archive.writestr("lib/packed-5.0.dist-info/RECORD", "packed.py,,\n")
+    put(site, {"further/second_entry.py": FUNCTION, "further.pth": "further\n"})
+    put(site, {"further-1.5.dist-info/RECORD": "further/second_entry.py,,\nfurther.pth,,\n"})
+    put(site, {"sourceless-0.8.dist-info/RECORD": "sourceless.pyc,,\n"})
+    source = put(folder / "compiled", {"sourceless.py": FUNCTION}) / "sourceless.py"
+    py_compile.compile(str(source), str(site / "sourceless.pyc"), dfile="/builds/sourceless.py")
     (folder / "linked").symlink_to(put(folder / "app", {"service.py": FUNCTION}))
     modules = (
         "plain plain.deep.inside plain.models plain_single ns.one ns.two ns.both.first ns.both.second local_app by_path"
         " by_finder packaged listed old_way stray developed zipped mine service wave"
+        " laid own_main packed second_entry sourceless"
     )
-    paths = [str(path) for path in (site, developed, zipped, folder / "linked")]
+    paths = [str(path) for path in (site, developed, zipped, folder / "linked", egg, whole_app, whole_app / "lib")]
     done = subprocess.run(
         [sys.executable, str(TESTS / "targets" / "told_origins.py"), *paths, "--", *modules.split()],
         cwd=ROOT,
@@ -137,6 +155,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("by_finder.work", ("application", "by-finder", "0.5")),
         ("developed.work", ("application", "developed", "0.7")),
         ("mine.work", ("application", "", "")),
+        ("laid.work", ("library", "laid", "2.1")),
+        ("packed.work", ("library", "packed", "5.0")),
+        ("own_main.work", ("application", "", "")),
+        ("second_entry.work", ("library", "further", "1.5")),
+        ("sourceless.work", ("library", "sourceless", "0.8")),
         ("service.work", ("application", "", "")),
         ("wave.open", ("standard library", "python", ".".join(map(str, sys.version_info[:3])))),
     ],
@@ -170,6 +193,8 @@ def nothing_installed() -> Provenance:
         ("", "", UNKNOWN),
         ("service/app.py", "gone", APPLICATION),
         ("/srv/app.py", "app", APPLICATION),
+        ("/srv/no\0path/app.py", "app", APPLICATION),
+        ("/srv/no\ud800path/app.py", "app", APPLICATION),
         ("/gone/lib/python3.9/site-packages/x/y.py", "x.y", LIBRARY),
         (os.__file__, "os", STANDARD_LIBRARY),
     ],
@@ -179,6 +204,26 @@ def test_code_without_a_distribution_is_known_by_where_it_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of `python -c`
     assert nothing_installed().of(file, namespace) == origin
+
+
+@pytest.mark.parametrize("file", [None, "os.py", 7])
+def test_a_program_that_modules_are_built_into_is_no_standard_library(
+    file: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if file is None:
+        monkeypatch.delattr(os, "__file__")
+    else:
+        monkeypatch.setattr(os, "__file__", file)
+    assert nothing_installed().of(f"{Path.cwd()}/app.py", "app") == APPLICATION
+
+
+def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sources(tmp_path: Path) -> None:
+    file = provenance.__file__
+    assert nothing_installed().of(file, "splunk_profiler.provenance") == Origin(Kind.LIBRARY, "splunk-profiler")
+    site = put(tmp_path / "site-packages", {"splunk_profiler-0.9.dist-info/RECORD": "splunk_profiler.pth,,\n"})
+    installed = Provenance(lambda: [str(site)])
+    assert installed.read()
+    assert installed.of(file, "splunk_profiler.provenance") == Origin(Kind.LIBRARY, "splunk-profiler", "0.9")
 
 
 def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:
@@ -217,6 +262,54 @@ def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: 
         assert provenance.of(file, "p29.m1") == LIBRARY
     assert turns > 1
     assert provenance.of(file, "p29.m1") == Origin(Kind.LIBRARY, "p29", "1.29")
+
+
+def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brought_it(tmp_path: Path) -> None:
+    site = put(
+        tmp_path / "lib" / "python3" / "site-packages",
+        {
+            "server-2.dist-info/RECORD": "server/__init__.py,,\n../../../bin/server,sha256=x,220\n",
+            "mine-1.dist-info/RECORD": "../../../bin/mine,sha256=x,220\nmine.pth,,\n",
+            "mine.pth": "/srv/mine/src\n",
+        },
+    )
+    put(tmp_path, dict.fromkeys(("bin/server", "bin/mine", "bin/other"), FUNCTION))
+    provenance = Provenance(lambda: [str(site)])
+    assert provenance.read()
+    assert provenance.of(f"{tmp_path}/bin/server", "__main__") == Origin(Kind.LIBRARY, "server", "2")
+    assert provenance.of(f"{tmp_path}/bin/mine", "__main__") == Origin(Kind.APPLICATION, "mine", "1")
+    assert provenance.of(f"{tmp_path}/bin/other", "__main__") == APPLICATION
+
+
+def test_an_editable_install_of_single_modules_is_known_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "src", {"single.py": FUNCTION, "whole/__init__.py": FUNCTION, "other.py": FUNCTION})
+    finder = ModuleType("__editable___mine_1_2_finder")
+    vars(finder)["MAPPING"] = {name: f"{tmp_path}/src/{name}" for name in ("single", "whole")}
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    record = f"__editable__.mine-1.2.pth,,\n{finder.__name__}.py,,\n"
+    site = put(tmp_path / "site-packages", {"mine-1.2.dist-info/RECORD": record})
+    put(site, {"__editable__.mine-1.2.pth": f"import {finder.__name__}; {finder.__name__}.install()\n"})
+    provenance = Provenance(lambda: [str(site)])
+    assert provenance.read()
+    mine = Origin(Kind.APPLICATION, "mine", "1.2")
+    assert provenance.of(f"{tmp_path}/src/single.py", "single") == mine
+    assert provenance.of(f"{tmp_path}/src/whole/__init__.py", "whole") == mine
+    assert provenance.of(f"{tmp_path}/src/other.py", "other") == APPLICATION
+
+
+def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None:
+    site = put(tmp_path / "site-packages", dict.fromkeys((f"m{number}.py" for number in range(1000)), ""))
+    put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
+    assert sum(1 for _ in places(str(site))) > 10
+    times = iter(range(10_000))
+    provenance = Provenance(lambda: [str(site)], monotonic=lambda: next(times) / 20)
+    turns = 1
+    while not provenance.read():
+        turns += 1
+    assert turns > 2
+    assert provenance.of(f"{site}/good.py", "good").version == "2"
 
 
 def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Sample
-from splunk_profiler.recorder import Counters, Recorder, estimated_size
+from splunk_profiler.recorder import Counters, Recorder, estimated_size, parts_of
 from splunk_profiler.threads import Signal
 
 SECOND_NS = 1_000_000_000
@@ -87,6 +87,7 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder[Sample]:
         sink,
         export_interval_ns=SECOND_NS,
         size_of=lambda _: 100,
+        divide=parts_of,
         monotonic_ns=lambda: clock.now_ns,
         jitter=lambda: 1.0,
         wake=clock,
@@ -224,6 +225,14 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     recorder.record(samples(1, 5))
     run_until_idle(recorder, clock)
     assert recorder.counters() == Counters(recorded=5, delivered=3, rejected=2)
+
+
+def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected() -> None:
+    sink, clock = ScriptedSink(Outcome(Delivery.DELIVERED, "too old", rejected=5)), Clock()
+    recorder = make(sink, clock)
+    recorder.record(samples(1, 1))
+    run_until_idle(recorder, clock)
+    assert recorder.counters() == Counters(recorded=1, rejected=1)
 
 
 def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is_too_large_is_lost() -> None:
@@ -368,6 +377,25 @@ def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards
     recorder.stop(60)
     thread.join()
     assert recorder.counters() == Counters(recorded=1, delivered=1)
+
+
+def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, recorder, thread = blocking
+    monkeypatch.setattr(sink, "interrupt", lambda: None)
+    thread.start()
+    recorder.record(samples(1, 2))
+    sink.begun.get()
+    assert not recorder.hold_for_fork(0.01)
+    assert not recorder.hold_for_fork(3600)
+    sink.answers.put(DELIVERED)
+    sink.begun.get()
+    sink.answers.put(DELIVERED)
+    assert recorder.hold_for_fork(60), "the next one ends in time"
+    recorder.release_after_fork()
+    recorder.stop(60)
+    thread.join()
 
 
 def test_releasing_what_another_thread_holds_does_nothing(blocking: Blocking) -> None:

@@ -120,11 +120,37 @@ def test_no_span_no_answer(spans: Spans) -> None:
     assert spans.roots.span_ref({}) is None
 
 
+@pytest.mark.parametrize("is_publishing", [False, True])
+def test_a_root_is_known_as_long_as_it_lives_however_many_others_come_and_go(spans: Spans, is_publishing: bool) -> None:
+    root = spans.start("slow")
+    child = spans.start("query", root)
+    if is_publishing:
+        spans.kept = {id_of(child): id_of(root)}
+    for _ in range(5000):
+        spans.start("quick").end()
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "slow")
+
+
+def test_a_root_that_is_sampled_after_its_end_takes_no_place_among_the_living(spans: Spans) -> None:
+    root, living = spans.start("gone"), spans.start("living")
+    root.end()
+    for _ in range(5000):
+        spans.start("quick").end()
+    assert spans.ref(root).endpoint == "gone", "what a task that outlives its request has as its context"
+    for _ in range(10_000):
+        spans.ref(root)
+        spans.start("quick").end()
+    assert spans.ref(spans.start("child", living)).endpoint == "living"
+
+
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -> None:
     sampled, first = spans.start("sampled"), spans.start("first")
     spans.ref(sampled)
-    for _ in range(5000):
+    first.end()
+    for _ in range(10_000):
         last = spans.start("last")
+    for _ in range(5000):
+        spans.start("quick").end()
     sampled.update_name("sampled, later")
     sampled.end()
     of_first, of_last = spans.start("child", first), spans.start("child", last)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 from uuid import UUID
 
 import pytest
+from command_line import ROOT
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -27,8 +31,9 @@ class Service:
         return attributes(self.provider.get_tracer(tracer).start_span("work"))
 
     def forget_tracers(self) -> None:
-        """Be of an older SDK, which kept no list of them."""
+        """Be of an older SDK, which kept no list of them, and did nothing about resources in forked children."""
         vars(self.provider).pop("_tracers", None)
+        vars(self.provider)["_update_resource"] = lambda _: None
 
 
 def attributes(span: Any) -> dict[str, Any]:
@@ -169,6 +174,60 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
     span: Any = service.tracer.start_span("work")
     assert span.resource is service.resource
     assert service.provider.resource is service.resource
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
+def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
+    service, identity = Service(), RuntimeId.new()
+    service.forget_tracers()
+    Identified(identity).meet(service.provider)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = _is_identified_by_itself(service, identity.of_child())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
+    """0 if spans of a child carry its id, and none before and after that."""
+    said = [attributes(service.tracer.start_span("work"))]
+    identified = Identified(identity)
+    identified.meet(service.provider)
+    said.append(attributes(service.tracer.start_span("work")))
+    identified.leave()
+    said.append(attributes(service.tracer.start_span("work")))
+    return int([one.get(RUNTIME_ID) for one in said] != [None, identity.value, None])
+
+
+_FORKED = """
+import os
+from splunk_profiler.runtime_id import INSTANCE_ID, Identified, RuntimeId
+from splunk_profiler.sinks.resource import current_resource
+
+def said(identity):
+    return Identified(identity).resource(current_resource()).attributes[INSTANCE_ID]
+
+identity = RuntimeId.new()
+print(said(identity), flush=True)
+if os.fork() == 0:
+    print(said(identity.of_child()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("set_outside", "different"), [("", 2), ("service.instance.id=web-1", 1)])
+def test_without_a_provider_a_forked_child_is_another_instance_unless_the_environment_names_it(
+    set_outside: str, different: int
+) -> None:
+    path = os.pathsep.join([str(ROOT), *sys.path[1:]])
+    env = os.environ | {"PYTHONPATH": path, "OTEL_RESOURCE_ATTRIBUTES": set_outside}
+    said = subprocess.run([sys.executable, "-c", _FORKED], env=env, capture_output=True, text=True, check=True)
+    instances = said.stdout.split()
+    assert (len(instances), len(set(instances))) == (2, different)
 
 
 def test_a_profiles_resource_says_what_the_spans_say_and_is_made_once() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import count
+from types import FrameType
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -14,6 +19,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
+from splunk_profiler import selection
 from splunk_profiler.selection import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, Selection
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -172,6 +178,12 @@ def test_spans_of_before_the_end_of_profiling_concern_nobody_after_it(all_of_the
     assert all_of_them.traces == set()
 
 
+def test_entries_of_a_provider_that_another_has_replaced_are_given_up(all_of_them: Bench) -> None:
+    all_of_them.start()
+    all_of_them.selection.meet(TracerProvider(shutdown_on_exit=False))
+    assert all_of_them.traces == set(), "nobody will hear of their ends"
+
+
 def test_what_fails_in_it_never_reaches_the_application(all_of_them: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def failing() -> None:
         raise ValueError("mine")
@@ -199,3 +211,69 @@ def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> Non
         thread.join()
     assert all_of_them.traces == set()
     assert all_of_them.selection.refused == 0
+
+
+class TimeIsUpError(BaseException):
+    """What a signal handler of an application raises, wherever the thread happens to be."""
+
+
+def _is_interrupted(work: Callable[[], object], line: int) -> bool:
+    """Whether an exception came up in the `line`-th line of the selection that `work` runs."""
+    left = count(1 - line)
+
+    def notice(frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != selection.__file__:
+            return None
+        if event == "line" and next(left) == 0:
+            raise TimeIsUpError
+        return notice
+
+    before = sys.gettrace()
+    sys.settrace(notice)
+    try:
+        work()
+    except TimeIsUpError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_wherever_a_signal_handler_raises_nothing_is_profiled_for_ever(all_of_them: Bench) -> None:
+    for line in count(1):
+        at_start = _is_interrupted(all_of_them.start, line)
+        other = all_of_them.start()
+        at_end = _is_interrupted(other.end, line)
+        all_of_them.now_ns += LONGEST_NS + 1
+        all_of_them.selection.keep_short()
+        assert all_of_them.traces == set(), line
+        if not at_start and not at_end:
+            break
+    spans = [all_of_them.start() for _ in range(MOST_ENTRIES)]
+    assert all(_is_marked(span) for span in spans), "every place is free again"
+
+
+_GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import gevent
+from opentelemetry.sdk.trace import TracerProvider
+from splunk_profiler.selection import Selection
+
+selection, provider = Selection(1), TracerProvider(shutdown_on_exit=False)
+selection.begin(lambda: None)
+selection.meet(provider)
+
+def serve():
+    span = provider.get_tracer("tests").start_span("entry")
+    beginning = selection.beginning(span.get_span_context().trace_id)
+    assert beginning.ident == monkey.get_original("_thread", "get_ident")(), beginning
+
+gevent.spawn(serve).get()
+"""
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
+def test_where_idents_are_those_of_greenlets_an_entry_begins_on_the_real_thread() -> None:
+    done = subprocess.run([sys.executable, "-c", _GREENLETS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

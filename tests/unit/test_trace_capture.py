@@ -43,12 +43,13 @@ class Selected:
 class Bench:
     """Threads by ident: ident → (context, CPU time in ms) at each tick."""
 
-    def __init__(self, began: Began | None = None) -> None:
+    def __init__(self, began: Began | Selected | None = None, periods: Periods = PERIODS) -> None:
+        selected = began if isinstance(began, Selected) else Selected(began)
         self._cpu_ns: dict[int, int] = {}
         self.capture = Capture(
             lambda context: context, PortableWatch(self._clocks, lambda _: 0, counts_rest=False), ALL_NS
         )
-        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, Selected(began), PERIODS)
+        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, selected, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -115,6 +116,21 @@ def test_what_a_thread_did_for_others_in_between_is_not_counted() -> None:
     for at_ms in range(60, 90, 10):
         bench.nobody(at_ms)
     assert _spent(bench.see(90, {1: (TRACE, 160)})) == [(1, 10, 5)]
+
+
+def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> None:
+    selected = Selected(Began(1 * MS, 1, 100 * MS))
+    bench = Bench(selected)
+    bench.see(10, {1: (TRACE, 105)})
+    selected.began = Began(10_003 * MS, 1, 3_000 * MS)
+    assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
+
+
+def test_where_all_threads_are_looked_at_seldom_a_tick_of_them_says_how_far_apart_the_others_are() -> None:
+    bench = Bench(periods=Periods(60_000 * MS, PERIOD_NS))
+    assert bench.see(10, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == PERIOD_NS
+    assert bench.see(80, {1: (TRACE, 0)}, period_ns=70 * MS).period_ns == 70 * MS
+    assert bench.see(90, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == 70 * MS
 
 
 def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:

@@ -1,0 +1,47 @@
+"""Each destination that the settings can name has its sink, and is told in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+
+from splunk_profiler.config import from_env
+from splunk_profiler.destinations import make_sink, said
+from splunk_profiler.sinks.datadog import DatadogSink
+from splunk_profiler.sinks.files import ProfileFiles
+from splunk_profiler.sinks.otlp import OtlpSink
+
+OUTPUT = "SPLUNK_PROFILER_OUTPUT"
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "words"),
+    [
+        ({}, OtlpSink, "https://localhost:4317 (from default)"),
+        ({OUTPUT: "otlp", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://h:1"}, OtlpSink, "http://h:1 (from SPLUNK_PROFILER"),
+        ({OUTPUT: "file:/var/lib/profiles"}, ProfileFiles, f"files in /var/lib/profiles (from {OUTPUT})"),
+        ({OUTPUT: "datadog:http://agent"}, DatadogSink, f"the Datadog agent at http://agent (from {OUTPUT})"),
+    ],
+)
+def test_a_destination_has_its_sink_and_is_told_in_words(env: dict[str, str], kind: type, words: str) -> None:
+    resolved = from_env(env)
+    sink = make_sink(resolved, Resource.get_empty, share_connection=False)
+    sink.shutdown()
+    assert type(sink) is kind
+    assert said(resolved).startswith(words)
+
+
+@pytest.mark.parametrize("output", ["file:/gone", "datadog:http://127.0.0.1:9"])
+def test_where_no_collector_is_asked_for_grpc_is_not_loaded(output: str) -> None:
+    code = (
+        "import sys\n"
+        "from splunk_profiler.config import from_env\n"
+        "from splunk_profiler.destinations import make_sink\n"
+        f"make_sink(from_env({{'{OUTPUT}': '{output}'}}), dict, share_connection=False)\n"
+        "print([name for name in ('grpc', 'google.protobuf', 'opentelemetry.sdk') if name in sys.modules])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[]\n"

@@ -1,0 +1,103 @@
+"""A profile that a receiver finds too large: it goes out in parts, which together are the profile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from profile_factory import large_profile
+from sample_factory import make_sample
+
+from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
+from splunk_profiler.recorder import Counters, Recorder
+
+
+class ProfileSink:
+    """Takes the profiles that fit."""
+
+    def __init__(self, fits: Callable[[Profile], bool]) -> None:
+        self._fits = fits
+        self.sizes: list[int] = []
+        self.taken: list[Profile] = []
+
+    def export(self, batch: Batch[Profile]) -> Outcome:
+        """Note how many aggregates the profile has."""
+        (profile,) = batch.records
+        self.sizes.append(len(profile.aggregates))
+        if not self._fits(profile):
+            return Outcome(Delivery.TOO_LARGE, "larger than max")
+        self.taken.append(profile)
+        return Outcome(Delivery.DELIVERED)
+
+    def hurry(self, timeout_s: float) -> None:
+        """Nothing takes time here."""
+
+    def interrupt(self) -> None:
+        """Nothing takes time here."""
+
+    def shutdown(self) -> None:
+        """Nothing takes time here."""
+
+
+def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
+    """What has become of `profile`, and of its parts."""
+    recorder: Recorder[Profile] = Recorder(sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1)
+    thread = threading.Thread(target=recorder.run)
+    recorder.expect_run()
+    thread.start()
+    recorder.record([profile])
+    recorder.stop(60)
+    thread.join()
+    return recorder.counters()
+
+
+def test_a_profile_that_is_too_large_goes_out_in_parts_that_have_all_of_it_once() -> None:
+    whole = large_profile(9, dropped_labels=4)
+    sink = ProfileSink(lambda profile: len(profile.aggregates) <= 3)
+    assert counters_after(whole, sink) == Counters(recorded=4, delivered=4)
+    assert sink.sizes == [9, 4, 2, 2, 5, 2, 3]
+    assert tuple(aggregate for part in sink.taken for aggregate in part.aggregates) == whole.aggregates
+    assert sum(part.dropped_labels for part in sink.taken) == 4
+    assert {(part.time_ns, part.duration_ns) for part in sink.taken} == {(whole.time_ns, whole.duration_ns)}
+
+
+def test_of_a_profile_only_what_is_too_large_by_itself_is_lost() -> None:
+    whole = large_profile(4)
+    sink = ProfileSink(lambda profile: whole.aggregates[1] not in profile.aggregates)
+    assert counters_after(whole, sink) == Counters(recorded=3, delivered=2, rejected=1)
+    assert sink.sizes == [4, 2, 1, 1, 2]
+
+
+def test_a_receiver_for_which_everything_is_too_large_is_not_asked_again_and_again() -> None:
+    sink = ProfileSink(lambda _: False)
+    counters = counters_after(large_profile(3000), sink)
+    assert len(sink.sizes) < 50
+    assert (counters.delivered, counters.waiting) == (0, 0)
+    assert counters.rejected == counters.recorded
+
+
+def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arrive() -> None:
+    limits = iter([0] * 300)
+    sizes: list[int] = []
+
+    class SampleSink(ProfileSink):
+        def export(self, batch: Batch[Any]) -> Outcome:
+            sizes.append(len(batch.records))
+            return Outcome(Delivery.DELIVERED if len(batch.records) <= next(limits, 4) else Delivery.TOO_LARGE)
+
+    recorder: Recorder[Sample] = Recorder(
+        SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, batch_records=16
+    )
+    thread = threading.Thread(target=recorder.run)
+    recorder.expect_run()
+    thread.start()
+    for number in range(500):
+        recorder.record([make_sample(number)] * 16)
+        assert recorder.flush(60)
+    recorder.stop(60)
+    thread.join()
+    counters = recorder.counters()
+    assert sizes[:300].count(1) < 100, "most of what is refused is refused at once"
+    assert counters.delivered > 100 * 16
+    assert counters.delivered + counters.rejected == counters.recorded == 500 * 16
