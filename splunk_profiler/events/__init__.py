@@ -70,5 +70,10 @@ def make_sources(
     if not (config.enabled and config.aggregates):  # records of samples have no place for events
         return EventSources()
     there = REGISTERED if registered is None else registered
-    made = [(each.kind, each.make(config, ticker, native=native)) for each in there]
-    return EventSources((kind, source) for kind, source in made if source is not None)
+    made = []
+    for each in there:
+        with Guard(f"what notices events ({each.kind.name})").watching():
+            source = each.make(config, ticker, native=native)
+            if source is not None:
+                made.append((each.kind, source))
+    return EventSources(made)

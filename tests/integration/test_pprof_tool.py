@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_events import KIND
 from profile_factory import large_profile, origin_in_shop, small_profile
 from profile_schema import decode
 from target_process import Target, profiled
 
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, DataType, Frame, Kind, Origin, Profile, Stack
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 
@@ -64,6 +65,19 @@ def test_the_hottest_functions_are_shown_by_cpu_if_nothing_else_is_asked_for(tmp
     }
     assert "Type: cpu" in printed
     assert "Duration: 10s" in printed
+
+
+def test_of_a_profile_of_another_data_type_what_its_events_have_taken_is_shown_first(tmp_path: Path) -> None:
+    allocated = tuple(
+        Aggregate(one.stack, one.labels, 0, 0, 0, KIND, 3, 4096 * number)
+        for number, one in enumerate(small_profile().aggregates, 1)
+    )
+    profile = replace(small_profile(), aggregates=allocated, data_type=DataType.ALLOCATION, kinds=(KIND,))
+    printed = pprof(tmp_path, "-top", "-unit=B", *written(tmp_path, profile))
+    assert "Type: space" in printed
+    assert re.search(r"^ *24576B 60.00% +60.00% +28672B +70.00%  shop.cart.Cart.checkout$", printed, re.M), printed
+    printed = pprof(tmp_path, "-top", "-sample_index=objects", "0.pprof")
+    assert "Total samples = 12" in printed
 
 
 def test_profiles_of_a_service_show_all_of_its_time_and_what_it_did_and_waited_for(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from splunk_profiler.capture import Capture, Choice, RawEvent, Ticker, choose_wa
 from splunk_profiler.config import Config
 from splunk_profiler.events import EventSources, make_sources
 from splunk_profiler.events.collector import GC
+from splunk_profiler.events.interface import EventSource, Registered
 from splunk_profiler.model import (
     DataType,
     Event,
@@ -178,6 +179,24 @@ def test_a_source_that_fails_keeps_no_other_from_its_work_and_is_named_in_the_lo
         assert [one.event.labels for one in sources.drain()] == [(("source.event.object", "page"),)]
     (line,) = caplog.messages
     assert "noticing events (lock)" in line
+
+
+def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
+    ticker: Ticker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
+        raise OSError(config, ticker, native)
+
+    objects = Objects()
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        there = (Registered(LOCKS, fail), registered(objects))
+        sources = make_sources(PROFILES, ticker, native=True, registered=there)
+    sources.start()
+    objects.make("page", 1, 1)
+    sources.stop()
+    assert [one.event.kind for one in sources.drain()] == [KIND]
+    (line,) = caplog.messages
+    assert "what notices events (lock)" in line
 
 
 def test_kinds_have_different_names_and_so_have_their_values() -> None:
