@@ -56,6 +56,7 @@ def main(when: str) -> None:
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=100))
     say("ready", os.getpid())
     serve(tracer, 0 if child else of_child)
+    provider.force_flush(30_000)  # a shutdown does not wait for a receiver on a busy machine
     provider.shutdown()
     splunk_profiler.stop(10)
     if child == 0:
