@@ -11,6 +11,7 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from splunk_profiler.threads import Signal
 
 _KNOWN_FRAMES = 16_384
 _ATTEMPTS = 3
+_MOST_GONE = 1024
 
 
 class RawThread(NamedTuple):
@@ -159,7 +161,8 @@ class _Identities:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, threading.Thread | None]] = {}
-        self._gone: dict[int, tuple[int, threading.Thread | None]] = {}  # since the last snapshot
+        # Those that went last: snapshots may wait to be handled, and an event be older than several of them.
+        self._gone: dict[int, tuple[int, weakref.ref[threading.Thread] | None]] = {}
         self._next = 0
 
     def key(self, ident: int, thread: threading.Thread | None) -> int:
@@ -171,13 +174,19 @@ class _Identities:
 
     def known_key(self, ident: int, thread: threading.Thread | None) -> int:
         """The key, from another thread than the ticker's; of one that has been in no snapshot, a negative number."""
-        for known in (self._known.get(ident), self._gone.get(ident)):
-            if known is not None and known[1] is thread:
-                return known[0]
-        return -ident
+        known = self._known.get(ident)
+        if known is not None and known[1] is thread:
+            return known[0]
+        key, gone = self._gone.get(ident, (-ident, None))
+        return key if (None if gone is None else gone()) is thread else -ident
 
     def keep_only(self, idents: Any) -> None:
-        self._gone = {ident: self._known.pop(ident) for ident in self._known.keys() - idents}
+        for ident in self._known.keys() - idents:
+            key, thread = self._known.pop(ident)
+            self._gone.pop(ident, None)
+            self._gone[ident] = key, None if thread is None else weakref.ref(thread)
+        while len(self._gone) > _MOST_GONE:
+            self._gone.pop(next(iter(self._gone)))
 
 
 class PortableTicker:

@@ -137,6 +137,32 @@ def test_a_thread_has_the_key_that_it_has_in_snapshots(make: Make) -> None:
     assert [raw.key for raw in snapshot.threads if raw.ident == threading.get_ident()] == [seen.thread.key]
 
 
+def test_a_thread_that_has_ended_keeps_its_key_however_many_snapshots_have_been_taken_since(make: Make) -> None:
+    ticker = make()
+    here, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        here.set()
+        go_on.wait()
+        gc.collect()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    here.wait()
+    ticker.capture()
+    (snapshot,) = ticker.drain(0)
+    (key,) = [raw.key for raw in snapshot.threads if raw.ident == thread.ident]
+
+    def end() -> None:
+        go_on.set()
+        thread.join()
+        for _ in range(5):
+            ticker.capture()
+
+    (seen,) = [seen for seen in noticed(ticker, end) if functions(seen)[0] == "work"]
+    assert seen.thread.key == key
+
+
 def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the_rest(make: Make) -> None:
     ticker = make()
     kept = noticed(ticker, partial(collect_often, 5_000))
