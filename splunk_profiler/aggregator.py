@@ -299,7 +299,8 @@ class Aggregator:
             period.ended_ns = now_ns
             if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
                 return
-            self._period = _Period(self._bounds, snapshot.time_ns, now_ns, snapshot.period_ns)
+            period_ns = snapshot.period_ns or period.period_ns
+            self._period = _Period(self._bounds, snapshot.time_ns, now_ns, period_ns)
             for repeat in self._rested():
                 period.repeat(repeat)
         self._send(period)

@@ -84,5 +84,5 @@ def test_every_record_is_what_the_conventions_say(run: Any) -> None:
 
 def test_no_thread_of_the_profiler_or_of_an_exporter_is_among_the_samples(run: Any) -> None:
     records, _, _ = run
-    names = {HEADER.match(record["body"])["name"] for record in records}  # type: ignore[index]
-    assert names == {"MainThread", "worker", "loop"}
+    stacks = {HEADER.match(record["body"])["name"]: record["body"] for record in records}  # type: ignore[index]
+    assert stacks.keys() == {"MainThread", "worker", "loop"}, [*stacks.values()]

@@ -398,6 +398,16 @@ def test_events_between_two_snapshots_are_samples_of_no_period() -> None:
     assert [aggregate.event_count for aggregate in profile.aggregates] == [0, 1]
 
 
+def test_a_period_that_begins_with_events_has_the_distance_of_the_snapshots_before() -> None:
+    feed = Feed(interval_s=2)
+    feed.tick(sample(seen()))
+    feed.now_ns += SECOND_NS
+    feed.aggregator.take(Snapshot(feed.now_ns, 0, (collection(),)))  # at which the first one ends
+    assert len(feed.profiles) == 1
+    (rest,) = feed.close(Remainder(Unseen.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
+    assert labels(rest)["source.event.period"] == 1000
+
+
 def test_every_period_begins_with_all_the_room() -> None:
     feed = Feed(interval_s=1, bounds=Bounds(spans=1))
     for number in range(1, 4):
