@@ -10,10 +10,18 @@ from __future__ import annotations
 from splunk_profiler.model import Frame, Stack
 
 _BOOTSTRAP = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
+_OF_BEGINNING = ("threading.", "weakref.", "_weakrefset.")  # a collection of garbage may fall into it
 _INTERNAL = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
 _INTERNAL_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
 _GRPC_POLLING = frozenset(
-    {"channel_spin", "_poll_connectivity", "_serve", "consume_request_iterator", "_consume_request_iterator"}
+    {
+        "channel_spin",
+        "_poll_connectivity",
+        "_deliver",
+        "_serve",
+        "consume_request_iterator",
+        "_consume_request_iterator",
+    }
 )
 
 _WAITS = {
@@ -83,7 +91,7 @@ def is_internal(stack: Stack) -> bool:
     for frame in reversed(stack.frames):
         if not _is_bootstrap(frame):
             # A thread that is still being started, or ends, runs nobody's code.
-            return (begins and frame.namespace.startswith("threading.")) or _belongs_to_us(frame)
+            return (begins and frame.namespace.startswith(_OF_BEGINNING)) or _belongs_to_us(frame)
         begins = frame.function == "_bootstrap_inner"
     return True
 

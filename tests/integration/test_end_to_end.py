@@ -33,7 +33,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[list[Record], dict[str
     options = ["--interval-ms", "10", "--export-interval-ms", "50", "--walker", request.param]
     command = [sys.executable, "-m", "splunk_profiler", "run", *options, "--", sys.executable]
     with Receiver() as receiver:
-        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "SPLUNK_PROFILER_MAX_OVERHEAD": "off"}
         with Target(*command, str(TESTS / "targets" / "end_to_end.py"), env=settings) as target:
             ready_ns = int(target.line("ready"))
             ids = {name: (trace_id, span_id) for name, trace_id, span_id in map(str.split, target.lines(2, "span "))}
