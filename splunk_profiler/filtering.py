@@ -13,15 +13,8 @@ _BOOTSTRAP = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_conte
 _OF_BEGINNING = ("threading.", "weakref.", "_weakrefset.")  # a collection of garbage may fall into it
 _INTERNAL = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
 _INTERNAL_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
-_GRPC_POLLING = frozenset(
-    {
-        "channel_spin",
-        "_poll_connectivity",
-        "_deliver",
-        "_serve",
-        "consume_request_iterator",
-        "_consume_request_iterator",
-    }
+_GRPC_OWN = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
+    {"consume_request_iterator", "_consume_request_iterator"}
 )
 
 _WAITS = {
@@ -103,4 +96,4 @@ def _is_bootstrap(frame: Frame) -> bool:
 def _belongs_to_us(frame: Frame) -> bool:
     if not frame.namespace.startswith(_INTERNAL):
         return False
-    return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_POLLING
+    return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_OWN

@@ -26,10 +26,12 @@ BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threa
         ("splunk_profiler.recorder.Recorder:run", "splunk_profiler.threads.Worker:_run"),
         ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
         ("grpc._server:_serve", *BOOTSTRAP),
+        ("shop:on_change", "grpc._channel:_deliver", *BOOTSTRAP),
         BOOTSTRAP,
         BOOTSTRAP[1:],
         ("threading.Condition:notify_all", "threading.Event:set", *BOOTSTRAP[1:]),
         ("threading.Thread:_delete", *BOOTSTRAP[1:]),
+        ("_weakrefset.WeakSet.__init__.<locals>:_remove", *BOOTSTRAP[1:]),
         (),
     ],
 )
