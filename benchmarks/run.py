@@ -29,6 +29,7 @@ MEASURES = (
     "context_switches",
     "deferral",
     "format_cost",
+    "label_pressure",
     "wire_cost",
     "message_loss",
     "message_flood",
