@@ -21,7 +21,7 @@ from typing import NamedTuple
 from splunk_profiler.model import Remainder, Unseen
 
 _YOUNG_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
-_FEW = 16  # snapshots: a thread that was in more has lived so long that how it ended hardly matters
+_FEW = 8  # snapshots: of a thread that was in more it does not matter that others like it may have been in none
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +211,15 @@ class Accounts:
 def _rest_of_life(account: _Account) -> int:
     """How long a thread is taken to have lived after what is in its samples: it was in one snapshot, not in the next.
 
-    Together with these as much as there is between as many snapshots as it was in. That is too much for one thread and
-    too little for another, and right for many, however short they are. It is also right for many that lived for long,
-    of which more is known: when they began. Their end is taken to be in the middle.
+    Of threads that are in one snapshot, if they are in any, each has to stand for those that are in none: it has lived
+    for as long as there is between two snapshots. One that was in many has lived until the middle, whenever it had
+    begun. From the one rule to the other in steps: that is off by a hundredth at most, for lives of any length.
     """
     if not account.is_sampled or account.missing_since_ns is None:
         return 0
     gap_ns = account.missing_since_ns - account.seen_ns
-    after_ns = gap_ns // 2
-    if account.since_ns is not None and account.seen_ns - account.since_ns < _FEW * gap_ns:
-        after_ns = max(gap_ns - account.first_age_ns, 0)
-    return max(account.seen_ns - account.settled_ns + after_ns, 0)
+    after_ns = gap_ns / 2
+    if account.since_ns is not None and gap_ns > 0:
+        more = round((account.seen_ns - account.since_ns - account.first_age_ns) / gap_ns)  # snapshots than one
+        after_ns += max(1 - more / _FEW, 0) * (max(gap_ns - account.first_age_ns, 0) - after_ns)
+    return max(account.seen_ns - account.settled_ns + int(after_ns), 0)

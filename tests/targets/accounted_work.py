@@ -90,16 +90,13 @@ def busy(ledger: Ledger, seconds: float) -> None:
 
 def waiting(ledger: Ledger, seconds: float) -> None:
     """Many threads that wait, and one that works a little."""
-    over = threading.Event()
-
-    def wait() -> None:
-        over.wait()
-
-    threads = [ledger.start(wait) for _ in range(40)]
+    over = [threading.Event() for _ in range(40)]
+    threads = [ledger.start(each.wait) for each in over]  # type: ignore[arg-type]  # what it returns is nobody's
     compute(seconds)
-    over.set()
-    for thread in threads:
+    for each, thread in zip(over, threads, strict=True):  # one after another: between two snapshots, and not at one
+        each.set()
         thread.join()
+        compute(0.01)
 
 
 def short_lived(ledger: Ledger, seconds: float) -> None:

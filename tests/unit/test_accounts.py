@@ -117,7 +117,8 @@ def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_
     assert world.snapshot(1200, (2, birth, 0))[0] == [Spent(165 * MS, 0)]
     world.snapshot(1300, (2, birth, 0), why_not=Unseen.INTERNAL)  # it ends
     world.snapshot(1400)
-    assert world.snapshot(1500)[1] == (unsampled(100, 0),)
+    # 100 ms since its sample, in which it was left out, and an eighth of the way to the middle of the next.
+    assert world.snapshot(1500)[1] == (Remainder(Unseen.UNSAMPLED, 106_250_000, 0),)
 
 
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
