@@ -35,10 +35,11 @@ def _run(
     return [read(record) for record in records], ledger
 
 
-def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any]) -> None:
+def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any], walker: str) -> None:
+    """Wall time within 1 %; of the portable walker, whose snapshots a busy machine sets further apart, within 3 %."""
     samples = all_samples(profiles)
     _assert_between(ledger, "cpu_ns", sum(sample.cpu_ns for sample in samples), 0.03)
-    _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), 0.01)
+    _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), 0.01 if walker == "native" else 0.03)
 
 
 def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance: float) -> None:
@@ -50,7 +51,7 @@ def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance:
 @_walkers
 @pytest.mark.parametrize("scenario", ["busy", "waiting", "short_lived", "tasks"])
 def test_cpu_times_add_up_to_the_processs_and_wall_times_to_the_threads_lives(scenario: str, walker: str) -> None:
-    _assert_adds_up(*_run(scenario, walker))
+    _assert_adds_up(*_run(scenario, walker), walker)
 
 
 @_NATIVE
@@ -58,7 +59,7 @@ def test_times_add_up_however_few_samples_there_are() -> None:
     # No snapshot falls between the end of the threads and that of the profiler: it would say little of when they ended.
     profiles, ledger = _run("busy", "native", seconds=5, interval_ms=2000)
     assert sum(sample.count for sample in all_samples(profiles)) <= 4 * 4
-    _assert_adds_up(profiles, ledger)
+    _assert_adds_up(profiles, ledger, "native")
 
 
 @_NATIVE
@@ -81,7 +82,7 @@ def test_samples_of_requests_have_their_local_root_and_the_name_it_ended_up_with
 @_walkers
 def test_ten_thousand_spans_a_second_lose_labels_but_no_time_and_take_bounded_memory(walker: str) -> None:
     profiles, ledger = _run("many_spans", walker, seconds=4)
-    _assert_adds_up(profiles, ledger)
+    _assert_adds_up(profiles, ledger, walker)
     assert any("fewer labels" in comment for profile in profiles for comment in profile.comments)
     assert max(len(profile.samples) for profile in profiles) < 4096
     _, calm = _run("many_spans", walker, seconds=4, interval_ms=1900)
