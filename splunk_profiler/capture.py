@@ -21,7 +21,7 @@ from splunk_profiler.accounts import Accounts
 from splunk_profiler.changes import Clocks, Rested, Watch, make_watch, portable_clocks
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.focus import Focus
-from splunk_profiler.lives import Life, boottime_ns, name_of, new_life, threads_by_ident
+from splunk_profiler.lives import Life, boottime_ns, name_of, new_life
 from splunk_profiler.model import (
     Event,
     Frame,
@@ -38,7 +38,7 @@ from splunk_profiler.model import (
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
-from splunk_profiler.threads import let_others_run
+from splunk_profiler.threads import let_others_run, living_threads
 
 Associate = Callable[[Any], SpanRef | None]
 Labels = tuple[tuple[str, str], ...]
@@ -283,7 +283,7 @@ class Capture:
         process_ns, changed, left = self._watch.changes(raw.threads, period_ns)
         accounts, lives = self._accounts, self._lives
         accounts.begin(_captured_at_ns(raw.time_ns), process_ns)
-        now, names = boottime_ns(), threads_by_ident()
+        now, names = boottime_ns(), living_threads().copy()
         repeats = [*self._repeats(missed), *self._repeats(left)]
         seen_lives = {} if tells_all else lives
         samples = []
@@ -341,7 +341,7 @@ class Capture:
         """What is known of some threads, between two snapshots of all."""
         if len(self._passing) > _MOST_LIVES:
             self._passing.clear()  # there are no snapshots of all, which would do it
-        names = threads_by_ident()
+        names = living_threads().copy()
         return [self._between(seen, names) for seen in threads]
 
     def _between(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
@@ -353,7 +353,7 @@ class Capture:
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
-        names = threads_by_ident()
+        names = living_threads().copy()
         samples = []
         for happened in events:
             seen = happened.thread

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.threads import cpu_time_ns
+from splunk_profiler.threads import cpu_time_ns, living_threads
 
 Clocks = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 # RawThread, CPU ns, nice value, snapshots before this one that it rested in, and their periods in ns.
@@ -99,13 +98,6 @@ def native_id_of(ident: int) -> int:
     """The native id of a thread that `threading` knows, else 0."""
     thread = living_threads().get(ident)
     return 0 if thread is None else thread.native_id or 0
-
-
-def living_threads() -> dict[int, threading.Thread]:
-    """The threads that `threading` knows, by ident; to be read only."""
-    # `threading.enumerate` takes a lock that a thread of the application may hold.
-    active: dict[int, threading.Thread] = vars(threading)["_active"]
-    return active
 
 
 def portable_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:

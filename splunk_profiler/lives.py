@@ -1,6 +1,6 @@
 """What is remembered of a thread, and what Python and the system say of it: its names and when it was born.
 
-Runs on the sampling worker's thread. Imports the model, `accounts` and `changes`.
+Runs on the sampling worker's thread. Imports the model and `accounts`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splunk_profiler.accounts import Birth
-from splunk_profiler.changes import living_threads
 from splunk_profiler.model import Thread
 
 
@@ -42,11 +41,6 @@ def new_life(ident: int, native_id: int, known: threading.Thread | None, index: 
     native_id = native_id or (known.native_id if known is not None else 0) or 0
     name = (name_of(known) if known is not None else "") or _name_by_system(native_id) or f"Thread-{ident:#x}"
     return Life(Thread(index, name, ident, native_id), _birth(native_id), 0)
-
-
-def threads_by_ident() -> dict[int, threading.Thread]:
-    """The threads that `threading` knows now."""
-    return living_threads().copy()  # which is atomic
 
 
 def name_of(thread: threading.Thread) -> str:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from splunk_profiler.focus import Focus, Periods, Rhythm
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.portable_collections import CollectionLog, Place, places_below
-from splunk_profiler.threads import Signal
+from splunk_profiler.threads import Signal, living_threads
 
 _KNOWN_FRAMES = 16_384
 _ATTEMPTS = 3
@@ -302,7 +302,7 @@ class PortableTicker:
         if focused and not walks:
             self._count(captured=1, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
             return
-        living = _living_threads()
+        living = living_threads().copy()
         threads = []
         previous = self._previous
         if not (focused and self._keeps_all):  # else the others keep theirs until the next capture of all
@@ -422,9 +422,3 @@ class PortableTicker:
 def _same(before: list[tuple[CodeType, int]], now: list[Place]) -> bool:
     """Whether both are the same places; codes by identity, since comparing two by value is slow."""
     return len(before) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(before, now, strict=True))
-
-
-def _living_threads() -> dict[int, threading.Thread]:
-    # `threading.enumerate` takes a lock that a thread of the application may hold; copying a dict is atomic.
-    active: dict[int, threading.Thread] = vars(threading)["_active"]
-    return active.copy()

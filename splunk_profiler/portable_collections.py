@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from splunk_profiler.threads import real_get_ident
+from splunk_profiler.threads import living_threads, real_get_ident
 
 COLLECTION_DISTANCE_NS = 10_000_000
 _MOST_KEPT = 256
@@ -93,7 +93,7 @@ class CollectionLog:
         self._distance_ns = distance_ns
         self._now_ns = monotonic_ns
         self._get_ident = real_get_ident()
-        self._active: dict[int, threading.Thread] = vars(threading)["_active"]
+        self._active = living_threads()
         self._uncounted = [_Uncounted() for _ in range(_GENERATIONS)]
         self._kept: deque[KeptCollection] = deque()
         self._began_ns = 0

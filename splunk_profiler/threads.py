@@ -47,7 +47,7 @@ class _Thread(threading.Thread):
         try:
             super()._delete()  # type: ignore[misc]
         except KeyError:
-            active = vars(threading)["_active"]
+            active = living_threads()
             for ident in [ident for ident, thread in active.copy().items() if thread is self]:
                 active.pop(ident, None)
 
@@ -122,6 +122,13 @@ def _leave_signals_to_the_application() -> None:
     """
     faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+
+
+def living_threads() -> dict[int, threading.Thread]:
+    """The threads that `threading` knows, by ident: its own table, of which a copy is whole."""
+    # `threading.enumerate` takes a lock that a thread of the application may hold.
+    active: dict[int, threading.Thread] = vars(threading)["_active"]
+    return active
 
 
 def let_others_run() -> None:

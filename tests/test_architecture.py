@@ -76,7 +76,7 @@ LAYERS: dict[str, int] = {
 BESIDE: dict[str, set[str]] = {
     "config": {"transport", "values"},
     "capture": {"accounts", "changes", "lives", "naming", "filtering", "portable", "portable_collections"},
-    "lives": {"accounts", "changes"},
+    "lives": {"accounts"},
     "portable": {"portable_collections"},
     "sample_labels": {"user_labels"},
     "roots": {"listening", "spans"},
