@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
+import struct
+import termios
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -38,32 +42,34 @@ def make(request: pytest.FixtureRequest) -> Make:
 @contextmanager
 def resting() -> Iterator[int]:
     """The native id of a thread that waits, and uses no CPU until the block is left."""
-    over, ids = threading.Lock(), []
-    here = threading.Event()
+    ids: list[int] = []
+    read_end, write_end = os.pipe()
+    room = fcntl.fcntl(write_end, fcntl.F_GETPIPE_SZ)
 
     def wait() -> None:
         ids.append(threading.get_native_id())
-        here.set()
-        over.acquire()
+        with suppress(BrokenPipeError):
+            os.write(write_end, bytes(2 * room))
 
-    over.acquire()
     thread = threading.Thread(target=wait)
     thread.start()
-    here.wait()
     try:
-        before = -1
-        while (now := _cpu_ns(thread)) != before:  # its last steps
-            before = now
-            time.sleep(0.001)
+        # A full pipe says that it is inside the call, which needs no GIL; what else it might wait for is behind it.
+        while _filled(read_end) < room or _state(ids[0]) != "S":
+            os.sched_yield()
         yield ids[0]
     finally:
-        over.release()
+        os.close(read_end)
         thread.join()
+        os.close(write_end)
 
 
-def _cpu_ns(thread: threading.Thread) -> int:
-    assert thread.ident is not None
-    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+def _filled(read_end: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))[0])
+
+
+def _state(native_id: int) -> str:
+    return Path(f"/proc/self/task/{native_id}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def thread(key: int, native_id: int, stack: object = STACK, context: object = None, labels: object = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from contextvars import ContextVar
 from importlib.util import find_spec
 from queue import SimpleQueue
@@ -16,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext
+from running_ticker import running
 
 from splunk_profiler import spans
 from splunk_profiler.capture import Choice, RawSnapshot, Ticker, make_ticker
@@ -231,17 +232,6 @@ def test_capturing_some_leaves_the_stacks_of_the_others_known(bench: Bench) -> N
     assert all(one is then for one, then in zip(stacks(), before, strict=True))
 
 
-@contextmanager
-def _running(ticker: Ticker, all_ns: int, some_ns: int) -> Iterator[None]:
-    thread = threading.Thread(target=ticker.run, args=(all_ns, some_ns))
-    thread.start()
-    try:
-        yield
-    finally:
-        ticker.stop()
-        thread.join()
-
-
 def _until(ticker: Ticker, enough: Callable[[list[RawSnapshot]], bool]) -> list[RawSnapshot]:
     seen: list[RawSnapshot] = []
     while not enough(seen):
@@ -251,7 +241,7 @@ def _until(ticker: Ticker, enough: Callable[[list[RawSnapshot]], bool]) -> list[
 
 def test_a_trace_wakes_a_ticker_that_would_have_slept_for_long(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
-    with _running(bench.ticker, LONG_NS, 2_000_000):
+    with running(bench.ticker, LONG_NS, 2_000_000):
         bench.traces[1] = 0
         bench.ticker.focus()
         seen = _until(bench.ticker, lambda found: len(found) >= 5)
@@ -268,7 +258,7 @@ def test_a_trace_wakes_a_ticker_that_would_have_slept_for_long(bench: Bench) -> 
 
 def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
-    with _running(bench.ticker, 0, 1_000_000):
+    with running(bench.ticker, 0, 1_000_000):
         bench.traces[1] = 0
         bench.ticker.focus()
         seen = _until(bench.ticker, lambda found: len(found) >= 3)
@@ -279,7 +269,7 @@ def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench)
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
     bench.ticker.focus()
-    with _running(bench.ticker, HOUR_NS, HOUR_NS):
+    with running(bench.ticker, HOUR_NS, HOUR_NS):
         seen: list[RawSnapshot] = []
         while not seen:  # the first calls may come before it runs
             bench.ticker.pace(HOUR_NS, 2_000_000)
@@ -314,7 +304,7 @@ def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> N
     wanted = bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
     bench.ticker.focus()
-    with _running(bench.ticker, 20_000_000, 2_000_000):
+    with running(bench.ticker, 20_000_000, 2_000_000):
         seen = _until(bench.ticker, lambda found: sum(not raw.focused for raw in found) >= 3)
     assert any(raw.focused for raw in seen)
     for raw in seen:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from queue import SimpleQueue
 
 import pytest
+from running_ticker import running
 
 from splunk_profiler.capture import Capture, Choice, RawSnapshot, Ticker, make_ticker, watch_threads
 from splunk_profiler.pacing import Pacer
@@ -27,17 +25,6 @@ _NATIVE = pytest.mark.skipif(
 @pytest.fixture(params=[pytest.param("native", marks=_NATIVE), "portable"])
 def ticker(request: pytest.FixtureRequest) -> Ticker:
     return make_ticker(Choice(request.param, "asked for by the test"), None, lambda _: None, 64)
-
-
-@contextmanager
-def running(ticker: Ticker, period_ns: int) -> Iterator[None]:
-    thread = threading.Thread(target=ticker.run, args=(period_ns,))
-    thread.start()
-    try:
-        yield
-    finally:
-        ticker.stop()
-        thread.join()
 
 
 def test_a_snapshot_says_the_distance_of_its_deadline(ticker: Ticker) -> None:
