@@ -65,10 +65,11 @@ class Publishing:
         extension = self._extension
         try:
             provider = spans.tracer_provider()
-            self._publisher.start(provider, self._attributes(provider))
+            self._publisher.install()
             self._decoration = publish_switches(
                 spans.runtime_context(), extension.attach, extension.detach, extension.publish
             )
+            self._publisher.start(provider, self._attributes(provider))
             if self._publishes_labels:
                 OUTLET.open(extension.UserLabels, extension.set_labels)
             self._begin_audits()
@@ -81,10 +82,10 @@ class Publishing:
         self._publisher.hang_up(timeout_s)
         if self._auditor is not None:
             self._auditor.stop(_JOIN_S)
+        self._publisher.stop()  # first: what is still shown while switches are no longer seen would be wrong
         OUTLET.close()
         if self._decoration is not None:
             self._decoration.remove()
-        self._publisher.stop()
 
     def resource(self, resource: Any) -> Any:
         """See `Correlator.resource`."""

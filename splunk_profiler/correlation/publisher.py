@@ -108,12 +108,8 @@ class Publisher:
         self._named = False  # by a provider: those that come later are not this service's
         self._to_describe: Mapping[str, object] | None = None  # what came while somebody else held the lock
 
-    def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
-        """Publish from now on.
-
-        Args:
-            provider: the tracer provider, if there is one already.
-            attributes: of the resource, if it is known already which service this is.
+    def install(self) -> None:
+        """Install the hooks. Comes before `start`, with the decoration of OpenTelemetry's context in between.
 
         Raises:
             OSError: the hooks cannot be installed; nothing is left of them.
@@ -124,6 +120,14 @@ class Publisher:
         )
         for hook, problem in problems:
             self._say_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
+
+    def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
+        """Publish from now on: every switch of context is seen by now.
+
+        Args:
+            provider: the tracer provider, if there is one already.
+            attributes: of the resource, if it is known already which service this is.
+        """
         if self._wishes.labels:
             self._load_labels()
         processors = getattr(provider, "_active_span_processor", None)

@@ -106,10 +106,10 @@ def _threads(count: int) -> None:
                 with TRACER.start_as_current_span("work") as span, splunk_profiler.labels(route="/"):
                     record = memory.elastic()
                     if record is not None and record.present:
-                        assert record.valid
+                        assert record.valid, record
                         # A switch that has begun when publishing begins is not seen; the thread's next one is.
                         is_wrong = record.span_id not in (span.get_span_context().span_id, 0)
-                        assert not (is_wrong and was_wrong)
+                        assert not (is_wrong and was_wrong), (record, span)
                         was_wrong = is_wrong
             splunk_profiler.stop()
             assert memory.elastic() is None
