@@ -90,6 +90,7 @@ def _one_by_one(count: int) -> None:
                 os._exit(0)
             _, status = os.waitpid(child, 0)
             assert status == 0, status
+            say("ended", child)
     say("done")
     assert sys.stdin.readline()
 

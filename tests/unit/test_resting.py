@@ -21,7 +21,7 @@ PERIOD_NS = 100 * MS
 STACKS = [Stack((Frame("shop", f"work_{number}", "shop.py", number),), truncated=False) for number in range(3)]
 SPANS = [None, SpanRef(1, 2, 1), SpanRef(3, 4, 1)]
 FIRST_ID = 1 << 30  # more than Linux gives to anybody
-AN_HOUR_AGO_NS = time.time_ns() - 3600 * 10**9
+BEGAN_NS = time.time_ns() - 30 * PERIOD_NS  # all snapshots of a test lie in the past, but after the machine's start
 CLOCK_JITTER_NS = 20 * MS  # of the real clocks that a capture asks, at each snapshot
 
 
@@ -45,7 +45,7 @@ class Observer:
     ) -> None:
         self._cpu_ns: dict[int, int] = {}
         self._now_ns = 0
-        self._began_ns = AN_HOUR_AGO_NS
+        self._began_ns = BEGAN_NS
         self.told = 0
         watch = PortableWatch(self._clocks, lambda _: 0, counts_rest=counts_rest)
         self.capture = Capture(associate, watch, PERIOD_NS)
