@@ -17,8 +17,8 @@ setup: $(VENV)/.ready-test  ## .venv with the package, built from here, and all 
 demo: $(VENV)/.ready-demo  ## a profiled web service under load, and the report of it
 	$(VENV)/bin/splunk-profiler demo
 
-test: $(VENV)/.ready-test  ## all tests
-	$(VENV)/bin/python -m pytest $(ARGS)
+test: $(VENV)/.ready-test  ## all tests, on all processors; ARGS="tests/unit -k recorder" runs a part
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready-test  ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .
