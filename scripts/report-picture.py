@@ -16,6 +16,7 @@ from rich.text import Text
 
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.report import draw
+from splunk_profiler.cli.terminal import Terminal
 
 WIDTH = 100
 SPANS = 3
@@ -26,7 +27,7 @@ LEFT_OUT = "read from"  # a place on the machine where the picture was made
 def main() -> None:
     """Draw, cut, save."""
     profiles, picture = Path(sys.argv[1]), Path(sys.argv[2])
-    whole = Console(record=True, width=WIDTH, file=io.StringIO(), emoji=False, markup=False, highlight=False)
+    whole = Terminal(record=True, width=WIDTH, file=io.StringIO())
     draw(analyse(profiles), profiles, console=whole, top=4, spans=SPANS)
     head = whole.export_text(styles=True).partition(HEAD_ENDS)[0].splitlines()
     head = head[:-1] if head else head  # the beginning of that heading

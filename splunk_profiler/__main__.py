@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from splunk_profiler.cli.output import print_line
 from splunk_profiler.values import ProfilerError
 
 VERBS = {
@@ -54,7 +55,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         number = version("splunk-profiler")
     except PackageNotFoundError:
         number = "not installed, run from its sources"
-    click.echo(f"splunk-profiler {number}")
+    print_line(f"splunk-profiler {number}")
     ctx.exit()
 
 
@@ -80,19 +81,29 @@ def main() -> None:
     try:
         code = cli.main(prog_name="splunk-profiler", standalone_mode=False)
     except click.exceptions.Abort:
-        print(file=sys.stderr)
+        print_line("", error=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        for line in _shown(error):
+            print_line(line, error=True)
         sys.exit(error.exit_code)
     except ProfilerError as error:
-        print(f"splunk-profiler: error: {error}", file=sys.stderr)
+        print_line(f"splunk-profiler: error: {error}", error=True)
+        for line in getattr(error, "details", ()):
+            print_line(f"    {line}", error=True)
         sys.exit(getattr(error, "exit_code", 1))
     except BrokenPipeError:
         # The reader of our output went away (`| head`): let what is still buffered go nowhere at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _shown(error: click.ClickException) -> list[str]:
+    """Return the lines that click would print: the usage, and what is wrong with it."""
+    written = io.StringIO()
+    error.show(written)
+    return written.getvalue().rstrip("\n").split("\n")
 
 
 if __name__ == "__main__":

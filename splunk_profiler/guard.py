@@ -1,6 +1,6 @@
 """The one guard of every loop and hook of ours: catch, count, log once per kind, go on.
 
-No exception of ours may reach the application. Owns the logger's name; imports nothing of ours.
+No exception of ours may reach the application. Owns the logger, whose lines stay lines whatever names they hold.
 """
 
 from __future__ import annotations
@@ -8,7 +8,27 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from splunk_profiler.printable import printable
+
 logger = logging.getLogger("splunk_profiler")
+
+
+def make_printable(record: logging.LogRecord) -> bool:
+    """Make what a log line names (a service, a path, an answer) safe to print, so that it stays one line."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_printable, record.args))
+    return True
+
+
+def _printable(argument: object) -> object:
+    try:
+        text = str(argument)
+    except Exception:  # of an object of the application's: logging deals with it when it formats the line
+        return argument
+    return argument if text.isprintable() else printable(text)
+
+
+logger.addFilter(make_printable)
 
 
 class Guard:

@@ -1,8 +1,8 @@
 """Code objects → frames: namespace, function, file and line.
 
 Pure apart from a cache that belongs to one `FrameNamer`; runs on the sampling worker's thread; imports
-nothing but the model. Reads objects of the application without ever running its code: no attribute access
-that could reach a property or a `__getattr__`.
+nothing but the model and what makes text printable. Reads objects of the application without ever running
+its code: no attribute access that could reach a property or a `__getattr__`.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
 """
@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from splunk_profiler.model import Frame
+from splunk_profiler.printable import printable
 
 UNKNOWN = "unknown"
 _INDEXED_MODULES = 4096
@@ -39,7 +40,7 @@ class FrameNamer:
         scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
         namespace = f"{module}.{scope}" if scope else module
         file, line, first_line = code.co_filename or UNKNOWN, _line(code, lasti), max(code.co_firstlineno, 0)
-        names = (_one_line(namespace), _one_line(function), _one_line(file), line, first_line)
+        names = (printable(namespace), printable(function), printable(file), line, first_line)
         known = self._frames.get(names)
         if known is None:
             if len(self._frames) >= _KNOWN_FRAMES:
@@ -67,11 +68,6 @@ def _line(code: CodeType, lasti: int) -> int | None:
         if start <= lasti < end:
             return line or None  # 0 is how CPython 3.11 and later mark the entry of a module: no line either
     return None
-
-
-def _one_line(text: str) -> str:
-    """`text`, with what would break the line-based format (or its encoding) escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple[CodeType, str]]:

@@ -42,6 +42,37 @@ def splunk_profiler(
     )
 
 
+class Sender:
+    """A running ``otlp_sender.py``."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def do(self, *job: str | int) -> Any:
+        """Have it do one of its jobs; what that was answered with."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def sending(address: str) -> Iterator[Sender]:
+    """Senders of requests to the collector at that address."""
+    process = subprocess.Popen(
+        [sys.executable, str(TARGETS / "otlp_sender.py"), address],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Sender(process)
+    finally:
+        process.communicate(timeout=DEADLINE_S)
+
+
 class Collector:
     """A running ``splunk-profiler collect``.
 

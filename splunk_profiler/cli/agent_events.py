@@ -13,6 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splunk_profiler.cli.terminal import text
+
 if TYPE_CHECKING:
     from splunk_profiler.inspector.events import Event, Totals
     from splunk_profiler.inspector.messages import Registration
@@ -79,10 +81,9 @@ def _told(event: Event) -> tuple[str, dict[str, Any]]:
 def line(event: Event, now: time.struct_time) -> Text:
     """The event for a person, in one line; `now` is the local time."""
     name, _ = _told(event)
-    text, style = _words(event)
-    return Text.assemble(
-        (time.strftime("%H:%M:%S", now), "dim"), f" {event.pid:>7} ", (f"{name:<12}", style or "bold"), f" {text}"
-    )
+    words, style = _words(event)
+    shown = text(time.strftime("%H:%M:%S", now), "dim") + text(f" {event.pid:>7} ")
+    return shown + text(f"{name:<12}", style or "bold") + text(f" {words}")
 
 
 def _words(event: Event) -> tuple[str, str]:
@@ -123,7 +124,7 @@ def draw(totals: Totals) -> RenderableType:
     ):
         if count:
             table.add_row(what, f"{count:,}")
-    return Group(Text(), table)
+    return Group("", table)
 
 
 def _registration_data(registration: Registration) -> dict[str, Any]:

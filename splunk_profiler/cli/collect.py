@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import Counts, Receiver
 from splunk_profiler.cli.store import Store
+from splunk_profiler.cli.terminal import Terminal, text
 
 DEFAULT_DIRECTORY = "profiles"
 
@@ -64,8 +66,7 @@ def collect(  # noqa: PLR0917
     system whole. While the disk is full, requests are refused and their senders try again. Metrics are
     acknowledged and dropped. Ctrl-C ends it.
     """
-    console = Console(highlight=False)
-    errors = Console(stderr=True, highlight=False)
+    console = Terminal()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         store = Store(output, sync=sync)
@@ -75,14 +76,17 @@ def collect(  # noqa: PLR0917
                 host,
                 port,
                 max_request_mib * _MEBIBYTE,
-                lambda text: errors.print(f"splunk-profiler: {text}", soft_wrap=True),
+                lambda problem: print_line(f"splunk-profiler: {problem}", error=True),
             )
-            click.echo(f"listening on {receiver.address}")
-            show = _show_live if console.is_terminal else _show_lines
-            show(console, receiver, store, _End(receiver, duration, max_records))
+            print_line(f"listening on {receiver.address}")
+            end = _End(receiver, duration, max_records)
+            if console.is_terminal:
+                _show_live(console, receiver, store, end)
+            else:
+                _show_lines(receiver, store, end)
             receiver.stop()
-            console.print(_line(receiver.counts(), store), soft_wrap=True)
-            console.print(f"saved in {output}; see it: splunk-profiler report {output}", soft_wrap=True)
+            print_line(_line(receiver.counts(), store))
+            print_line(f"saved in {output}; see it: splunk-profiler report {output}")
         finally:
             store.close()
     finally:
@@ -111,7 +115,7 @@ class _End:
         return self._max_records is not None and counts.samples + counts.profiles >= self._max_records
 
 
-def _show_live(console: Console, receiver: Receiver, store: Store, end: _End) -> None:
+def _show_live(console: Terminal, receiver: Receiver, store: Store, end: _End) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             live.update(_table(receiver, store), refresh=True)
@@ -119,7 +123,7 @@ def _show_live(console: Console, receiver: Receiver, store: Store, end: _End) ->
                 return
 
 
-def _show_lines(console: Console, receiver: Receiver, store: Store, end: _End) -> None:
+def _show_lines(receiver: Receiver, store: Store, end: _End) -> None:
     shown = Counts()
     next_line = time.monotonic() + _LINE_SECONDS
     while not end.wait(_LIVE_SECONDS):
@@ -128,7 +132,7 @@ def _show_lines(console: Console, receiver: Receiver, store: Store, end: _End) -
         next_line += _LINE_SECONDS
         counts = receiver.counts()
         if counts != shown:
-            console.print(_line(counts, store), soft_wrap=True)
+            print_line(_line(counts, store))
             shown = counts
 
 
@@ -145,10 +149,10 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table.add_row(str(len(counts.services)), "services: " + (", ".join(counts.services) or "none yet"))
     lines: list[Table | Text] = [table]
     if counts.malformed or counts.oversize or counts.refused:
-        lines.append(Text(_refusals(counts), style="yellow"))
+        lines.append(text(_refusals(counts), style="yellow"))
     if counts.problem:
-        lines.append(Text(counts.problem, style="bold red"))
-    lines.append(Text("Ctrl-C ends it", style="dim"))
+        lines.append(text(counts.problem, style="bold red"))
+    lines.append(text("Ctrl-C ends it", style="dim"))
     return Group(*lines)
 
 

@@ -24,7 +24,6 @@ from types import FrameType
 from typing import NoReturn
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from splunk_profiler.cli.analysis import analyse
@@ -33,8 +32,9 @@ from splunk_profiler.cli.demo_agent import readable_by_descendants, told
 from splunk_profiler.cli.demo_processes import end, listening, own, process, shown, tail, wait_until_open
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
-from splunk_profiler.cli.report import draw, report_console
+from splunk_profiler.cli.report import draw
 from splunk_profiler.cli.store import LOGS
+from splunk_profiler.cli.terminal import Terminal, page
 from splunk_profiler.config import environment
 
 _HOST = "127.0.0.1"
@@ -72,7 +72,7 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     and send back what it saw, and sends it a bounded load. Then runs the shop once more, for half the time, with
     samples aggregated to profiles in pprof's format, and shows the report of both.
     """
-    console = report_console()
+    console = page()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     old = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -114,7 +114,7 @@ def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _record(console: Console, plan: _Plan) -> Counter[str]:
+def _record(console: Terminal, plan: _Plan) -> Counter[str]:
     """Fill the directory; how the requests were answered."""
     directory = plan.directory
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def _record(console: Console, plan: _Plan) -> Counter[str]:
 
 @contextmanager
 def _serving(
-    console: Console, plan: _Plan, run: _Run, env: Mapping[str, str]
+    console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The shop, open, and its port."""
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def _serving(
         yield service, port
 
 
-def _load(console: Console, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
+def _load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
     """Send requests for as long as the run lasts; how they were answered."""
     step = run.step + 1 if run.data_format != "text" else run.step + 2
     console.print(
@@ -210,9 +210,9 @@ def _installed(name: str) -> bool:
         return False
 
 
-def _progress(console: Console, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
+def _progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
     """Show how far the load is and what has arrived, until its time is over."""
-    columns = (TextColumn("   {task.description}"), BarColumn(30), TimeRemainingColumn())
+    columns = (TextColumn("   {task.description}", markup=False), BarColumn(30), TimeRemainingColumn())
     start = time.monotonic()
     records = _RecordCount(directory / LOGS)
     next_line = 5.0
@@ -220,7 +220,7 @@ def _progress(console: Console, load: Load, service: subprocess.Popen[bytes], di
         task = progress.add_task("", total=run.seconds)
         while (elapsed := time.monotonic() - start) < run.seconds:
             if service.poll() is not None:
-                raise CommandError(f"the service ended with {service.returncode}{tail(directory, run.name)}")
+                raise CommandError(f"the service ended with {service.returncode}", *tail(directory, run.name))
             text = f"{sum(load.answers().values()):,} requests, {records.now():,} records received"
             progress.update(task, completed=elapsed, description=text)
             if not console.is_terminal and elapsed >= next_line:

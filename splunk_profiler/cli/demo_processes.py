@@ -74,16 +74,15 @@ def end(child: subprocess.Popen[bytes], name: str, directory: Path, well: tuple[
     try:
         code = child.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        raise CommandError(f"the {name} did not end within {_STOP_SECONDS} s{tail(directory, name)}") from None
+        raise CommandError(f"the {name} did not end within {_STOP_SECONDS} s", *tail(directory, name)) from None
     if code not in (*well, -signal.SIGTERM):
-        raise CommandError(f"the {name} ended with {code}{tail(directory, name)}")
+        raise CommandError(f"the {name} ended with {code}", *tail(directory, name))
 
 
-def tail(directory: Path, name: str) -> str:
-    """The last lines of a process's log, to be put behind a problem."""
+def tail(directory: Path, name: str) -> list[str]:
+    """The last lines of a process's log, to be put below a problem."""
     path = directory / f"{name}.log"
-    lines = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-    return f"; the end of {path}:\n" + "\n".join(f"    {line}" for line in lines)
+    return [f"the end of {path}:", *path.read_text(errors="replace").splitlines()[-_LOG_LINES:]]
 
 
 def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
@@ -96,7 +95,7 @@ def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
         if collector.poll() is not None:
             break
         time.sleep(0.05)
-    raise CommandError(f"the collector did not start{tail(log.parent, 'collector')}")
+    raise CommandError("the collector did not start", *tail(log.parent, "collector"))
 
 
 def wait_until_open(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
@@ -111,4 +110,4 @@ def wait_until_open(service: subprocess.Popen[bytes], port: int, directory: Path
         problem = f"ended with {service.wait(1)}" if service.poll() is not None else f"does not answer ({error})"
     finally:
         connection.close()
-    raise CommandError(f"the service {problem}{tail(directory, name)}")
+    raise CommandError(f"the service {problem}", *tail(directory, name))

@@ -5,26 +5,24 @@ Runs on the main thread: asks `checks` and `running`, and draws what they found.
 
 from __future__ import annotations
 
-import json
 import logging
 
 import click
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from splunk_profiler.cli import checks, receivers
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profilers import host_profilers
-from splunk_profiler.cli.report import report_console
+from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.running import environment_of, process
+from splunk_profiler.cli.terminal import Terminal, page, text
 from splunk_profiler.config import Resolved, environment, from_env
 
 _MARKS = {
-    Verdict.GOOD: Text("✓", style="green"),
-    Verdict.NOTE: Text("·", style="dim"),
-    Verdict.WARNING: Text("!", style="bold yellow"),
-    Verdict.FAILURE: Text("✗", style="bold red"),
+    Verdict.GOOD: text("✓", style="green"),
+    Verdict.NOTE: text("·", style="dim"),
+    Verdict.WARNING: text("!", style="bold yellow"),
+    Verdict.FAILURE: text("✗", style="bold red"),
 }
 
 
@@ -61,9 +59,9 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         sections["Test"] = receivers.export(resolved)
     failed = any(found.verdict is Verdict.FAILURE for section in sections.values() for found in section)
     if as_json:
-        click.echo(json.dumps(_as_data(resolved, sections, failed), indent=2))
+        print_json(_as_data(resolved, sections, failed), indent=2)
     else:
-        _draw(report_console(), resolved, sections, failed)
+        _draw(page(), resolved, sections, failed)
     return int(failed)
 
 
@@ -93,14 +91,14 @@ def _as_data(resolved: Resolved, sections: dict[str, list[Finding]], failed: boo
     }
 
 
-def _draw(console: Console, resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
+def _draw(console: Terminal, resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
     table = Table.grid(padding=(0, 2))
     for name, value, origin in checks.settings(resolved):
         usual = origin == "default"
         table.add_row(
-            Text(f"  {name}", style="dim" if usual else "cyan"),
-            Text(value or "(not set)", style="dim" if usual else "bold"),
-            Text(origin, style="dim"),
+            text(f"  {name}", style="dim" if usual else "cyan"),
+            text(value or "(not set)", style="dim" if usual else "bold"),
+            text(origin, style="dim"),
         )
     _title(console, "Settings in effect")
     console.print(table)
@@ -111,20 +109,20 @@ def _draw(console: Console, resolved: Resolved, sections: dict[str, list[Finding
         rows.add_column(no_wrap=True)
         rows.add_column(overflow="fold")
         for found in section:
-            rows.add_row(_MARKS[found.verdict], Text(found.subject, style="dim"), Text(found.fact))
+            rows.add_row(_MARKS[found.verdict], text(found.subject, style="dim"), text(found.fact))
             if found.remedy:
-                rows.add_row("", "", Text(f"→ {found.remedy}", style="bold"))
+                rows.add_row("", "", text(f"→ {found.remedy}", style="bold"))
         console.print(rows)
     console.print()
     causes = [found for section in sections.values() for found in section if found.verdict is Verdict.FAILURE]
     if failed:
-        console.print(Text("Samples would not flow:", style="bold red"))
+        console.print(text("Samples would not flow:", style="bold red"))
         for found in causes:
-            console.print(Text(f"  {found.subject}: {found.fact}"))
+            console.print(text(f"  {found.subject}: {found.fact}"))
     else:
-        console.print(Text("Samples would flow.", style="bold green"))
+        console.print(text("Samples would flow.", style="bold green"))
 
 
-def _title(console: Console, title: str) -> None:
+def _title(console: Terminal, title: str) -> None:
     console.print()
-    console.print(Text(title, style="bold"))
+    console.print(text(title, style="bold"))

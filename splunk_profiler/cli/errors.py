@@ -9,9 +9,13 @@ from splunk_profiler.values import ProfilerError
 
 
 class CommandError(ProfilerError):
-    """A command failed; its text is the one line that the user sees."""
+    """A command failed; its text is the one line that the user sees, with `details` in lines below it."""
 
     exit_code = 1
+
+    def __init__(self, text: str, *details: str) -> None:
+        super().__init__(text)
+        self.details = details
 
 
 class CommandNotFoundError(CommandError):

@@ -6,7 +6,6 @@ samples, so that none arrives while a thread is held. Imports the inspector only
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +15,9 @@ import click
 
 from splunk_profiler.cli.agent_events import as_data, draw, line, totals_as_data
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.report import report_console
+from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.stopping import signals_wait, stopped_before
+from splunk_profiler.cli.terminal import page
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector.agent import Settings
@@ -112,15 +112,15 @@ def host_agent(  # noqa: PLR0917
 
 def _printing_json(pids: tuple[int, ...], settings: Settings) -> Totals:
     def tell(event: Event) -> None:
-        click.echo(json.dumps(as_data(event, time.time_ns())))  # which flushes
+        print_json(as_data(event, time.time_ns()))  # which flushes
 
     totals = _run(pids, settings, tell)
-    click.echo(json.dumps(totals_as_data(totals, time.time_ns())))
+    print_json(totals_as_data(totals, time.time_ns()))
     return totals
 
 
 def _printing_text(pids: tuple[int, ...], settings: Settings) -> Totals:
-    console = report_console()
+    console = page()
 
     def tell(event: Event) -> None:
         console.print(line(event, time.localtime()), soft_wrap=True)

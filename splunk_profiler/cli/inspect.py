@@ -6,7 +6,6 @@ reads, so that none arrives while a thread is held. Imports the inspector only w
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from rich.live import Live
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.inspection import as_data, draw
-from splunk_profiler.cli.report import report_console
+from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.stopping import signals_wait, stopped_before
+from splunk_profiler.cli.terminal import page
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector import Reader, Report
@@ -61,13 +61,13 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
 
 def _lines(reader: Reader, interval_s: float | None) -> int:
     def show(report: Report) -> None:
-        click.echo(json.dumps(as_data(report), indent=2 if interval_s is None else None))
+        print_json(as_data(report), indent=2 if interval_s is None else None)
 
     return _each(reader, interval_s, show)
 
 
 def _pages(reader: Reader, interval_s: float | None) -> int:
-    console = report_console()
+    console = page()
     if interval_s is None or not console.is_terminal:
         return _each(reader, interval_s, lambda report: console.print(draw(report)))
     with Live(console=console, auto_refresh=False, screen=False) as live:

@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splunk_profiler.cli.terminal import text
+
 if TYPE_CHECKING:
     from splunk_profiler.inspector.model import Correlation, Label, Reason, Report, ThreadReading
 
@@ -87,18 +89,18 @@ def _thread_data(thread: ThreadReading) -> dict[str, Any]:
 def draw(report: Report) -> RenderableType:
     """The report for a person, at most 100 columns wide."""
     parts: list[RenderableType] = [
-        Text(f"Process {report.pid} ({report.command}), {_mode(report)} mode", style="bold"),
-        Text(),
+        text(f"Process {report.pid} ({report.command}), {_mode(report)} mode", style="bold"),
+        "",
         *_about_process(report),
-        Text(),
+        "",
         _threads(report.threads),
     ]
     labelled = [thread for thread in report.threads if thread.labels]
     if labelled:
-        parts += [Text(), _labels(labelled)]
+        parts += ["", _labels(labelled)]
     if report.reasons:
-        parts += [Text(), _reasons(report.reasons)]
-    parts += [Text(), _verdict(report)]
+        parts += ["", _reasons(report.reasons)]
+    parts += ["", _verdict(report)]
     return Group(*parts)
 
 
@@ -107,13 +109,13 @@ def _about_process(report: Report) -> list[RenderableType]:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for library in report.libraries:
-        table.add_row(library.interface.value, Text(f"{library.tls.value} TLS  {library.path}"))
+        table.add_row(library.interface.value, text(f"{library.tls.value} TLS  {library.path}"))
     if report.storage is not None:
         accepted = "accepted" if report.socket_accepted else "not accepted"
-        table.add_row("service", Text(report.storage.service_name or "(none)"))
-        table.add_row("environment", Text(report.storage.service_environment or "(none)"))
-        table.add_row("socket", Text(f"{report.storage.socket_path or '(none)'}  {accepted}"))
-    return [table] if table.row_count else [Text("No library that publishes is loaded.")]
+        table.add_row("service", text(report.storage.service_name or "(none)"))
+        table.add_row("environment", text(report.storage.service_environment or "(none)"))
+        table.add_row("socket", text(f"{report.storage.socket_path or '(none)'}  {accepted}"))
+    return [table] if table.row_count else [text("No library that publishes is loaded.")]
 
 
 def _threads(threads: tuple[ThreadReading, ...]) -> RenderableType:
@@ -123,22 +125,22 @@ def _threads(threads: tuple[ThreadReading, ...]) -> RenderableType:
     for title, width in (("thread", 6), ("V", 1), ("P", 1), ("F", 2), ("trace", 32), ("span", 16), ("transaction", 16)):
         table.add_column(title, min_width=width, no_wrap=True)
     for thread in threads:
-        table.add_row(str(thread.tid), Text(thread.name), *_record_cells(thread.correlation, thread.stopped))
-    return Group(table, Text("V valid byte, P trace present, F trace flags", style="dim"))
+        table.add_row(str(thread.tid), text(thread.name), *_record_cells(thread.correlation, thread.stopped))
+    return Group(table, text("V valid byte, P trace present, F trace flags", style="dim"))
 
 
 def _record_cells(found: Correlation | None, stopped: bool) -> list[RenderableType]:
     if found is None:
-        return ["", "", "", Text("nothing" if stopped else "not read", style="dim"), "", ""]
+        return ["", "", "", text("nothing" if stopped else "not read", style="dim"), "", ""]
     cells: list[RenderableType] = [
         str(min(found.valid, 9)),
         str(min(found.trace_present, 9)),
         f"{found.trace_flags:02x}",
     ]
     if not found.trace_present:
-        return [*cells, Text("no trace", style="dim"), "", ""]
+        return [*cells, text("no trace", style="dim"), "", ""]
     style = "" if found.usable else "yellow"
-    return [*cells, *(Text(one, style=style) for one in (found.trace_id, found.span_id, found.transaction_id))]
+    return [*cells, *(text(one, style=style) for one in (found.trace_id, found.span_id, found.transaction_id))]
 
 
 def _labels(threads: list[ThreadReading]) -> RenderableType:
@@ -147,7 +149,7 @@ def _labels(threads: list[ThreadReading]) -> RenderableType:
     table.add_column("labels", overflow="fold")
     for thread in threads:
         assert thread.labels is not None
-        table.add_row(str(thread.tid), Text("  ".join(_label(label) for label in thread.labels)))
+        table.add_row(str(thread.tid), text("  ".join(_label(label) for label in thread.labels)))
     return table
 
 
@@ -163,8 +165,8 @@ def _reasons(reasons: tuple[Reason, ...]) -> RenderableType:
     for reason in reasons:
         level = reason.level.value
         where = f", thread {_tids(reason.tids)}" if reason.tids else ""
-        table.add_row(Text(_MARKS[level], style=_STYLES[level]), reason.interface.value, Text(reason.text + where))
-        table.add_row("", "", Text(f"→ {reason.remedy} [{reason.code}]", style="bold"))
+        table.add_row(text(_MARKS[level], style=_STYLES[level]), reason.interface.value, text(reason.text + where))
+        table.add_row("", "", text(f"→ {reason.remedy} [{reason.code}]", style="bold"))
     return table
 
 
@@ -176,8 +178,8 @@ def _tids(tids: tuple[int, ...]) -> str:
 
 def _verdict(report: Report) -> Text:
     if report.followed:
-        return Text(f"A host profiler would follow: {', '.join(report.followed)}.", style="bold green")
-    return Text("A host profiler would see nothing of this process.", style="bold red")
+        return text(f"A host profiler would follow: {', '.join(report.followed)}.", style="bold green")
+    return text("A host profiler would see nothing of this process.", style="bold red")
 
 
 def _mode(report: Report) -> str:

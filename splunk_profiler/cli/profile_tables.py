@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from splunk_profiler.cli import tables
 from splunk_profiler.cli.profiles import (
@@ -23,13 +21,14 @@ from splunk_profiler.cli.profiles import (
     Profiles,
     Spent,
 )
+from splunk_profiler.cli.terminal import Terminal, text
 
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _LAST = (UNNAMED, OUTSIDE, PROCESS)
 _LEAST_SHARE = 0.005  # of an endpoint's time: less is not worth a line
 
 
-def draw(console: Console, profiles: Profiles, *, top: int, endpoints: int) -> None:
+def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> None:
     """Write the tables."""
     for value in VALUES:
         tables.heading(console, f"Aggregated profile by {_TITLES[value]}, for each endpoint: your code, then libraries")
@@ -91,10 +90,10 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
     whole = getattr(profiles.spent, value)
     for number, (name, endpoint) in enumerate(ranked):
         if number == endpoints:
-            table.add_row(Text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
+            table.add_row(text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
             break
         spent = getattr(endpoint.spent, value)
-        table.add_row(Text(name, style="bold"), tables.duration(spent), tables.percent(spent, whole))
+        table.add_row(text(name, style="bold"), tables.duration(spent), tables.percent(spent, whole))
         for function, own in _rows(endpoint, value, top):
             _add_row(table, function, own, value, spent)
     return table
@@ -120,10 +119,10 @@ def _add_row(table: Table, function: Function, own: int, value: str, whole: int)
     yours = place.kind == APPLICATION
     source = place.distribution.replace("==", " ") or ("your code" if yours else "")
     table.add_row(
-        Text(f"  {place.function}"),
+        f"  {place.function}",
         tables.duration(own),
         tables.percent(own, whole),
         tables.percent(getattr(function.total, value), whole),
-        Text(source),
+        source,
         style="" if yours else "dim",
     )

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from splunk_profiler.cli import profile_tables, tables
 from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.profiles import OUTSIDE
 from splunk_profiler.cli.sources import is_library
+from splunk_profiler.cli.terminal import Terminal, lines, page, text
 
-_WIDTH = 100
 _THREADS_SHOWN = 12
 _IDS_SHOWN = 5
 
@@ -55,19 +54,12 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     """
     analysis = analyse(path)
     if as_json:
-        click.echo(json.dumps(as_data(analysis, path), indent=2))
+        print_json(as_data(analysis, path), indent=2)
         return
-    draw(analysis, path, console=report_console(), top=top, spans=spans)
+    draw(analysis, path, console=page(), top=top, spans=spans)
 
 
-def report_console() -> Console:
-    """A console as wide as the terminal, at most; without a terminal as wide as a page."""
-    console = Console(highlight=False)
-    width = min(console.width, 140) if console.is_terminal else _WIDTH
-    return Console(highlight=False, width=width, emoji=False, markup=False)
-
-
-def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, spans: int = 12) -> None:
+def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spans: int = 12) -> None:
     """Write the report."""
     tables.heading(console, "Profile")
     console.print(_summary(analysis, path))
@@ -76,7 +68,7 @@ def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, span
         tables.heading(console, "Spans")
         console.print(_span_table(analysis, ranked[:spans]))
         if len(ranked) > spans:
-            console.print(Text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
+            console.print(text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
     for name, tally in ranked[:spans]:
         tables.heading(console, f"Hottest functions in {name}")
         console.print(_function_table(tally, top))
@@ -94,7 +86,7 @@ def draw(analysis: Analysis, path: Path, *, console: Console, top: int = 5, span
         profile_tables.draw(console, analysis.profiles, top=top, endpoints=spans)
     tables.heading(console, "Saved")
     for file in analysis.files:
-        console.print(Text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
+        console.print(text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
 
 
 def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
@@ -205,7 +197,7 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
     for name, tally in rows:
         style = "" if name in analysis.by_span else "dim"
         table.add_row(
-            Text(name),
+            text(name),
             f"{tally.samples:,}",
             tables.percent(tally.samples, analysis.samples),
             tables.bar(tally.samples, analysis.samples, 1),
@@ -225,7 +217,7 @@ def _function_table(tally: Tally, top: int) -> Table:
     for name in names:
         own, total = tally.own[name], tally.total[name]
         table.add_row(
-            Text(name, style="bold" if own and not is_library(tally.place(name)[0]) else ""),
+            text(name, style="bold" if own and not is_library(tally.place(name)[0]) else ""),
             tables.percent(own, tally.samples) if own else "",
             tables.bar(own, tally.samples),
             tables.percent(total, tally.samples),
@@ -239,35 +231,35 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
     ranked = sorted(threads.items(), key=lambda item: (-item[1].in_spans, -item[1].samples))
     for name, seen in ranked[:_THREADS_SHOWN]:
         table.add_row(
-            Text(repr(name)[1:-1]),
+            text(name),
             f"{seen.samples:,}",
             tables.percent(seen.running, seen.samples),
             tables.percent(seen.in_spans, seen.samples),
-            Text(seen.statuses.most_common(1)[0][0], style="dim"),
+            text(seen.statuses.most_common(1)[0][0], style="dim"),
         )
     if len(ranked) > _THREADS_SHOWN:
-        table.add_row(Text(f"and {len(ranked) - _THREADS_SHOWN} more", style="dim"))
+        table.add_row(text(f"and {len(ranked) - _THREADS_SHOWN} more", style="dim"))
     return table
 
 
-def _draw_record(console: Console, span: str, record: dict[str, Any]) -> None:
+def _draw_record(console: Terminal, span: str, record: dict[str, Any]) -> None:
     where = "outside of spans" if span == OUTSIDE else f"inside {span}"
     tables.heading(console, f"One record as received (a sample {where})")
     body = record["body"]["stringValue"]
-    console.print(Text(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
-    console.print(Text(body.rstrip("\n"), style="green"), soft_wrap=True)
+    console.print(lines(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
+    console.print(lines(body.rstrip("\n"), style="green"), soft_wrap=True)
 
 
-def _draw_transaction(console: Console, span: dict[str, Any], ids: Counter[str]) -> None:
+def _draw_transaction(console: Terminal, span: dict[str, Any], ids: Counter[str]) -> None:
     tables.heading(console, "The transaction of which the host profiler has said most")
     table = tables.grid()
-    table.add_row("name", Text(str(span.get("name", ""))))
-    table.add_row("trace", Text(str(span.get("traceId", ""))))
-    table.add_row("span", Text(str(span.get("spanId", ""))))
-    for text, count in ids.most_common(_IDS_SHOWN):
-        table.add_row("stack-trace id", Text(f"{text}  {count:,} times" if count > 1 else text))
+    table.add_row("name", str(span.get("name", "")))
+    table.add_row("trace", str(span.get("traceId", "")))
+    table.add_row("span", str(span.get("spanId", "")))
+    for one, count in ids.most_common(_IDS_SHOWN):
+        table.add_row("stack-trace id", f"{one}  {count:,} times" if count > 1 else one)
     if len(ids) > _IDS_SHOWN:
-        table.add_row("", Text(f"and {len(ids) - _IDS_SHOWN} more", style="dim"))
+        table.add_row("", text(f"and {len(ids) - _IDS_SHOWN} more", style="dim"))
     console.print(table)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
+from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import SETTINGS, environment, from_env
 from splunk_profiler.correlation.libraries import labels_library
 from splunk_profiler.values import ConfigError
@@ -93,10 +94,10 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
     path = find_program(command[0], env.get("PATH", os.defpath))
     flag = isolating_flag(path, command[1:])
     if flag:
-        click.echo(
+        print_line(
             f"splunk-profiler: Python's option {flag} keeps the profiler from being started from outside; "
             "leave it out, or call splunk_profiler.start() in the application",
-            err=True,
+            error=True,
         )
     _execute(path, command, env)
 
@@ -127,10 +128,10 @@ def _preload(env: dict[str, str], library: str) -> None:
     if library in re.split("[ :]", preloaded) or not Path(library).is_file():
         return
     if any(character in library for character in _ENDS_A_PRELOAD):
-        click.echo(
+        print_line(
             f"splunk-profiler: LD_PRELOAD cannot carry {library}, which has a space or a colon in it: host profilers"
             " may not see labels; install the package elsewhere",
-            err=True,
+            error=True,
         )
         return
     env["LD_PRELOAD"] = f"{preloaded}:{library}" if preloaded else library

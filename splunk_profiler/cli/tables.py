@@ -1,22 +1,23 @@
 """What the parts of a report look alike in: headings, tables, shares and times.
 
-Pure apart from the console it is given. Imports nothing of ours.
+Pure apart from the console it is given. Imports nothing of ours but that.
 """
 
 from __future__ import annotations
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from splunk_profiler.cli.terminal import Terminal, text
 
 BAR_CELLS = 12
 
 
-def heading(console: Console, title: str) -> None:
+def heading(console: Terminal, title: str) -> None:
     """A blank line and a title."""
     console.print()
-    console.rule(Text(title, style="bold"), align="left", style="dim")
+    console.rule(text(title, style="bold"), align="left", style="dim")
 
 
 def grid() -> Table:
@@ -40,7 +41,7 @@ def table(first: str, *others: str) -> Table:
 def bar(part: float, whole: float, least: int = 0) -> Text:
     """A part of a whole, as long as its share."""
     cells = round(part / whole * BAR_CELLS) if whole else 0
-    return Text("█" * max(least, min(cells, BAR_CELLS)), style="cyan")
+    return text("█" * max(least, min(cells, BAR_CELLS)), style="cyan")
 
 
 def percent(part: int, whole: int) -> str:
@@ -54,7 +55,7 @@ def percent(part: int, whole: int) -> str:
 def place(file: str, line: int | None) -> Text:
     """Where a function is; its own name tells the directories."""
     name = file.rpartition("/")[2]
-    return Text(f"{name}:{line}" if line else name, style="dim")
+    return text(f"{name}:{line}" if line else name, style="dim")
 
 
 def duration(nanoseconds: int) -> str:

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import DEADLINE_S, TARGETS, Collector, clean_environment, collecting, splunk_profiler
+from command_line import DEADLINE_S, Collector, collecting, sending, splunk_profiler
 
 FILLED = 4096
-
-
-class Sender:
-    """A running ``otlp_sender.py``."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def do(self, *job: str | int) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-
-@contextmanager
-def sending(collector: Collector) -> Iterator[Sender]:
-    process = subprocess.Popen(
-        [sys.executable, str(TARGETS / "otlp_sender.py"), collector.address],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Sender(process)
-    finally:
-        process.communicate(timeout=DEADLINE_S)
 
 
 def bodies(collector: Collector) -> list[str]:
@@ -63,7 +28,7 @@ def numbers(collector: Collector) -> list[int]:
 
 def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_taken(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector:
-        with sending(collector) as sender:
+        with sending(collector.address) as sender:
             sent = sender.do("everything")
         output, errors = collector.end()
     logs, traces = collector.lines("logs.jsonl"), collector.lines("traces.jsonl")
@@ -85,7 +50,7 @@ def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_take
 
 def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector:
-        with sending(collector) as sender:
+        with sending(collector.address) as sender:
             assert sender.do("raw", "logs", "Logs", 100) == "INVALID_ARGUMENT"
             assert sender.do("raw", "trace", "Trace", 100) == "INVALID_ARGUMENT"
             assert sender.do("numbered", 1, 10) == "OK"
@@ -96,7 +61,7 @@ def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tm
 
 def test_a_request_that_is_too_large_is_refused_and_counted(tmp_path: Path) -> None:
     with collecting(tmp_path, "--max-request-mib", "1") as collector:
-        with sending(collector) as sender:
+        with sending(collector.address) as sender:
             assert sender.do("numbered", 1, 2 << 20) == "RESOURCE_EXHAUSTED"
             assert sender.do("numbered", 2, 1000) == "OK"
         output, _ = collector.end()
@@ -108,7 +73,7 @@ def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_whe
     tmp_path: Path,
 ) -> None:
     with collecting(tmp_path) as collector:
-        with sending(collector) as sender:
+        with sending(collector.address) as sender:
             assert sender.do("numbered", 1, FILLED) == "OK"
             _, hard = resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (2 * FILLED, hard))
@@ -129,13 +94,13 @@ def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_whe
 def test_what_was_acknowledged_survives_the_collectors_sudden_death_and_the_next_one_continues_it(
     tmp_path: Path,
 ) -> None:
-    with collecting(tmp_path) as collector, sending(collector) as sender:
+    with collecting(tmp_path) as collector, sending(collector.address) as sender:
         assert [sender.do("numbered", number, 100) for number in range(20)] == ["OK"] * 20
         collector.process.send_signal(signal.SIGKILL)
         collector.process.wait(DEADLINE_S)
     with (tmp_path / "logs.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"resourceLogs":[{"a piece of a li')
-    with collecting(tmp_path, "--sync") as collector, sending(collector) as sender:
+    with collecting(tmp_path, "--sync") as collector, sending(collector.address) as sender:
         assert sender.do("numbered", 20, 100) == "OK"
     assert numbers(collector) == list(range(21))
 
@@ -151,7 +116,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_it_ends_by_itself_after_the_number_of_samples_asked_for(tmp_path: Path) -> None:
     with collecting(tmp_path, "--max-records", "2") as collector:
-        with sending(collector) as sender:
+        with sending(collector.address) as sender:
             sender.do("everything")
         assert collector.process.wait(DEADLINE_S) == 0
 

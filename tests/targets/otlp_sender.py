@@ -74,6 +74,11 @@ def raw(_address: str, channel: grpc.Channel, signal: str, service: str, size: i
     return call(channel, signal, service, b"\xff" * size)
 
 
+def message(_address: str, channel: grpc.Channel, signal: str, service: str, content: str) -> str:
+    """One request whose bytes are given in hex."""
+    return call(channel, signal, service, bytes.fromhex(content))
+
+
 def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> str:
     try:
         channel.unary_unary(SERVICE.format(signal, service))(message, timeout=30)
@@ -82,7 +87,7 @@ def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> st
     return "OK"
 
 
-JOBS: dict[str, Callable[..., Any]] = {"everything": everything, "numbered": numbered, "raw": raw}
+JOBS: dict[str, Callable[..., Any]] = {"everything": everything, "numbered": numbered, "raw": raw, "message": message}
 
 if __name__ == "__main__":
     main(sys.argv[1])

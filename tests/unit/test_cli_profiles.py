@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_factory import large_profile, origin_in_shop, small_profile
-from rich.console import Console
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.profiles import OUTSIDE, PROCESS, UNNAMED, ProfileError, Profiles
 from splunk_profiler.cli.report import as_data, draw
+from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, message, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 
@@ -63,7 +63,7 @@ def saved(directory: Path, *texts: str) -> Analysis:
 
 def drawn(analysis: Analysis, width: int = 100, **options: int) -> str:
     output = io.StringIO()
-    console = Console(file=output, width=width, markup=False, emoji=False)
+    console = Terminal(file=output, width=width)
     draw(analysis, Path("profiles"), console=console, **options)
     return output.getvalue()
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import as_data, draw
 from splunk_profiler.cli.sources import is_library
+from splunk_profiler.cli.terminal import Terminal
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
@@ -49,7 +49,7 @@ def saved(directory: Path, *lines: str) -> Analysis:
 
 def drawn(analysis: Analysis, width: int = 100) -> str:
     output = io.StringIO()
-    draw(analysis, Path("profiles"), console=Console(file=output, width=width, markup=False, emoji=False))
+    draw(analysis, Path("profiles"), console=Terminal(file=output, width=width))
     return output.getvalue()
 
 

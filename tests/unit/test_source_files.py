@@ -1,0 +1,31 @@
+"""What every source file has to be like: short, with a word on what it is for, under a name that says something."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from test_architecture import OURS, ROOT, python_files, tree_of
+
+MOST_LINES = 450
+SAYS_NOTHING = re.compile(r"(^|_)(utils?|common|manager|helpers?|misc|v2)(_|\.|$)")
+SOURCES = [*python_files(OURS, "tests", "benchmarks", "examples"), *sorted((ROOT / "native").rglob("*.[ch]"))]
+
+
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert not {name: length for name, length in lengths.items() if length > MOST_LINES}
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    silent = []
+    for path in SOURCES:
+        text = path.read_text("utf-8")
+        says = ast.get_docstring(tree_of(path)) if path.suffix == ".py" else text.startswith(("/*", "//"))
+        if text.strip() and not says:  # an empty __init__.py only makes a folder a package
+            silent.append(str(path.relative_to(ROOT)))
+    assert not silent
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in SOURCES if SAYS_NOTHING.search(path.name)]
