@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from inspect import CO_NEWLOCALS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -85,7 +86,8 @@ def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple
         elif kind is property:
             pending += [item.fget, item.fset, item.fdel]
         elif kind is FunctionType:
-            yield from _index_code(item.__code__, item.__qualname__)
+            if item.__qualname__.rpartition(".")[2] == item.__code__.co_name:  # else `functools.wraps` has set it
+                yield from _index_code(item.__code__, item.__qualname__)
             pending.append(item.__dict__.get("__wrapped__"))
             pending += _cells(item)
         elif issubclass(kind, type):
@@ -106,6 +108,7 @@ def _cells(function: FunctionType) -> list[Any]:
 
 def _index_code(code: CodeType, name: str) -> Iterator[tuple[CodeType, str]]:
     yield code, name
+    scope = f"{name}.<locals>" if code.co_flags & CO_NEWLOCALS else name  # the body of a class has no such flag
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _index_code(constant, f"{name}.<locals>.{constant.co_name}")
+            yield from _index_code(constant, f"{scope}.{constant.co_name}")

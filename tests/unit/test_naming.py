@@ -99,6 +99,52 @@ def test_the_namespace_is_the_module_and_the_class_path(frame: Frame, namespace:
     assert frame.file == __file__
 
 
+NESTED = """
+import functools
+def function():
+    class Local:
+        def method(self): return here()
+        class Inner:
+            def method(self): return [here() for _ in "x"][0]
+        def makes(self):
+            def closure(): return here()
+            class Deeper:
+                attribute = here()
+                def method(self): return here()
+            return closure(), Deeper.attribute, Deeper().method()
+        @functools.lru_cache
+        def cached(self): return here()
+    return Local
+def wraps(wrapped):
+    @functools.wraps(wrapped)
+    def wrapper(): return here()
+    return wrapper
+@wraps
+def decorated(): pass
+class Plain:
+    def method(self): return (lambda: here())()
+Local = function()
+frames = [Local().method(), Local.Inner().method(), *Local().makes(), Local().cached(), decorated(), Plain().method()]
+"""
+
+
+def test_code_in_functions_and_classes_has_the_qualified_name_of_python() -> None:
+    found: dict[str, Any] = {"here": here, "__name__": "m"}
+    exec(NESTED, found)  # noqa: S102
+    local = "m.function.<locals>.Local"
+    inner = f"{local}.Inner.method.<locals>.<listcomp>" if sys.version_info < (3, 12) else f"{local}.Inner.method"
+    assert [f"{frame.namespace}.{frame.function}" for frame in found["frames"]] == [
+        f"{local}.method",
+        inner,
+        f"{local}.makes.<locals>.closure",
+        f"{local}.makes.<locals>.Deeper",
+        f"{local}.makes.<locals>.Deeper.method",
+        f"{local}.cached",
+        "m.wraps.<locals>.wrapper",
+        "m.Plain.method.<locals>.<lambda>",
+    ]
+
+
 def test_a_lambda_and_a_comprehension_are_named_as_python_names_them() -> None:
     found: list[Frame] = []
     assert max("x", key=lambda _: found.append(here()) or 0) == "x"  # type: ignore[func-returns-value]
