@@ -119,7 +119,7 @@ static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUS
 /* Called by CPython when it clears the interpreter: the last moment at which its objects may be touched. */
 static void interpreter_ends(PyObject *Py_UNUSED(capsule))
 {
-    publisher_uninstall();
+    publisher_forget();
     switches_forget();
 }
 

@@ -17,7 +17,7 @@ static struct {
     PyInterpreterState *interp; /* whose contexts are published */
     publisher_inputs inputs;    /* owned */
     unsigned installation;      /* counts */
-    PyObject *context_name;     /* owned: "_context", where the SDK's spans have their SpanContext */
+    PyObject *context_name;     /* owned until the interpreter ends: "_context", where the SDK's spans have theirs */
     uint64_t last_serial;
     bool labels_exist;
     publisher_counts counts;
@@ -405,6 +405,12 @@ void publisher_uninstall(void)
     Py_DECREF(before.context_type);
     Py_DECREF(before.identity_type);
     Py_DECREF(before.user_labels_type);
+}
+
+void publisher_forget(void)
+{
+    publisher_uninstall();
+    Py_CLEAR(publisher.context_name); /* an object of this interpreter: one that is initialized anew has its own */
 }
 
 PyObject *publisher_install(const publisher_inputs *inputs)

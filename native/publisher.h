@@ -51,6 +51,7 @@ typedef struct {
 
 HIDDEN PyObject *publisher_install(const publisher_inputs *inputs); /* list of (hook name, problem) */
 HIDDEN void publisher_uninstall(void);
+HIDDEN void publisher_forget(void);                       /* the interpreter ends: no object of it is kept */
 HIDDEN const publisher_inputs *publisher_installed(void); /* NULL: not installed in this interpreter */
 HIDDEN void publisher_publish(void);                      /* the calling thread's context as it is now; never raises */
 HIDDEN PyObject *publisher_inherit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);

@@ -1,0 +1,25 @@
+"""A program that embeds Python may finalize the interpreter and initialize it again in the same process."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from target_process import TESTS, Target
+
+pytest.importorskip("splunk_profiler._context")
+
+
+def test_extensions_work_in_a_second_initialization(tmp_path: Path) -> None:
+    library = tmp_path / "second_life.so"
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", include, str(TESTS / "targets" / "second_life.c"), "-o", str(library)], check=True
+    )
+    env = {"SECOND_LIFE": str(library), "PYTHONMALLOC": "malloc"}  # memory that is freed is used again
+    with Target("two_lives.py", env=env) as target:
+        target.lines(2, "right")
+        assert target.line("second life") == "0"
+        assert target.finish() == 0
