@@ -137,6 +137,12 @@ SETTINGS: tuple[Setting, ...] = (
         parse_three_way,
         "shows host profilers of Parca's kind ids and labels of each thread",
     ),
+    Setting(
+        "SPLUNK_PROFILER_PRELOAD_ENABLED",
+        "preload",
+        parse_three_way,
+        "has splunk-profiler run load the library of these labels by LD_PRELOAD",
+    ),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
     Setting(
         "SPLUNK_SNAPSHOT_PROFILER_ENABLED",
@@ -196,6 +202,8 @@ class Config:
         correlation_buffer_size: how many ended transactions may wait for what host profilers say of them, 1 to
             1,000,000.
         custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
+        preload: whether ``splunk-profiler run`` loads the library of these labels at the start of the command: ``true``
+            (and of all processes that it starts), ``false`` or ``auto`` (of the command alone).
         memory_enabled: known, not built yet.
         snapshot_enabled: whether selected traces are profiled closely, also with `enabled` false.
         snapshot_interval_ms: milliseconds between two samples of the threads that work for them, 1 to 3,600,000.
@@ -221,6 +229,7 @@ class Config:
     socket_directory: str | None = None
     correlation_buffer_size: int = 8096
     custom_labels: str = "auto"
+    preload: str = "auto"
     memory_enabled: bool = False
     snapshot_enabled: bool = False
     snapshot_interval_ms: int = 10

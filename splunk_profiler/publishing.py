@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from splunk_profiler import config as settings
-from splunk_profiler import spans
+from splunk_profiler import preload, spans
 from splunk_profiler.correlation.correlator import Correlator, Feedback
 from splunk_profiler.correlation.identities import ATTRIBUTE
+from splunk_profiler.correlation.libraries import labels_library
 from splunk_profiler.correlation.publisher import Publisher, Source, Wishes
 from splunk_profiler.correlation.storage import service_of
 from splunk_profiler.guard import Guard, logger
@@ -49,6 +50,7 @@ class Publishing:
         self._correlator = Correlator(feedback, extension.Mailbox, Decoration)
         self._publisher = Publisher(extension, wishes, source, self._correlator)
         self._publishes_labels = config.publishes_labels
+        self._ends_preload = config.preload.lower() == "auto"
         self._described = resolved.described
         self._decoration: Decoration | None = None
         self._guard = Guard("comparing what is published to host profilers")
@@ -72,6 +74,8 @@ class Publishing:
             self._publisher.start(provider, self._attributes(provider))
             if self._publishes_labels:
                 OUTLET.open(extension.UserLabels, extension.set_labels)
+                if self._ends_preload:
+                    preload.remove_library(str(labels_library()))
             self._begin_audits()
         except BaseException:
             self.stop()

@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from splunk_profiler import preload
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import SETTINGS, environment, from_env
@@ -32,7 +33,6 @@ AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
-_ENDS_A_PRELOAD = " :"  # what the dynamic loader splits LD_PRELOAD at; there is no way to quote it
 
 
 def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
@@ -117,24 +117,16 @@ def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dic
         return env
     before = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
     env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(before if any(before) else [])])
-    if config.publishes_labels and not resolved.sdk_disabled:
-        _preload(env, str(labels_library()))
+    env[preload.RUN_PID] = str(os.getpid())
+    if config.publishes_labels and config.preload.lower() != "false" and not resolved.sdk_disabled:
+        library = str(labels_library())
+        if Path(library).is_file() and not preload.add_library(env, library):
+            print_line(
+                f"splunk-profiler: LD_PRELOAD cannot carry {library}, which has a space or a colon in it: host"
+                " profilers may not see labels; install the package elsewhere",
+                error=True,
+            )
     return env
-
-
-def _preload(env: dict[str, str], library: str) -> None:
-    """Put `library` into LD_PRELOAD, after what is there: some libraries (sanitizers') have to come first, ours not."""
-    preloaded = env.get("LD_PRELOAD", "")
-    if library in re.split("[ :]", preloaded) or not Path(library).is_file():
-        return
-    if any(character in library for character in _ENDS_A_PRELOAD):
-        print_line(
-            f"splunk-profiler: LD_PRELOAD cannot carry {library}, which has a space or a colon in it: host profilers"
-            " may not see labels; install the package elsewhere",
-            error=True,
-        )
-        return
-    env["LD_PRELOAD"] = f"{preloaded}:{library}" if preloaded else library
 
 
 def find_program(name: str, search_path: str) -> str:

@@ -57,6 +57,9 @@ def test_what_is_preloaded_already_stays_in_its_place(tmp_path: Path) -> None:
     [
         ({}, LIBRARY),
         ({"SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}, ""),
+        ({"SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false", "SPLUNK_PROFILER_PRELOAD_ENABLED": "true"}, ""),
+        ({"SPLUNK_PROFILER_PRELOAD_ENABLED": "false"}, ""),
+        ({"SPLUNK_PROFILER_PRELOAD_ENABLED": "true"}, LIBRARY),
         ({"SPLUNK_PROFILER_ENABLED": "false"}, ""),
         ({"SPLUNK_PROFILER_ENABLED": "false", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true"}, LIBRARY),
         ({"OTEL_SDK_DISABLED": "true"}, ""),
@@ -64,6 +67,40 @@ def test_what_is_preloaded_already_stays_in_its_place(tmp_path: Path) -> None:
 )
 def test_it_is_preloaded_exactly_where_labels_are_published(settings: dict[str, str], expected: str) -> None:
     assert preloaded(**settings) == expected
+
+
+def the_preload_of_a_child(**env: str) -> str:
+    code = f"import os, subprocess; subprocess.run({ASK_THE_SHELL})"
+    return launched(sys.executable, "-c", code, **env).stdout.strip()
+
+
+def test_children_of_a_python_process_are_not_preloaded_unless_it_is_asked_for(tmp_path: Path) -> None:
+    other = str(shutil.copy(LIBRARY, tmp_path / "other.so"))
+    assert the_preload_of_a_child() == ""
+    assert the_preload_of_a_child(LD_PRELOAD=other) == other
+    assert the_preload_of_a_child(SPLUNK_PROFILER_PRELOAD_ENABLED="true") == LIBRARY
+
+
+def test_opentelemetry_instrument_hands_the_preload_on_to_the_program() -> None:
+    instrument = Path(sys.executable).with_name("opentelemetry-instrument")
+    exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
+    ended = launched(instrument, *ASK_THE_SHELL, **exporters)
+    assert ended.stdout.strip() == LIBRARY
+
+
+def test_a_child_in_a_chroot_runs_as_without_us(tmp_path: Path) -> None:
+    # Statically linked programs load nothing: this one has the loader and the C library that it needs.
+    ldd = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True, check=True).stdout
+    for needed in ["/bin/true", *(word for word in ldd.split() if word.startswith("/"))]:
+        (tmp_path / needed[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(needed, tmp_path / needed[1:])
+    if subprocess.run(["chroot", tmp_path, "/bin/true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("chroot is not allowed")
+    code = f"import subprocess; subprocess.run(['chroot', {str(tmp_path)!r}, '/bin/true'], check=True)"
+    ended = launched(sys.executable, "-c", code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    ended = launched(sys.executable, "-c", code, SPLUNK_PROFILER_PRELOAD_ENABLED="true")
+    assert "cannot be preloaded" in ended.stderr
 
 
 def test_a_path_that_the_variable_cannot_carry_is_said_and_the_command_runs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,45 @@ def test_an_interpreter_without_the_package_runs_the_program_and_says_so_in_one_
     (line,) = ended.stderr.splitlines()
     assert "not started" in line
     assert f"{bare} -m pip install splunk-profiler" in line
+
+
+def older_pythons() -> list[str]:
+    """Interpreters that are too old, Python 2 among them, where there are any."""
+    return [path for name in ("python2.7", "python3.6", "python3.8", "python3.9") if (path := _which(name))]
+
+
+def _which(name: str) -> str | None:
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"*/bin/{name}"))
+    return str(installed[0]) if installed else shutil.which(name)
+
+
+@pytest.mark.parametrize("other", ["bare", *older_pythons()])
+def test_children_with_another_interpreter_run_as_without_us(tmp_path: Path, other: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own_ran = True", "utf-8")
+    if other == "bare":
+        venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+        other = str(tmp_path / "bare" / "bin" / "python")
+    code = "import sys; print(sys.own_ran); print([entry for entry in sys.path if 'autostart' in entry])"
+    child = f"import subprocess; subprocess.run({[other, '-c', code]!r}, check=True)"
+    ended = subprocess.run(
+        [*COMMAND, "run", "--endpoint", NOWHERE, "--", sys.executable, "-c", child],
+        env=clean_environment({"PYTHONPATH": str(own)}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n[]\n", "")
+
+
+@pytest.mark.parametrize("old", older_pythons())
+def test_an_interpreter_that_is_too_old_runs_the_program_and_says_so_in_one_line(old: str) -> None:
+    ended = launched("--", old, "-c", "print('ran')")
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    (line,) = ended.stderr.splitlines()
+    assert "needs 3.10 or newer" in line
 
 
 def test_an_isolated_python_runs_and_the_user_is_told_that_it_is_not_profiled(reporter: Path) -> None:

@@ -131,6 +131,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE": ("100", 100),
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": ("True", "true"),
+        "SPLUNK_PROFILER_PRELOAD_ENABLED": ("FALSE", "false"),
         "SPLUNK_PROFILER_MEMORY_ENABLED": ("true", True),
         "SPLUNK_SNAPSHOT_PROFILER_ENABLED": ("true", True),
         "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL": ("20", 20),
