@@ -1,7 +1,7 @@
 """Publishes and samples, and does so again in a second initialization of the interpreter.
 
-Says in each whether what is published is right and a snapshot has threads. SECOND_LIFE is `second_life.c`, compiled. Uses
-as few modules as it can: not all of CPython's own work in a second initialization.
+Says in each whether what is published is right and a snapshot has threads. SECOND_LIFE is `second_life.c`, compiled.
+Uses as few modules as it can: not all of CPython's own work in a second initialization.
 """
 
 from __future__ import annotations
