@@ -29,7 +29,7 @@ THREADS = ("inbox", "correlator")
 KINDS = {  # datagrams
     "samples of unknown transactions": "struct.pack('=HH', 1, 1) + os.urandom(42)",
     "empty": "b''",
-    "too long": "bytes(2000)",
+    "too long": "bytes(70_000)",
 }
 SENDER = """
 import json, os, select, socket, struct, sys

@@ -21,17 +21,20 @@
 #include <unistd.h>
 
 enum {
-    LONGEST = 1024,          /* bytes; messages have 46 and 12 plus a host's name */
-    CAPACITY = 64 * 1024,    /* bytes of one of the two buffers */
+    LONGEST = 64 * 1024,     /* bytes; messages have 46 and 12 plus a host's name */
+    FULL_FROM = 64 * 1024,   /* bytes read into one of the two buffers: with more than that no more are */
     MOST_MESSAGES = 1024,    /* of one of the two buffers, with those that were too long for it */
     LONGEST_WAIT_S = 3600,
 };
 
-typedef uint16_t length_prefix;
+typedef uint32_t length_prefix;
+
+enum { CAPACITY = FULL_FROM + sizeof(length_prefix) + LONGEST }; /* one that is not full takes any message */
 
 typedef struct {
     uint8_t *bytes; /* owned: messages, each after its length */
     size_t used;
+    size_t read;      /* bytes, with those of messages that were too long: reading them takes time, too */
     unsigned arrived; /* how many, with those that were too long */
 } buffer;
 
@@ -62,10 +65,12 @@ static bool is_still_ours(const Mailbox *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-static void put(Mailbox *self, const uint8_t *message, size_t length)
+/* A message of this length has been received behind the place of its prefix. */
+static void put(Mailbox *self, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
     self->received++;
+    self->filling.read += sizeof(prefix) + length;
     if (self->filling.arrived++ == 0) {
         pthread_cond_signal(&self->arrived);
     }
@@ -73,20 +78,17 @@ static void put(Mailbox *self, const uint8_t *message, size_t length)
         self->too_long++;
         return;
     }
-    uint8_t *end = self->filling.bytes + self->filling.used;
-    memcpy(end, &prefix, sizeof(prefix));
-    memcpy(end + sizeof(prefix), message, length);
+    memcpy(self->filling.bytes + self->filling.used, &prefix, sizeof(prefix));
     self->filling.used += sizeof(prefix) + length;
 }
 
 /* With the lock. */
 static outcome read_one(Mailbox *self)
 {
-    uint8_t message[LONGEST];
     if (atomic_load(&self->stopping)) {
         return EMPTY;
     }
-    if (self->filling.used + sizeof(length_prefix) + LONGEST > CAPACITY || self->filling.arrived >= MOST_MESSAGES) {
+    if (self->filling.read > FULL_FROM || self->filling.arrived >= MOST_MESSAGES) {
         return FULL;
     }
     /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
@@ -94,9 +96,10 @@ static outcome read_one(Mailbox *self)
     if (!is_still_ours(self)) {
         return BROKEN;
     }
-    ssize_t length = recv(self->descriptor, message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
+    uint8_t *place = self->filling.bytes + self->filling.used + sizeof(length_prefix);
+    ssize_t length = recv(self->descriptor, place, LONGEST, MSG_DONTWAIT | MSG_TRUNC); /* the whole length */
     if (length >= 0) {
-        put(self, message, (size_t)length);
+        put(self, (size_t)length);
         return MORE;
     }
     return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;

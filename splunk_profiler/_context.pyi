@@ -58,8 +58,8 @@ class Counters(NamedTuple):
 class Mailbox:
     """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
 
-    Memory is bounded: while 64 KiB of messages or 1024 of them wait for `take`, nothing is read. In a child of `fork`
-    it does nothing.
+    Memory is bounded, by 128 KiB: while more than 64 KiB of messages or 1024 of them wait for `take`, nothing is read.
+    In a child of `fork` it does nothing.
 
     Args:
         descriptor: of the socket; stays the caller's.
@@ -76,7 +76,7 @@ class Mailbox:
             RuntimeError: another thread does so.
         """
     def take(self, timeout_s: float, /) -> list[bytes]:
-        """The messages of up to 1024 bytes that have arrived since the last time, in their order.
+        """The messages of up to 65,536 bytes that have arrived since the last time, in their order.
 
         Waits up to `timeout_s` seconds (an hour at most) for one, be it too long, for `wake` or for `stop`.
         """

@@ -19,7 +19,7 @@ _BLOCK = 4096  # datagrams made of one block of randomness
 _RANDOM_BYTES = 1 << 16
 _LONGEST = 127
 _REACH = 300  # bytes of the block that a datagram may take from its place on
-_HOSTS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 90]
+_HOSTS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 2000]
 
 
 def _number(part: bytes) -> int:

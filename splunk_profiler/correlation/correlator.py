@@ -38,6 +38,7 @@ _READING_S = 2e-6  # what a message has cost before it is taken
 _JOIN_S = 0.5
 _MOST_KINDS = 64
 _OTHER_KINDS = -1
+_LONGEST_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,11 @@ class Correlator:
         if self._mailbox is not mailbox:
             return
         self._forwarding.forward(began_ns - self._delay_ns)
-        received, _ = self._arrived(mailbox)
+        received, too_long = self._arrived(mailbox)
+        if too_long:
+            self._say_once(
+                logging.WARNING, "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
+            )
         arrived, self._seen = received - self._seen, received
         if arrived:
             # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
@@ -336,14 +341,15 @@ class Correlator:
             )
             delay_ms = _MOST_DELAY_MS
         self._delay_ns = delay_ms * 1_000_000 + _MARGIN_NS
-        if message.host_id:
-            if self._own_host_id and self._own_host_id != message.host_id:
-                self._say_mismatch(self._own_host_id, message.host_id)
+        sent = self._own_host_id or self._host_id.value
+        if message.host_id and sent and sent != message.host_id:
+            self._say_mismatch(sent, message.host_id)
+        elif message.host_id:
             self._host_id.value = message.host_id
         self._activate()
         self._say_once(
             logging.INFO,
-            f"a host profiler has registered (host.id {message.host_id or 'not said'}): transactions wait"
+            f"a host profiler has registered (host.id {_shown(message.host_id) or 'not said'}): transactions wait"
             f" {self._delay_ms} ms for its stack traces",
         )
         if self._mailbox is not None:
@@ -362,14 +368,19 @@ class Correlator:
             self._deferral.meet(processors)
         return True
 
-    def _say_mismatch(self, own: str, said: str) -> None:
+    def _say_mismatch(self, sent: str, said: str) -> None:
         self._say_once(
             logging.WARNING,
-            f"host.id is {own!r} here, and {said!r} for the host profiler; the own one is kept, and what is derived"
-            " from both (costs, CO2) will not match",
+            f"host.id is {_shown(sent)!r} here, and {_shown(said)!r} for a host profiler that has registered: the"
+            " former is kept, and what is derived from both (costs, CO2) will not match",
         )
 
     def _say_once(self, level: int, text: str) -> None:
         if text not in self._told and len(self._told) < _MOST_KINDS:
             self._told.add(text)
             logger.log(level, "%s", text)
+
+
+def _shown(host_id: str) -> str:
+    """For log lines: a message may hold 64 KiB."""
+    return host_id if len(host_id) <= _LONGEST_SHOWN else host_id[:_LONGEST_SHOWN] + "…"

@@ -24,7 +24,7 @@ _KINDS: dict[str, Callable[[int, bytes], bytes]] = {
     "cut": lambda number, live: struct.pack("=HH24s16sH", 1, 1, live, bytes(16), 1)[: number % 46],
     "unknown": lambda number, _: struct.pack("=HH", 3 + number % 60_000, 1) + os.urandom(number % 100),
     "registration": lambda _, __: struct.pack("=HHII", 2, 2, 100, 5) + b"flood",
-    "too_long": lambda number, _: bytes(1025 + number % 1000),
+    "too_long": lambda number, _: bytes(65_537 + number % 1000),
     "empty": lambda _, __: b"",
 }
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_understood_is_counted_and_the_rest_goes_on(make: Any) ->
         bench.sending.send(datagram)
     for number in range(3, 6):
         bench.sending.send(struct.pack("=HH", number, 1) + b"something new")
-    bench.sending.send(struct.pack("=HH", 1, 1) + b"x" * 1_500)
+    bench.sending.send(struct.pack("=HH", 1, 1) + b"x" * 65_536)
     span = bench.run_span("root", b"a" * 16)
     assert span.attributes[KEY] == ("YWFhYWFhYWFhYWFhYWFhYQ",)
     counts = bench.correlator.counts()
@@ -113,6 +113,44 @@ def test_a_host_id_of_ones_own_wins_and_a_difference_is_warned_of_once(
     (record,) = caplog.records
     assert "'own'" in record.getMessage()
     assert "'i-1'" in record.getMessage()
+
+
+def test_another_id_than_the_one_being_sent_is_ignored_with_one_warning(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make(**{"service.name": "shop"})
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        bench.register(0, b"i-1")
+        assert bench.run_span().resource.attributes["host.id"] == "i-1"
+        for _ in range(2):
+            bench.register(0, b"i-2")
+            assert bench.run_span().resource.attributes["host.id"] == "i-1"
+    (record,) = caplog.records
+    assert "'i-1'" in record.getMessage()
+    assert "'i-2'" in record.getMessage()
+
+
+def test_a_registration_with_a_long_host_id_is_read_and_the_log_cuts_it(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    host_id = b"i-" + b"0" * 60_000
+    with caplog.at_level(logging.INFO, "splunk_profiler"):
+        bench.register(0, host_id)
+        assert bench.run_span().resource.attributes["host.id"] == host_id.decode()
+    assert "host.id i-000" in caplog.text
+    assert max(len(record.getMessage()) for record in caplog.records) < 400
+
+
+def test_a_message_that_is_too_long_gives_one_warning(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    bench = make()
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        for _ in range(3):
+            bench.sending.send(bytes(65_537))
+            bench.run_span()
+    assert bench.correlator.counts().too_long == 3
+    (record,) = caplog.records
+    assert "more than 65,536 bytes" in record.getMessage()
 
 
 def test_an_absurd_delay_is_cut_and_it_is_said(make: Any, caplog: pytest.LogCaptureFixture) -> None:
