@@ -19,6 +19,7 @@ from typing import Any
 from opentelemetry import trace
 
 from splunk_profiler import spans
+from splunk_profiler.guard import Guard
 from splunk_profiler.listening import SpanListener, is_local_root
 from splunk_profiler.model import SpanRef
 
@@ -37,6 +38,7 @@ class Roots(SpanListener):
     def __init__(self, known_root: Callable[[Any], int | None]) -> None:
         super().__init__()
         self.known_root = known_root
+        self._guard = Guard("remembering the local roots of spans")
         # Trace id → the local root's id; _UNKNOWN if there were several. Of traces whose root lives, and of others.
         self._of_trace: OrderedDict[int, int] = OrderedDict()
         self._of_ended: OrderedDict[int, int] = OrderedDict()
@@ -48,11 +50,20 @@ class Roots(SpanListener):
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
         """Remember a local root."""
-        if is_local_root(span):
-            self._remember(span)
+        try:
+            if is_local_root(span):
+                self._remember(span)
+        except Exception as error:
+            self._guard.note(error)
 
     def on_end(self, span: Any) -> None:
         """Keep of a local root no more than its name."""
+        try:
+            self._end(span)
+        except Exception as error:
+            self._guard.note(error)
+
+    def _end(self, span: Any) -> None:
         if is_local_root(span):
             context = span.context
             self._living.pop(context.span_id, None)
@@ -91,7 +102,7 @@ class Roots(SpanListener):
             if ref.span_id not in self._living and ref.span_id not in self._ended:  # it began before the profiler
                 self._remember(span)
                 if getattr(span, "end_time", None) is not None:  # or it is long gone, and only the context still has it
-                    self.on_end(span)
+                    self._end(span)
             return ref.span_id
         known = self.known_root(span)
         return known if known is not None else self._known(ref.trace_id, _UNKNOWN)

@@ -158,8 +158,11 @@ class Identified:
 
     def _on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
         # In a forked child this one is among the processors still, beside the child's own.
-        if span._resource is self._original and os.getpid() == self._pid:
-            span._resource = self._said
+        try:
+            if span._resource is self._original and os.getpid() == self._pid:
+                span._resource = self._said
+        except Exception as error:
+            self._guard.note(error)
 
     def _with_id(self, resource: Any) -> Any:
         missing = self._identity.missing(resource.attributes)

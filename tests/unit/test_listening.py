@@ -1,13 +1,18 @@
-"""A listener's way into the providers of applications, and out again."""
+"""A listener's way into the providers of applications, and out again; and that no error of ours reaches them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from splunk_profiler.listening import SpanListener
+from splunk_profiler.roots import Roots
+from splunk_profiler.runtime_id import Identified, RuntimeId
+from splunk_profiler.selection import Selection
 
 
 class Refusing(TracerProvider):
@@ -37,3 +42,55 @@ def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(ca
     listener.leave()
     accepting.get_tracer("tests").start_span("not heard")
     assert listener.heard == 1
+
+
+class OddId(int):
+    """An id of an application's own making that is no key."""
+
+    def __hash__(self) -> int:
+        raise ValueError("odd")
+
+
+class OddIds(IdGenerator):
+    def generate_trace_id(self) -> int:
+        return OddId(1)
+
+    def generate_span_id(self) -> int:
+        return OddId(2)
+
+
+class OddSpan:
+    """A span that nothing can be learned of."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+def selecting() -> SpanListener:
+    made = Selection(1.0)
+    made.begin(lambda: None)
+    return made
+
+
+@pytest.mark.parametrize("make", [lambda: Roots(lambda _: None), selecting])
+def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    provider, listener = TracerProvider(id_generator=OddIds(), shutdown_on_exit=False), make()
+    listener.meet(provider)
+    processors: Any = provider._active_span_processor
+    for _ in range(3):
+        provider.get_tracer("t").start_span("one").end()
+        processors.on_start(OddSpan())
+        processors.on_end(OddSpan())
+    listener.leave()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # all are errors of one kind
+
+
+def test_a_span_that_takes_no_resource_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
+    vars(provider).pop("_tracers", None)  # as of an older SDK, where each span gets it
+    identified = Identified(RuntimeId.new())
+    identified.meet(provider)
+    processors: Any = provider._active_span_processor
+    processors.on_start(OddSpan())
+    identified.leave()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
