@@ -152,6 +152,28 @@ static PyObject *encode_path(PyObject *path)
     return encoded;
 }
 
+/* The call that readers trace to look at a process's mappings anew. That it names a page is of no interest to them, and a
+ * name that stayed would promise something else to readers of OpenTelemetry's process context. */
+static void make_readers_look(void)
+{
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED) {
+        (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page, size, "OTEL_CTX"); /* refused by older kernels, but seen */
+        munmap(page, size);
+    }
+}
+
+/* The same for a library that has been loaded and all that it leads to. */
+static void announce_library(PyObject *encoded)
+{
+    make_readers_look();
+    void *again = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
+    if (again != NULL) {
+        dlclose(again);
+    }
+}
+
 static PyObject *library_value(PyTypeObject *type, PyObject *encoded, const char *tls)
 {
     PyObject *path = PyUnicode_DecodeFSDefault(PyBytes_AS_STRING(encoded));
@@ -172,6 +194,7 @@ PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
     }
     const char *tls = tls_kind(handle, "custom_labels_current_set", accessor);
     thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0); /* it stays loaded from now on */
+    announce_library(encoded);
     made = library_value(library, encoded, tls);
 error:
     Py_XDECREF(encoded);
@@ -201,18 +224,6 @@ static void point_storage(void *wanted)
     storage.current = wanted;
 }
 
-/* The call that readers trace to look at a process's mappings anew. That it names a page is of no interest to them, and a
- * name that stayed would promise something else to readers of OpenTelemetry's process context. */
-static void make_readers_look(void)
-{
-    size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    void *page = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page != MAP_FAILED) {
-        (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page, size, "OTEL_CTX"); /* refused by older kernels, but seen */
-        munmap(page, size);
-    }
-}
-
 PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject *content)
 {
     PyObject *encoded = encode_path(path), *made = NULL;
@@ -236,11 +247,7 @@ PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject
     copied = NULL;
     const char *tls = tls_kind(handle, "elastic_apm_profiling_correlation_tls_v1", accessor);
     thread_records_use_library(ELASTIC, accessor, strcmp(tls, "static") == 0);
-    make_readers_look();
-    void *again = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
-    if (again != NULL) {
-        dlclose(again);
-    }
+    announce_library(encoded);
     made = library_value(library, encoded, tls);
 error:
     free(copied);

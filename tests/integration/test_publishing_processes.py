@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
-from target_process import Target
+from publishing_target import publishing_target
+from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
@@ -19,6 +23,21 @@ def output_of(*scene: str, env: dict[str, str] | None = None, timeout_s: float =
 
 def test_readers_can_follow_the_pointers_of_libraries_that_are_loaded_late() -> None:
     assert output_of("tls") == ["labels static", "elastic static", "shown 7"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+def test_each_library_that_is_loaded_late_is_announced_to_readers(tmp_path: Path) -> None:
+    shim = tmp_path / "announcements.so"
+    source = TESTS / "targets" / "announcements.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    with publishing_target("published_processes.py", "threads", LD_PRELOAD=str(shim)) as target:
+        target.json("at")
+        target.tell("go on")
+        assert target.finish() == 0
+    calls = [line.split() for line in target.output.splitlines() if line.startswith(("prctl ", "dlopen "))]
+    names = [Path(name).name for _, name in calls]
+    found = [name for name in names if name == "OTEL_CTX" or name.startswith(("libcustomlabels", "elastic-jvmti-"))]
+    assert found == ["OTEL_CTX", "libcustomlabels.so", "OTEL_CTX", f"elastic-jvmti-linux-{platform.machine()}.so"]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no surplus of static TLS")
