@@ -1,8 +1,10 @@
 /* The types Identity and UserLabels: what is published of a span and of a user's labels, encoded once. */
 #include "context_compat.h"
 #include "publisher.h"
+#include "switches.h"
 
 #include <structmember.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- Identity ---- */
@@ -114,18 +116,62 @@ PyType_Spec identity_spec = {
     .slots = identity_slots,
 };
 
+/* ---- calls of `identify` ---- */
+
+/* In memory of its own: greenlets of a thread take turns on its stack, and one may switch to another in the call. */
+struct identification {
+    const void *greenlet; /* borrowed: it lives as long as the call lasts; NULL: not known */
+    shown_root before;    /* the thread showed this */
+    identification *next;
+};
+
+static _Thread_local identification *under_way; /* owned */
+
+/* The call that this greenlet is in; one of whom it is not known which greenlet it is counts as any. */
+static identification *identification_of(const void *greenlet)
+{
+    identification *found = under_way;
+    while (found != NULL && greenlet != NULL && found->greenlet != NULL && found->greenlet != greenlet) {
+        found = found->next;
+    }
+    return found;
+}
+
+identification *identification_begin(void)
+{
+    const void *greenlet = switches_current_greenlet();
+    identification *made = identification_of(greenlet) != NULL ? NULL : malloc(sizeof(*made));
+    if (made != NULL) {
+        *made = (identification){greenlet, thread_records_begin_update(), under_way};
+        under_way = made;
+    }
+    return made;
+}
+
+void identification_end(identification *ended)
+{
+    identification **link = &under_way;
+    while (*link != ended) {
+        link = &(*link)->next;
+    }
+    *link = ended->next;
+    free(ended);
+    thread_records_end_update();
+}
+
 PyObject *identity_root_before(PyObject *Py_UNUSED(module), PyObject *trace_id)
 {
-    uint8_t trace[TRACE_ID_BYTES], root[SPAN_ID_BYTES];
+    uint8_t trace[TRACE_ID_BYTES];
     if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
         return NULL;
     }
-    if (!thread_records_root_before_update(trace, root)) {
+    const identification *ours = identification_of(switches_current_greenlet());
+    if (ours == NULL || !ours->before.present || memcmp(ours->before.trace_id, trace, sizeof(trace)) != 0) {
         Py_RETURN_NONE;
     }
     uint64_t number = 0;
-    for (size_t i = 0; i < sizeof(root); i++) {
-        number = number << 8 | root[i];
+    for (size_t i = 0; i < SPAN_ID_BYTES; i++) {
+        number = number << 8 | ours->before.local_root_id[i];
     }
     return PyLong_FromUnsignedLongLong(number);
 }

@@ -23,9 +23,6 @@ static struct {
     publisher_counts counts;
 } publisher; /* GIL */
 
-/* The thread is in `identify`: spans that are met inside it are not asked about. */
-static _Thread_local bool identifying;
-
 uint64_t publisher_next_serial(void)
 {
     return ++publisher.last_serial;
@@ -136,22 +133,22 @@ static lookup identify_span(PyObject *span, Identity **identity)
     span_bytes ids;
     lookup result = UNKNOWN;
     *identity = NULL;
-    if (identifying) {
+    identification *ours = identification_begin();
+    if (ours == NULL) { /* a span that is met inside `identify` is not asked about */
         return UNKNOWN;
     }
     if (read_span_context(span, &ids) == MISSING) {
+        identification_end(ours);
         cache_identity(span, Py_None);
         return FOUND;
     }
-    if (!publisher.active) { /* reading the span may have run Python as well */
+    if (!publisher.active) { /* all of this may have run Python as well */
+        identification_end(ours);
         return UNKNOWN;
     }
     PyObject *identify = Py_NewRef(publisher.inputs.identify);
-    identifying = true;
-    thread_records_begin_update();
     PyObject *made = PyObject_CallFunctionObjArgs(identify, span, NULL);
-    thread_records_end_update();
-    identifying = false;
+    identification_end(ours);
     Py_DECREF(identify);
     if (made == NULL) {
         publisher_swallow();

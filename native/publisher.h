@@ -34,6 +34,11 @@ HIDDEN extern PyType_Spec identity_spec;
 HIDDEN extern PyType_Spec user_labels_spec;
 /* From span_bytes without serial and hex text. New reference. */
 HIDDEN Identity *identity_new(PyTypeObject *type, const span_bytes *ids);
+/* A call of `identify` by the calling greenlet, or by the thread where there are none. NULL: it is in one already, or there
+ * is no memory; then spans are not asked about. May run Python; leaves no exception. */
+typedef struct identification identification;
+HIDDEN identification *identification_begin(void);
+HIDDEN void identification_end(identification *ended);
 /* A method of the module: for `identify`, the local root of what was current before, if that was of this trace. */
 HIDDEN PyObject *identity_root_before(PyObject *module, PyObject *trace_id);
 

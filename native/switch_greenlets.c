@@ -10,6 +10,7 @@
 
 static struct {
     PyObject *settrace, *gettrace; /* owned; NULL: greenlet is not loaded, or no hooks are installed */
+    PyObject *getcurrent;          /* as these */
     unsigned installation;         /* counts; a thread is traced if it has this number */
 } greenlets;
 
@@ -78,10 +79,29 @@ bool switch_greenlets_refresh(PyObject *modules)
         Py_DECREF(module);
         return settled;
     }
+    PyObject *getcurrent = PyObject_GetAttrString(module, "getcurrent");
+    PyErr_Clear();
     Py_DECREF(module);
     Py_XSETREF(greenlets.settrace, settrace);
     Py_XSETREF(greenlets.gettrace, gettrace);
+    Py_XSETREF(greenlets.getcurrent, getcurrent);
     return true;
+}
+
+const void *switches_current_greenlet(void)
+{
+    if (!switch_is_wanted() || greenlets.getcurrent == NULL) {
+        return NULL;
+    }
+    PyObject *getcurrent = Py_NewRef(greenlets.getcurrent); /* the call may have hooks removed */
+    PyObject *current = PyObject_CallNoArgs(getcurrent);
+    Py_DECREF(getcurrent);
+    if (current == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_DECREF(current); /* it runs, so it lives */
+    return current;
 }
 
 int switches_trace_greenlets(void)
@@ -142,8 +162,8 @@ static void take_off(PyObject *settrace, PyObject *gettrace)
 
 void switch_greenlets_remove(void)
 {
-    PyObject *settrace = greenlets.settrace, *gettrace = greenlets.gettrace;
-    greenlets.settrace = greenlets.gettrace = NULL;
+    PyObject *settrace = greenlets.settrace, *gettrace = greenlets.gettrace, *getcurrent = greenlets.getcurrent;
+    greenlets.settrace = greenlets.gettrace = greenlets.getcurrent = NULL;
     if (settrace != NULL) {
         traced = 0;
         if (!compat_ends()) {
@@ -151,5 +171,6 @@ void switch_greenlets_remove(void)
         }
         Py_DECREF(settrace);
         Py_DECREF(gettrace);
+        Py_XDECREF(getcurrent);
     }
 }

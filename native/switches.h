@@ -42,6 +42,10 @@ void switches_thread_seen(void);
  * an exception. */
 int switches_trace_greenlets(void);
 
+/* Which greenlet runs, borrowed; NULL: greenlet is not loaded, or no hooks are installed. May run Python; leaves no
+ * exception, and there is none before. */
+const void *switches_current_greenlet(void);
+
 /* METH_FASTCALL | METH_KEYWORDS replacements for attach(context) and detach(token) of OpenTelemetry's runtime context:
  * ContextVar.set and ContextVar.reset, each followed by `changed`. Without hooks installed they set and reset alone. */
 PyObject *switches_attach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* the Token, new */

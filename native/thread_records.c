@@ -25,7 +25,6 @@ typedef struct thread_record {
     unsigned long ident;                /* constant */
     intptr_t thread_pointer;            /* constant */
     unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
-    elastic_record before;              /* what was shown before the update that was begun last */
     half halves[2];
     half rest; /* no span, no labels: always there, never written again */
 } thread_record;
@@ -216,15 +215,20 @@ HOT show_result thread_records_show(const span_bytes *span, const labels_bytes *
     return SHOWN;
 }
 
-void thread_records_begin_update(void)
+shown_root thread_records_begin_update(void)
 {
+    shown_root before = {.present = false};
     if (self.record != NULL) {
+        const elastic_record *current = &self.record->current->elastic;
+        before.present = current->trace_present;
+        memcpy(before.trace_id, current->trace_id, sizeof(before.trace_id));
+        memcpy(before.local_root_id, current->transaction_id, sizeof(before.local_root_id));
         self.record->updates++;
-        self.record->before = self.record->current->elastic;
         if (self.record->shown) {
             show(self.record, &self.record->rest);
         }
     }
+    return before;
 }
 
 void thread_records_end_update(void)
@@ -232,16 +236,6 @@ void thread_records_end_update(void)
     if (self.record != NULL && self.record->updates > 0) {
         self.record->updates--;
     }
-}
-
-bool thread_records_root_before_update(const uint8_t *trace_id, uint8_t *local_root_id)
-{
-    const elastic_record *before = self.record == NULL || self.record->updates == 0 ? NULL : &self.record->before;
-    if (before == NULL || !before->trace_present || memcmp(before->trace_id, trace_id, TRACE_ID_BYTES) != 0) {
-        return false;
-    }
-    memcpy(local_root_id, before->transaction_id, SPAN_ID_BYTES);
-    return true;
 }
 
 /* The thread ends, possibly without the GIL: the pointers go before the memory. */

@@ -65,12 +65,17 @@ typedef enum { SHOWN, UNCHANGED, NO_MEMORY } show_result;
  * record. `first` says whether this made the record. */
 HIDDEN show_result thread_records_show(const span_bytes *span, const labels_bytes *labels);
 
-/* The calling thread, while its context is being found out by code that may switch threads: it shows no span. */
-HIDDEN void thread_records_begin_update(void);
-HIDDEN void thread_records_end_update(void);
+/* The trace and the local root of a span that a thread showed; `present` is false if it showed none. */
+typedef struct {
+    bool present;
+    uint8_t trace_id[TRACE_ID_BYTES];
+    uint8_t local_root_id[SPAN_ID_BYTES];
+} shown_root;
 
-/* The local root of what the calling thread showed before the update that it is in, if that was of this trace. */
-HIDDEN bool thread_records_root_before_update(const uint8_t *trace_id, uint8_t *local_root_id);
+/* The calling thread, while its context is being found out by code that may switch threads: it shows no span. Returns what
+ * it showed until then. */
+HIDDEN shown_root thread_records_begin_update(void);
+HIDDEN void thread_records_end_update(void);
 
 /* What static thread-local memory is found from. */
 HIDDEN intptr_t thread_records_thread_pointer(void);

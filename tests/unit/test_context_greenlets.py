@@ -284,3 +284,36 @@ def test_a_greenlet_module_that_is_half_imported_is_found_once_it_is_there(monke
         half.settrace, half.gettrace = greenlet.settrace, greenlet.gettrace  # type: ignore[attr-defined]
         attach()
         assert _switches(2) == [True] * 6
+
+
+def test_asking_about_a_span_in_one_greenlet_leaves_others_to_be_asked(publishing: Any, memory: Any) -> None:
+    from own_memory import Span  # noqa: PLC0415  # needs the extension
+
+    parent, seen = greenlet.getcurrent(), []
+    roots: list[int | None] = []
+
+    def answer(span: Any) -> native.Identity:
+        found = span.get_span_context()
+        if found.span_id == 1:
+            parent.switch()
+        roots.append(native.local_root_before(found.trace_id))
+        return native.Identity(found.trace_id, found.span_id, found.span_id, 1)
+
+    def body() -> None:
+        native.detach(publishing.attach(Span(7, 9)))
+        publishing.attach(Span(7, 9))
+        publishing.attach(Span(7, 1))  # the other greenlet runs while this one is asked about
+        seen.append(memory.elastic().span_id)
+
+    publishing.answer = answer
+    other = child(body)
+    other.switch()
+    for span_id in (2, 3):
+        publishing.attach(Span(8, span_id))
+        seen.append(memory.elastic().span_id)
+    other.switch()
+    seen.append(memory.elastic().span_id)
+    assert other.dead
+    assert [span.get_span_context().span_id for span in publishing.asked] == [9, 9, 1, 2, 3]
+    assert seen == [2, 3, 1, 3]
+    assert roots == [None, None, None, 2, 9]
