@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(path: Path) -> None:
     """Write the profiles beside the log and print their names."""
     log = path / "logs.jsonl" if path.is_dir() else path
     number = 0
+    os.umask(0o077)  # profiles are for their owner's eyes
     with log.open(encoding="utf-8") as lines:
         for record in log_records(lines):
             attributes = said_of(record)

@@ -30,6 +30,7 @@ LAYERS: dict[str, int] = {
     "guard": 0,
     "printable": 0,
     "preload": 0,
+    "private_files": 0,
     "switch": 0,
     "focus": 0,
     "accounts": 1,

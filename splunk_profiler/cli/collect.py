@@ -26,6 +26,7 @@ DEFAULT_DIRECTORY = "profiles"
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _LIVE_SECONDS = 0.25
 _LINE_SECONDS = 5.0
+_SERVICES_SHOWN = 12
 _MEBIBYTE = 1 << 20
 
 
@@ -64,7 +65,7 @@ def collect(  # noqa: PLR0917
     The directory gets logs.jsonl and traces.jsonl: OTLP/JSON, one request in a line, as the OpenTelemetry
     Collector's file exporter writes it. A request is acknowledged when it has been handed to the operating
     system whole. While the disk is full, requests are refused and their senders try again. Metrics are
-    acknowledged and dropped. Ctrl-C ends it.
+    acknowledged and dropped. Only you can read the files, and the directory if it is made here. Ctrl-C ends it.
     """
     console = Terminal()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
@@ -146,7 +147,7 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table.add_row(f"{counts.spans:,}", "spans")
     table.add_row(f"{counts.logs:,}", "other log records")
     table.add_row(_size(store.size), f"in {store.directory}")
-    table.add_row(str(len(counts.services)), "services: " + (", ".join(counts.services) or "none yet"))
+    table.add_row(str(len(counts.services)), f"services: {_names(counts)}")
     lines: list[Table | Text] = [table]
     if counts.malformed or counts.oversize or counts.refused:
         lines.append(text(_refusals(counts), style="yellow"))
@@ -154,6 +155,12 @@ def _table(receiver: Receiver, store: Store) -> Group:
         lines.append(text(counts.problem, style="bold red"))
     lines.append(text("Ctrl-C ends it", style="dim"))
     return Group(*lines)
+
+
+def _names(counts: Counts) -> str:
+    shown = counts.services[:_SERVICES_SHOWN]
+    others = " and others" if counts.unnamed_services or len(shown) < len(counts.services) else ""
+    return f"{', '.join(shown)}{others}" or "none yet"
 
 
 def _line(counts: Counts, store: Store) -> str:

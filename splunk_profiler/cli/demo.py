@@ -72,6 +72,7 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     and send back what it saw, and sends it a bounded load. Then runs the shop once more, for half the time, with
     samples aggregated to profiles in pprof's format, and shows the report of both.
     """
+    os.umask(0o077)  # also in the processes that it starts: what they write is this user's alone
     console = page()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"

@@ -27,16 +27,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.request_size import fields_of, holds_more_than
 from splunk_profiler.cli.store import LineFile, Store, StoreError
 
 PROFILE_SCOPE = "otel.profiling"
 
 _SERVICE = "opentelemetry.proto.collector.{0}.v1.{1}Service"
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
+MAX_ITEMS = 250_000
+MAX_SERVICES = 100
+MAX_NAME = 100
+
+_MAX_REQUESTS = 128
 _WORKERS = 4
 _GRACE_SECONDS = 5.0
 # gRPC itself answers what is larger than this, before anything of ours could count it.
-_TRANSPORT_FACTOR = 4
+_TRANSPORT_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,10 @@ class Counts:
         spans: spans.
         metrics: requests with metrics, which are acknowledged and not kept.
         malformed: requests that could not be parsed.
-        oversize: requests that were larger than allowed.
+        oversize: requests that were larger, or held more, than allowed.
         refused: requests that could not be saved; their senders were told to try again.
-        services: names of the services that sent, in order of appearance.
+        services: names of the services that sent first, `MAX_SERVICES` at most, each cut to `MAX_NAME` characters.
+        unnamed_services: how often another service sent.
         problem: why requests are being refused; empty while they are not.
     """
 
@@ -68,11 +75,16 @@ class Counts:
     oversize: int = 0
     refused: int = 0
     services: tuple[str, ...] = ()
+    unnamed_services: int = 0
     problem: str = ""
 
 
 class Receiver:
     """An OTLP/gRPC server that saves logs and traces in `store`.
+
+    Its memory is bounded, whatever is sent: `_WORKERS` requests are read at once, in bytes, and one at a time is parsed
+    and saved. Others wait with their senders, up to `_MAX_REQUESTS`; gRPC itself refuses what comes besides
+    (RESOURCE_EXHAUSTED). A request holds `MAX_ITEMS` records, spans, attributes and values at most.
 
     Args:
         store: where requests go.
@@ -91,10 +103,12 @@ class Receiver:
         self._largest_bytes = largest_bytes
         self._on_problem = on_problem
         self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._counts = Counts()
         _check_free(host, port)
         self._server = grpc.server(
             ThreadPoolExecutor(_WORKERS, thread_name_prefix="collect"),
+            maximum_concurrent_rpcs=_MAX_REQUESTS,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", largest_bytes * _TRANSPORT_FACTOR),
@@ -124,6 +138,14 @@ class Receiver:
         self._server.stop(_GRACE_SECONDS).wait()
 
     def _logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._one_at_a_time:
+            return self._take_logs(body, context)
+
+    def _traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._one_at_a_time:
+            return self._take_traces(body, context)
+
+    def _take_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportLogsServiceRequest, body, context)
         added = Counts(requests=1, services=_services(request.resource_logs))
         for resource in request.resource_logs:
@@ -144,7 +166,7 @@ class Receiver:
         self._add(added)
         return _encoded(ExportLogsServiceResponse())
 
-    def _traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _take_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportTraceServiceRequest, body, context)
         spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
         if spans:
@@ -163,6 +185,13 @@ class Receiver:
                 context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the request has {len(body)} bytes, {self._largest_bytes} are allowed; send smaller batches",
+            )
+        if holds_more_than(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
+            self._add(Counts(oversize=1))
+            _refuse(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the request holds more than {MAX_ITEMS} records, spans, attributes and values; send smaller batches",
             )
         try:
             return kind.FromString(body)
@@ -187,8 +216,10 @@ class Receiver:
                 for name in Counts.__dataclass_fields__
                 if name not in ("services", "problem")
             }
-            new_services = tuple(name for name in more.services if name not in old.services)
-            self._counts = replace(old, **numbers, services=old.services + new_services)
+            new = [name for name in more.services if name not in old.services]
+            listed = new[: MAX_SERVICES - len(old.services)]
+            numbers["unnamed_services"] += len(new) - len(listed)
+            self._counts = replace(old, **numbers, services=(*old.services, *listed))
 
     def _set_problem(self, problem: str) -> None:
         with self._lock:
@@ -241,7 +272,7 @@ def _services(resources: Any) -> tuple[str, ...]:
         for attribute in entry.resource.attributes
         if attribute.key == "service.name"
     )
-    return tuple(dict.fromkeys(name for name in names if name))
+    return tuple(dict.fromkeys(name[:MAX_NAME] for name in names if name))
 
 
 def _service(signal: str, name: str, export: Callable[[bytes, grpc.ServicerContext], bytes]) -> grpc.GenericRpcHandler:

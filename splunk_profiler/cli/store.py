@@ -2,7 +2,9 @@
 
 This is the format that the OpenTelemetry Collector's file exporter writes, so its receivers, `jq` and this
 package's report read it. Called by the threads of the receiving server, one at a time for each file.
-Imports nothing of ours but errors and configuration.
+Imports nothing of ours but errors and how private files are made.
+
+Only their owner can read the files, and the directory where it is made here: what was open to others before is closed.
 
 A line that has been appended has been handed to the operating system whole, and survives the end of the
 collector's process; with `sync` it is on the disk. A line that could not be written whole leaves no trace.
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.private_files import make_directory, make_private, open_private
 
 LOGS = "logs.jsonl"
 TRACES = "traces.jsonl"
@@ -41,7 +44,7 @@ class LineFile:
         self._sync = sync
         self._lock = threading.Lock()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = open_private(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from None
         try:
@@ -49,6 +52,11 @@ class LineFile:
         except BlockingIOError:
             os.close(self._file)
             raise StoreError(f"{path} is being written by another collector; name another directory") from None
+        try:
+            make_private(self._file)
+        except OSError:
+            os.close(self._file)
+            raise StoreError(f"{path} belongs to another user, who could read it; name another directory") from None
         self._size = self._whole_lines()
 
     @property
@@ -119,7 +127,7 @@ class Store:
     def __init__(self, directory: Path, *, sync: bool = False) -> None:
         self.directory = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
         except OSError as error:
             raise StoreError(f"{directory} cannot be made: {error.strerror}") from None
         self.logs = LineFile(directory / LOGS, sync=sync)

@@ -2,10 +2,11 @@
 
 `export` runs on the exporting thread, the rest on any. Beside busy threads to look through a large directory takes
 seconds, since each of its entries costs the GIL: that is done when the profile is written, seldom, and ends when
-somebody waits. A profile is written under a name that begins with a dot and
-then renamed, so that whoever looks sees whole profiles only. The file is locked while it is written: a temporary one
-that is not locked belongs to a process that is gone, however it ended and in whichever container it ran. Nothing is
-synced to the disk: what is written outlives the process, not a crash of the machine, and nobody waits for the disk.
+somebody waits. Only their owner can read the files, and the directory where it is made here. A profile is written
+under a name that begins with a dot and then renamed, so that whoever looks sees whole profiles only. The file is locked
+while it is written: a temporary one that is not locked belongs to a process that is gone, however it ended and in
+whichever container it ran. Nothing is synced to the disk: what is written outlives the process, not a crash of the
+machine, and nobody waits for the disk.
 
 What is kept is bounded for each service, whichever of its processes wrote it: a service is restarted again and again,
 and its workers are many. On a full disk too the oldest go: as much of them for each profile as it takes itself, so that
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 from splunk_profiler.formats import pprof
 from splunk_profiler.guard import logger
 from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
+from splunk_profiler.private_files import make_directory, open_private
 from splunk_profiler.provenance import Provenance
 from splunk_profiler.sinks.opening import Opening
 from splunk_profiler.threads import let_others_run, real_lock
@@ -118,7 +120,7 @@ class ProfileFiles:
         origin_of = self._provenance.up_to_date(let_others_run)
         said = _comments(self._resource())
         content = pprof.whole(profile, pause=let_others_run, origin_of=origin_of, comments=said).gzipped
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         service, pid = _described(self._resource())
         self._written += 1
         kind = "" if profile.data_type is DataType.CPU else f"-{profile.data_type.value}"
@@ -210,7 +212,7 @@ def open_sink(opening: Opening) -> ProfileFiles:
 @contextmanager
 def _temporary(path: Path) -> Iterator[tuple[Path, int]]:
     """A new file at `path`, locked; removed if it is still there under that name in the end."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with suppress(OSError):  # not every file system has locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

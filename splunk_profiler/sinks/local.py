@@ -12,6 +12,7 @@ from typing import Any
 
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, Delivery, Outcome, Sample
+from splunk_profiler.private_files import open_private
 from splunk_profiler.threads import real_lock
 
 
@@ -44,7 +45,7 @@ class FileSink:
     """Appends one JSON object for each sample to a file, with the fields of the OTLP log record.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file; made for its owner alone if it is not there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +60,7 @@ class FileSink:
             if self._closed:
                 return Outcome(Delivery.RETRY, "the sink is closed")
             try:
-                with self._path.open("ab", buffering=0) as file:
+                with open(self._path, "ab", buffering=0, opener=open_private) as file:  # that takes no opener
                     start = file.tell()
                     try:
                         _write_all(file, lines)

@@ -7,9 +7,23 @@ import signal
 from pathlib import Path
 
 import pytest
+from collecting_terminal import collecting_on_a_terminal
 from command_line import DEADLINE_S, Collector, collecting, sending, splunk_profiler
+from modes import nothing_masked, open_to_others
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
+from splunk_profiler.cli.receiver import MAX_ITEMS, MAX_SERVICES
 
 FILLED = 4096
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field that holds bytes, as protobuf writes it."""
+    size, length = len(content), b""
+    while size >= 0x80:
+        size, length = size >> 7, length + bytes([size & 0x7F | 0x80])
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
 
 
 def bodies(collector: Collector) -> list[str]:
@@ -62,11 +76,85 @@ def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tm
 def test_a_request_that_is_too_large_is_refused_and_counted(tmp_path: Path) -> None:
     with collecting(tmp_path, "--max-request-mib", "1") as collector:
         with sending(collector.address) as sender:
-            assert sender.do("numbered", 1, 2 << 20) == "RESOURCE_EXHAUSTED"
+            assert sender.do("numbered", 1, 3 << 19) == "RESOURCE_EXHAUSTED"
             assert sender.do("numbered", 2, 1000) == "OK"
         output, _ = collector.end()
     assert numbers(collector) == [2]
     assert "1 too large" in output
+
+
+def empty_records(count: int) -> str:
+    """A request with so many records of two bytes, in hex."""
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    records.extend([LogRecord()] * count)
+    return str(request.SerializeToString().hex())
+
+
+def most_memory_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def test_a_request_that_holds_too_much_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector:
+        with sending(collector.address) as sender:
+            assert sender.do("numbered", 1, 10) == "OK"
+            before = most_memory_mib(collector.process.pid)
+            assert sender.do("message", "logs", "Logs", empty_records(3 << 19)) == "RESOURCE_EXHAUSTED"
+            assert most_memory_mib(collector.process.pid) - before < 50
+            assert sender.do("message", "logs", "Logs", empty_records(MAX_ITEMS - 2)) == "OK"
+            assert most_memory_mib(collector.process.pid) - before < 150
+        output, _ = collector.end()
+    assert "1 too large" in output
+
+
+def test_values_in_values_to_any_depth_do_not_end_the_collector(tmp_path: Path) -> None:
+    answers = []
+    with collecting(tmp_path) as collector, sending(collector.address) as sender:
+        for depth in (5, 40, 45, 60, 5000):
+            value = b"\x0a\x00"  # a text
+            for _ in range(depth):
+                value = field(5, field(1, value))  # an array with one value
+            message = field(1, field(2, field(2, field(5, value))))
+            answers.append(sender.do("message", "logs", "Logs", message.hex()))
+        assert sender.do("numbered", 1, 10) == "OK"
+    assert set(answers) == {"OK", "INVALID_ARGUMENT"}
+
+
+def test_of_requests_at_once_those_beyond_a_bound_are_refused(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector, sending(collector.address) as sender:
+        assert sender.do("begun", 128) == "RESOURCE_EXHAUSTED"
+        while sender.do("numbered", 1, 10) != "OK":
+            pass  # until the collector has heard that the others are given up
+
+
+def test_services_beyond_a_bound_are_not_kept_and_long_names_are_cut(tmp_path: Path) -> None:
+    request = ExportLogsServiceRequest()
+    for number in range(300):
+        resource = request.resource_logs.add()
+        resource.resource.attributes.add(key="service.name").value.string_value = f"{number:03}" + "x" * 1000
+        resource.scope_logs.add().log_records.add()
+    with collecting_on_a_terminal(tmp_path) as collector:
+        with sending(collector.address) as sender:
+            assert sender.do("message", "logs", "Logs", request.SerializeToString().hex()) == "OK"
+        collector.until("services: 000" + "x" * 97 + ",")
+        collector.until("and others")
+        collector.end()
+    assert str(MAX_SERVICES).encode() in collector.seen
+    assert b"x" * 98 not in collector.seen
+
+
+def test_what_is_saved_is_its_owners_alone_also_what_was_not_before(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "here"
+    with nothing_masked(), collecting(directory) as collector, sending(collector.address) as sender:
+        assert sender.do("numbered", 1, 10) == "OK"
+    assert open_to_others(tmp_path / "made") == []
+    directory.chmod(0o755)
+    for path in directory.iterdir():
+        path.chmod(0o644)
+    with collecting(directory) as collector:
+        assert open_to_others(tmp_path / "made") == [directory]
 
 
 def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_when_there_is_space(

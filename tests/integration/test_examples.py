@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+from modes import open_to_others
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
@@ -63,6 +64,7 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
     assert ended.returncode == 0, ended.stderr + ended.stdout
     for words in ("samples received", "inside spans", "Hottest functions in rank products", "One record as received"):
         assert words in ended.stdout
+    assert open_to_others(tmp_path) == []
     data = report_of(tmp_path)
     assert data["services"].keys() == {"shop"}
     assert data["samples_in_spans"] > 100

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from collecting_terminal import collecting_on_a_terminal
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, sending
 from exporting_process import Exporting
 from inspected_process import Inspected, Workshop, labels, receiving, record_bytes, storage
@@ -80,41 +77,14 @@ def hostile_spans() -> str:
     return str(request.SerializeToString().hex())
 
 
-def until(descriptor: int, text: bytes) -> bytes:
-    """What a terminal shows up to that text."""
-    seen = b""
-    while text not in seen:
-        seen += os.read(descriptor, 1 << 16)
-    return seen
-
-
 def test_collect_on_a_terminal_shows_names_of_services_literally(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, "collect", "--port", "0", "--output", str(tmp_path)],
-        env=clean_environment({"COLUMNS": "200", "TERM": "xterm"}),
-        cwd=ROOT,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as process:
-        os.close(theirs)
-        try:
-            seen = until(ours, b"Ctrl-C")
-            address = seen.partition(b"listening on ")[2].split()[0].decode()
-            with sending(address) as sender:
-                assert sender.do("message", "logs", "Logs", hostile_logs()) == "OK"
-            seen += until(ours, b"services: " + SHOWN.encode())
-            process.send_signal(signal.SIGTERM)
-            with suppress(OSError):  # the other end is closed
-                while more := os.read(ours, 1 << 16):
-                    seen += more
-            assert process.wait(DEADLINE_S) == 0
-        finally:
-            process.kill()
-            os.close(ours)
-    for sequence in (b"\x1b]0;x", b"\x1b[2J", b"\x07", "\x9b".encode(), "\u202e".encode()):
-        assert sequence not in seen
+    with collecting_on_a_terminal(tmp_path) as collector:
+        with sending(collector.address) as sender:
+            assert sender.do("message", "logs", "Logs", hostile_logs()) == "OK"
+        collector.until(f"services: {SHOWN}")
+        collector.end()
+    for sequence in ("\x1b]0;x", "\x1b[2J", "\x07", "\x9b", "\u202e"):
+        assert sequence.encode() not in collector.seen
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -79,6 +80,23 @@ def message(_address: str, channel: grpc.Channel, signal: str, service: str, con
     return call(channel, signal, service, bytes.fromhex(content))
 
 
+def begun(_address: str, channel: grpc.Channel, count: int) -> str:
+    """So many requests that are begun and never sent; how one that comes besides is answered."""
+    export = channel.stream_unary(SERVICE.format("logs", "Logs"))
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait()
+        yield from ()
+
+    calls = [export.future(nothing()) for _ in range(count)]
+    answer = call(channel, "logs", "Logs", b"")
+    over.set()
+    for each in calls:
+        each.cancel()
+    return answer
+
+
 def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> str:
     try:
         channel.unary_unary(SERVICE.format(signal, service))(message, timeout=30)
@@ -87,7 +105,7 @@ def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> st
     return "OK"
 
 
-JOBS: dict[str, Callable[..., Any]] = {"everything": everything, "numbered": numbered, "raw": raw, "message": message}
+JOBS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (everything, numbered, raw, message, begun)}
 
 if __name__ == "__main__":
     main(sys.argv[1])

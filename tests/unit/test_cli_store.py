@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from modes import mode
 
 from splunk_profiler.cli.store import LineFile, Store, StoreError
 
@@ -92,6 +95,22 @@ def test_the_directory_is_made_and_holds_a_file_for_logs_and_one_for_traces(tmp_
     assert store.size == 3
     store.close()
     assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["logs.jsonl", "traces.jsonl"]
+
+
+def test_a_file_of_another_user_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.jsonl"
+    path.touch(0o666)
+    path.chmod(0o666)
+
+    def fchmod(_descriptor: int, _mode: int) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchmod", fchmod)  # as the system answers who is not its owner
+    with pytest.raises(StoreError, match="belongs to another user"):
+        LineFile(path, sync=False)
+    monkeypatch.undo()
+    with opened(path):
+        assert mode(path) == 0o600
 
 
 def test_a_store_that_cannot_be_opened_holds_no_lock(tmp_path: Path) -> None:

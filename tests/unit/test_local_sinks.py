@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from modes import mode, nothing_masked
 from sample_factory import make_sample
 
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, Delivery, SpanRef
 from splunk_profiler.sinks.local import FileSink, MemorySink
+
+
+def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+    with nothing_masked():
+        FileSink(tmp_path / "profiles.jsonl").export(Batch((make_sample(),), 0))
+    assert mode(tmp_path / "profiles.jsonl") == 0o600
 
 
 def test_a_file_holds_one_line_for_each_sample_of_every_batch(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from modes import nothing_masked, open_to_others
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
@@ -118,6 +119,14 @@ def test_a_missing_directory_is_made_also_when_it_goes_later(tmp_path: Path) -> 
         for path in directory.iterdir():
             path.unlink()
         directory.rmdir()
+
+
+def test_files_and_directories_that_are_made_are_their_owners_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with nothing_masked():
+        sink_in(tmp_path / "a" / "b").export(BATCH)
+    assert open_to_others(tmp_path) == [tmp_path], "what is there keeps its permissions"
+    assert len(names(tmp_path / "a" / "b")) == 1
 
 
 def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_another_try(tmp_path: Path) -> None:

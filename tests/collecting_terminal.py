@@ -1,0 +1,60 @@
+"""A collector whose output is a terminal, on which it draws what has come in again and again.
+
+Every wait ends with the test's own deadline. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment
+
+
+class CollectingTerminal:
+    """A running ``splunk-profiler collect`` on a terminal of 200 columns.
+
+    Attributes:
+        seen: all that it has written.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self._process, self._descriptor = process, descriptor
+        self.seen = b""
+        self.until("Ctrl-C")
+        self.address = self.seen.partition(b"listening on ")[2].split()[0].decode()
+
+    def until(self, text: str) -> None:
+        """Read until it has shown that text."""
+        while text.encode() not in self.seen:
+            self.seen += os.read(self._descriptor, 1 << 16)
+
+    def end(self) -> None:
+        """Ask it to end, and read to the end."""
+        self._process.send_signal(signal.SIGTERM)
+        with suppress(OSError):  # the other end is closed
+            while more := os.read(self._descriptor, 1 << 16):
+                self.seen += more
+        assert self._process.wait(DEADLINE_S) == 0
+
+
+@contextmanager
+def collecting_on_a_terminal(directory: Path) -> Iterator[CollectingTerminal]:
+    """Such a collector; it has ended when the block has."""
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "collect", "--port", "0", "--output", str(directory)]
+    env = clean_environment({"COLUMNS": "200", "TERM": "xterm"})
+    try:
+        with subprocess.Popen(command, env=env, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            try:
+                yield CollectingTerminal(process, ours)
+            finally:
+                process.kill()
+    finally:
+        os.close(ours)

@@ -1,0 +1,28 @@
+"""Who may read what was written: the permissions of files and directories. Imports nothing of the package."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_to_others(directory: Path) -> list[Path]:
+    """The files and directories at and below `directory` that somebody else than their owner may use."""
+    return [path for path in (directory, *directory.rglob("*")) if mode(path) & 0o077]
+
+
+@contextmanager
+def nothing_masked() -> Iterator[None]:
+    """Lets files get all permissions that they are made with, as some containers do."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
