@@ -244,4 +244,11 @@ typedef struct {
 HIDDEN const fork_survivor *forks_survivor(void);
 HIDDEN void core_init_locks(core *c);
 
+/* sigterm.c: functions of the module; see _walker.pyi. */
+HIDDEN PyObject *sigterm_open(PyObject *module, PyObject *none);
+HIDDEN PyObject *sigterm_install(PyObject *module, PyObject *none);
+HIDDEN PyObject *sigterm_wait(PyObject *module, PyObject *args);
+HIDDEN PyObject *sigterm_close(PyObject *module, PyObject *none);
+HIDDEN PyObject *sigterm_end(PyObject *module, PyObject *none);
+
 #endif

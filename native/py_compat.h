@@ -296,6 +296,16 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
 #endif
 }
 
+/* The same for the main thread alone. Needs no GIL. */
+static inline int compat_post_to_main(int (*call)(void *), void *argument)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return Py_AddPendingCall(call, argument);
+#else
+    return compat_post(PyInterpreterState_Main(), call, argument);
+#endif
+}
+
 /* NULL: Python has ended. */
 static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
 {

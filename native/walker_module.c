@@ -146,6 +146,13 @@ static PyMethodDef module_methods[] = {
      "thread_clocks($module, native_ids)\n--\n\n(CPU time in ns, nice value) of each thread."},
     {"watch_forks", (PyCFunction)(void (*)(void))watch_forks, METH_VARARGS | METH_KEYWORDS,
      "watch_forks($module, in_child)\n--\n\nHave in_child() called in forked children."},
+    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nBegin a watch; returns its number."},
+    {"sigterm_install", sigterm_install, METH_NOARGS,
+     "sigterm_install($module)\n--\n\nHave SIGTERM end the wait where its action is the default."},
+    {"sigterm_wait", sigterm_wait, METH_VARARGS,
+     "sigterm_wait($module, watch, limit_ms, /)\n--\n\nWait for SIGTERM; False: the watch is over."},
+    {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
+    {"sigterm_end", sigterm_end, METH_NOARGS, "sigterm_end($module)\n--\n\nEnd the process by SIGTERM."},
     {NULL, NULL, 0, NULL},
 };
 

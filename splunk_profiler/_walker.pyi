@@ -126,3 +126,26 @@ def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
 
 def watch_forks(in_child: Callable[[], object] | None) -> None:
     """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""
+
+def sigterm_open() -> int:
+    """Begin a watch for SIGTERM in this process, and end the one before it. Its number is for `sigterm_wait`."""
+
+def sigterm_install() -> bool:
+    """Have SIGTERM wake the watch's thread where its action is the default, and not end the process. True if it does.
+
+    Python's own table does not change. False as well without a watch, and in process 1, where the kernel ignores the
+    signal.
+    """
+
+def sigterm_wait(watch: int, limit_ms: int, /) -> bool:
+    """Wait for SIGTERM, without the GIL; False: the watch is over.
+
+    When it has come, the process ends by it after `limit_ms` at the latest, whoever has the GIL. If the process has
+    sent it itself, the main thread runs no Python code any more.
+    """
+
+def sigterm_close() -> bool:
+    """End the watch and restore the default action. False if SIGTERM has come: then the process is ending."""
+
+def sigterm_end() -> None:
+    """End the process by the default action of SIGTERM."""

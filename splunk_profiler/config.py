@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -404,6 +404,10 @@ def _default_text(setting: Setting) -> str:
 
 
 def _resolve(config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str]) -> Resolved:
+    if env.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() == "false":  # whoever runs the service has the last word
+        if config.samples:
+            warnings = [*warnings, "SPLUNK_PROFILER_ENABLED=false: the profiler stays off, whatever else asks for it"]
+        config = replace(config, enabled=False, snapshot_enabled=False)
     warnings = warnings + _not_built(config) + _without_effect(config, origins)
     sdk_disabled = _boolean(env, "OTEL_SDK_DISABLED", warnings)
     insecure = _boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings)

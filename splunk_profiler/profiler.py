@@ -1,7 +1,8 @@
 """The composition root: builds the profiler, starts and stops it, and carries it over forks and exits.
 
-The only place that registers fork and exit hooks. `ProcessProfiler` is the switch that the public functions
-turn; `Profiler` is one life of it: sampling (`sampling`), publishing to host profilers (`publishing`), or both.
+The only place that registers fork and exit hooks; the one signal is `sigterm`'s. `ProcessProfiler` is the switch that
+the public functions turn; `Profiler` is one life of it: sampling (`sampling`), publishing to host profilers
+(`publishing`), or both.
 """
 
 from __future__ import annotations
@@ -11,105 +12,183 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import config as settings
+from splunk_profiler.calls import CallQueue
 from splunk_profiler.guard import Guard, logger
+from splunk_profiler.sigterm import SigtermWatch
+from splunk_profiler.threads import Signal, Worker, on_own_thread
 
 if TYPE_CHECKING:
     from splunk_profiler.publishing import Publishing
     from splunk_profiler.runtime_id import RuntimeId
     from splunk_profiler.sampling import Sampling
 
+_START_WAIT_S = 5.0  # for a stop on another thread
+_LEAST_S = 0.1  # for threads to end
+_SIGTERM_S = 1.2  # less than `SigtermWatch` allows
 _EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
 _FORK_WAIT_S = 0.5
 _SHARE_OF_PUBLISHING = 0.25  # of the time that stopping may take; what it does not need is the sampling's
 
 
 class ProcessProfiler:
-    """The one profiler of a process. All methods are safe from any thread and never raise."""
+    """The one profiler of a process. `start` and `stop` never raise, end in bounded time, and are safe anywhere.
+
+    A call in the middle of another one, from a signal handler or a finaliser, returns at once and is done after that.
+    `_profiler` is the one that runs. One that is being started or stopped is `_unfinished`; if a signal handler has
+    raised in the middle of that, whoever comes next ends it.
+    """
 
     def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
+        self._calls = CallQueue()
         self._pid = os.getpid()
         self._hooked = False
-        self._told = False  # that it does not run in a subinterpreter
+        self._told: set[str] = set()
         self._forking = 0  # ident of the thread that is between Python's hooks before and after a fork
         self._resolved: settings.Resolved | None = None
+        self._settled = False  # these settings hold for the life of the process
         self._profiler: Profiler | None = None
+        self._unfinished: Profiler | None = None
         self._abandoned: list[Profiler] = []
         self._runtime_id: RuntimeId | None = (
             None  # made by the first start: it loads what a process that is off need not
         )
         self._guard = Guard("starting or stopping the profiler")
+        self._sigterm = SigtermWatch(self._send_and_end)
 
     def start(self, config: settings.Config | None = None) -> bool:
         """See `splunk_profiler.start`."""
-        with self._locked(), self._guard.watching():
-            if self._profiler is None:
-                resolved = self._settings(config)
-                if resolved.config.runs and not resolved.sdk_disabled and self._may_run_here():
-                    self._begin(resolved)
-            return self._profiler is not None
-        return False
+        if config is None and self._profiler is not None and self._pid == os.getpid():
+            return True
+        self._ask(lambda: self._start(config), _START_WAIT_S)
+        return self._profiler is not None
 
     def stop(self, timeout_s: float) -> None:
         """See `splunk_profiler.stop`."""
-        with self._locked(), self._guard.watching():
-            profiler, self._profiler = self._profiler, None
-            if profiler is not None and self._pid == os.getpid():
-                atexit.unregister(self._at_exit)
-                profiler.stop(timeout_s)
+        until = time.monotonic() + timeout_s
+        self._ask(lambda: self._stop(until), timeout_s)
+
+    def _ask(self, function: Callable[[], None], timeout_s: float) -> None:
+        if self._pid != os.getpid():
+            self._after_fork_in_child()
+        calls = self._calls
+        if not on_own_thread():
+            calls.run(function, timeout_s)
+            return
+        with self._guard.watching():  # it may be in the middle of anything, and cannot wait for its own end
+            Worker("caller", lambda: calls.run(function, timeout_s)).start()
+
+    def _start(self, config: settings.Config | None) -> None:
+        with self._guard.watching():
+            self._end(0)
+            resolved = self._settings(config)
+            wanted = resolved.config.runs and not resolved.sdk_disabled
+            if self._profiler is None and wanted and self._may_run_here() and not sys.is_finalizing():
+                self._begin(resolved)
+
+    def _stop(self, until: float) -> None:
+        with self._guard.watching():
+            if self._profiler is not None and self._pid == os.getpid():
+                self._unfinished, self._profiler = self._profiler, None
+            try:
+                self._end(until - time.monotonic())
+            except BaseException:
+                self._end(0)  # a signal handler has raised
+                raise
+
+    def _end(self, timeout_s: float) -> None:
+        """End what was begun and does not run, or not any more."""
+        if self._unfinished is not None:
+            with self._guard.watching():
+                self._unfinished.stop(max(timeout_s, _LEAST_S))
+            self._sigterm.stop()
+            atexit.unregister(self._at_exit)
+            self._unfinished = None
 
     def _may_run_here(self) -> bool:
         """False in a subinterpreter: its end would come while threads of ours are in gRPC, which is not made for it."""
-        if not _in_main_interpreter() and not self._told:
-            self._told = True
-            logger.warning(
-                "the profiler runs in the main interpreter only and stays off in this subinterpreter"
-                " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
-            )
-        return not self._told
+        if _in_main_interpreter():
+            return True
+        self._say_once(
+            "the profiler runs in the main interpreter only and stays off in this subinterpreter"
+            " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+        )
+        return False
 
     def _settings(self, config: settings.Config | None) -> settings.Resolved:
-        if config is not None:
-            self._resolved = settings.from_config(config)
-        elif self._resolved is None:
-            self._resolved = settings.from_env()
-        else:
-            return self._resolved  # read once: not again, and not warned of again
-        for warning in self._resolved.warnings:
+        initial = self._resolved
+        if initial is not None and (config is None or self._settled):
+            if config is not None:
+                self._compare(initial.config, settings.from_config(config).config)
+            return initial  # read once: not again, and not warned of again
+        resolved = settings.from_env() if config is None else settings.from_config(config)
+        self._resolved = resolved
+        self._settled = config is not None or resolved.config.runs
+        for warning in resolved.warnings:
             logger.warning("%s", warning)
-        if self._resolved.sdk_disabled and self._resolved.config.runs:
+        if resolved.sdk_disabled and resolved.config.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
-        return self._resolved
+        return resolved
+
+    def _compare(self, initial: settings.Config, other: settings.Config) -> None:
+        different = [item.name for item in fields(initial) if getattr(initial, item.name) != getattr(other, item.name)]
+        if different:
+            self._say_once(
+                "the settings of the first start() hold for the life of the process; another start() has no effect on"
+                f" {', '.join(different)}"
+            )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
 
     def _begin(self, resolved: settings.Resolved, *, forked: bool = False) -> None:
         parents = self._abandoned[-1] if self._abandoned else None
         if self._runtime_id is None:
             self._runtime_id = _new_runtime_id()
         profiler = Profiler(resolved, self._noticed_to_be_a_child, self._runtime_id, parents=parents, forked=forked)
-        if not profiler.start():
-            return
-        self._profiler = profiler
-        self._pid = os.getpid()
-        self._resolved = resolved
-        if not self._hooked:
-            self._hooked = True
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(
-                    before=self._before_fork,
-                    after_in_parent=self._after_fork_in_parent,
-                    after_in_child=self._after_fork_in_child,
-                )
-        atexit.register(self._at_exit)
-        self._at_exit_of_multiprocessing()
+        self._unfinished = profiler
+        try:
+            if not profiler.start():
+                self._unfinished = None
+                return
+            self._pid = os.getpid()
+            if not self._hooked:
+                self._hooked = True
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(
+                        before=self._before_fork,
+                        after_in_parent=self._after_fork_in_parent,
+                        after_in_child=self._after_fork_in_child,
+                    )
+            atexit.register(self._at_exit)
+            self._at_exit_of_multiprocessing()
+            if resolved.config.samples:
+                self._sigterm.start()
+        except BaseException:
+            self._end(0)
+            raise
+        self._unfinished, self._profiler = None, profiler
 
     def _at_exit(self) -> None:
         self.stop(_EXIT_S)
+        if self._sigterm.ending:
+            Signal().wait(_EXIT_S)  # for the end by that signal, with its status
+
+    def _send_and_end(self, end_process: Callable[[], None]) -> None:
+        until = time.monotonic() + _SIGTERM_S
+
+        def send_and_end() -> None:
+            self._stop(until)
+            end_process()
+
+        self._calls.run(send_and_end, _SIGTERM_S)
 
     def _at_exit_of_multiprocessing(self, *_: object) -> None:
         """Have the children of `multiprocessing`, which skip `atexit`, send what they have gathered."""
@@ -145,25 +224,18 @@ class ProcessProfiler:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._lock = _thread.allocate_lock()  # a thread that is not here may have held it
+        self._calls = CallQueue()  # a thread that is not here may have been in it
         with self._guard.watching():
             if self._runtime_id is not None:
                 self._runtime_id = self._runtime_id.of_child()
+            self._sigterm.ending = False
+            if self._unfinished is not None:
+                self._abandoned.append(self._unfinished)
+                self._unfinished = None
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
                 self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
                 self._begin(profiler.resolved, forked=True)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._pid != os.getpid():
-            self._after_fork_in_child()
-        lock = self._lock
-        lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def _in_main_interpreter() -> bool:
@@ -208,24 +280,19 @@ class Profiler:
         """Start what there is. True if something runs.
 
         Raises:
-            RuntimeError: the process can make no more threads; nothing is left running.
+            RuntimeError: the process can make no more threads; `stop` ends what has begun.
         """
         if self._publishing is not None:
             self._start_publishing(self._publishing)
-        try:
-            if self._sampling is not None:
-                self._sampling.start()
-        except BaseException:
-            if self._publishing is not None:
-                self._publishing.stop()
-            raise
+        if self._sampling is not None:
+            self._sampling.start()
         runs = self._sampling is not None or self._publishing is not None
         if runs:
             self._watch_forks(self._in_child)
         return runs
 
     def stop(self, timeout_s: float) -> None:
-        """Stop all of it, sending what is there; returns within about `timeout_s` seconds.
+        """Stop all of it, sending what is there; returns within about `timeout_s` seconds. May be called again.
 
         Up to 5 seconds longer while exporters of the application take what waits for them (`Forwarding.hand_over`).
         """

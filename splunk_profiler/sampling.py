@@ -154,7 +154,7 @@ class Sampling:
         """Start the threads.
 
         Raises:
-            RuntimeError: the process can make no more threads; nothing is left running.
+            RuntimeError: the process can make no more threads; `stop` ends what has begun.
         """
         resolved, choice = self.resolved, self._choice
         if choice.name == "portable":
@@ -168,20 +168,16 @@ class Sampling:
                 choice.reason,
             )
         self._identified.meet(spans.tracer_provider())
-        try:
-            if resolved.config.enabled:
-                self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
-            self._sampler.start()
-            self._events.start()
-            self._recorder.expect_run()
-            self._export_thread.start()
-            if self._roots is not None:
-                self._roots.meet(spans.tracer_provider())
-            if self._snapshots is not None:
-                self._snapshots.start(self._ticker.focus)
-        except BaseException:
-            self.stop(0.1)
-            raise
+        if resolved.config.enabled:
+            self._ticker.capture()  # the first snapshot only says who has used how much CPU so far
+        self._sampler.start()
+        self._events.start()
+        self._recorder.expect_run()
+        self._export_thread.start()
+        if self._roots is not None:
+            self._roots.meet(spans.tracer_provider())
+        if self._snapshots is not None:
+            self._snapshots.start(self._ticker.focus)
         logger.info(
             "profiling %s with the %s walker; records go to %s",
             _what(resolved.config),
@@ -190,7 +186,7 @@ class Sampling:
         )
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the threads and send what is there; returns within about `timeout_s` seconds."""
+        """Stop the threads and send what is there; returns within about `timeout_s` seconds. May be called again."""
         until = time.monotonic() + timeout_s
         self._events.stop()
         ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads each step of its worker waits for the GIL

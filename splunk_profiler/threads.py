@@ -7,6 +7,7 @@ application. Owns the one way in which this package starts a thread and waits fo
 from __future__ import annotations
 
 import _thread
+import os
 import signal
 import sys
 import threading
@@ -61,13 +62,14 @@ class Worker:
         self._body = body
         self._ended = Signal()
         self._started = real_lock()
+        self._failure: Exception | None = None  # of what comes before the body
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start it; returns once it runs.
 
         Raises:
-            RuntimeError: the process can make no more threads.
+            RuntimeError: the process can make no more threads, or this one could not be prepared.
         """
         self._started.acquire()
         if threads_are_greenlets():
@@ -76,6 +78,8 @@ class Worker:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
         self._started.acquire()
+        if self._failure is not None:
+            raise RuntimeError(f"the thread {self.name} ended before its work: {self._failure}") from self._failure
 
     def join(self, timeout_s: float) -> bool:
         """True if the thread has ended within `timeout_s` seconds."""
@@ -94,14 +98,31 @@ class Worker:
             return 0
 
     def _run(self) -> None:
-        _leave_signals_to_the_application()
-        self.ident = _original("_thread", "get_ident")()
-        self.native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
-        self._started.release()
         try:
-            self._body()
+            self._prepare()
+            self._started.release()
+            if self._failure is None:
+                self._body()
         finally:
+            _OWN_THREADS.discard((os.getpid(), self.ident))
             self._ended.set()
+
+    def _prepare(self) -> None:
+        try:
+            _leave_signals_to_the_application()
+            self.ident = _original("_thread", "get_ident")()
+            self.native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
+            _OWN_THREADS.add((os.getpid(), self.ident))
+        except Exception as error:  # is the starter's to hear of, who waits
+            self._failure = error
+
+
+_OWN_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child has none of its parent's
+
+
+def on_own_thread() -> bool:
+    """Whether a `Worker` calls, perhaps from a finaliser or a callback of the application."""
+    return (os.getpid(), _original("_thread", "get_ident")()) in _OWN_THREADS
 
 
 def cpu_time_ns(native_id: int) -> int:

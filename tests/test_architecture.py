@@ -32,6 +32,7 @@ LAYERS: dict[str, int] = {
     "preload": 0,
     "private_files": 0,
     "switch": 0,
+    "calls": 0,
     "focus": 0,
     "accounts": 1,
     "changes": 1,
@@ -68,6 +69,7 @@ LAYERS: dict[str, int] = {
     "destinations": 3,
     "sampling": 3,
     "publishing": 3,
+    "sigterm": 3,
     "profiler": 3,
     "__init__": 4,
     "__main__": 4,
@@ -78,6 +80,7 @@ LAYERS: dict[str, int] = {
 BESIDE: dict[str, set[str]] = {
     "config": {"transport", "values"},
     "guard": {"printable"},
+    "calls": {"threads"},
     "capture": {"accounts", "changes", "lives", "naming", "filtering", "portable", "portable_collections"},
     "lives": {"accounts"},
     "portable": {"portable_collections"},
@@ -93,7 +96,7 @@ BESIDE: dict[str, set[str]] = {
     "recording": {"aggregator", "recorder"},
     "correlation.correlator": {"correlation.processor"},
     "sampling": {"destinations"},
-    "profiler": {"sampling", "publishing"},
+    "profiler": {"sampling", "publishing", "sigterm"},
     "__main__": {"cli", "__init__"},
     "cli": {"__init__", "__main__"},
 }
@@ -116,6 +119,8 @@ NEVER: dict[str, set[str]] = {
     "capture": {"spans", "config", "opentelemetry", "grpc"},
     "spans": {"config", "capture"},
     "accounts": {"config", "threads", "guard", "opentelemetry", "grpc"},
+    "calls": {"model", "config", "guard", "opentelemetry"},
+    "sigterm": {"config", "sampling", "publishing", "sinks", "correlation", "opentelemetry", "grpc"},
     "focus": {"model", "config", "threads", "guard", "opentelemetry"},
     "listening": {"config", "capture", "opentelemetry", "grpc"},
     "selection": {"config", "capture", "spans", "opentelemetry", "grpc"},
@@ -147,7 +152,6 @@ EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the module
 FORMATS_IMPORT_OF_OURS = {"model", "formats.profile_proto"}
 PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
 READS_THE_ENVIRONMENT = {"config", "switch", "preload", "cli.autostart.sitecustomize"}
-HOOKS_FORK_AND_EXIT = {"profiler"}
 
 
 @dataclass(frozen=True)
@@ -312,26 +316,22 @@ def _uses(path: Path, module: str, names: set[str]) -> list[int]:
     return lines
 
 
+def _used_elsewhere(places: set[str], module: str, names: set[str]) -> list[str]:
+    others = {name: path for name, path in modules().items() if name not in places}
+    if module == "signal":  # commands have a process of their own
+        others = {name: path for name, path in others.items() if not within(name, "cli")}
+    return [at(path, line) for path in others.values() for line in _uses(path, module, names)]
+
+
 def test_only_config_reads_the_environment() -> None:
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-    wrong = [
-        at(path, line)
-        for module, path in modules().items()
-        if module not in READS_THE_ENVIRONMENT
-        for line in _uses(path, "os", names)
-    ]
-    assert not wrong
+    assert not _used_elsewhere(READS_THE_ENVIRONMENT, "os", names)
 
 
-def test_only_the_profiler_hooks_fork_and_exit() -> None:
-    wrong = [
-        at(path, line)
-        for module, path in modules().items()
-        if module not in HOOKS_FORK_AND_EXIT
-        for line in _uses(path, "os", {"register_at_fork"})
-        + [found.line for found in imports(path) if found.name == "atexit"]
-    ]
-    assert not wrong
+def test_only_the_lifecycle_hooks_forks_exit_and_signals() -> None:
+    assert not _used_elsewhere({"profiler"}, "os", {"register_at_fork"})
+    assert not _used_elsewhere({"profiler"}, "atexit", {"register", "unregister"})
+    assert not _used_elsewhere({"sigterm"}, "signal", {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"})
 
 
 def test_only_one_place_starts_threads() -> None:

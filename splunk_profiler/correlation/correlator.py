@@ -155,7 +155,7 @@ class Correlator:
             self._threads = [correlating]
             reader.start()
             self._threads = [correlating, reader]
-        except RuntimeError:
+        except BaseException:
             self.close()
             raise
         if self._feedback.at_once:

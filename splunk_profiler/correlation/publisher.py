@@ -268,12 +268,13 @@ class Publisher:
 
     def _open_inbox(self) -> None:
         inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
+        self._inbox = inbox
         try:
             self._listen(inbox)
-        except BaseException:
+        except Exception:  # another one is a signal handler's: `stop` ends who reads the socket, then closes it
+            self._inbox = None
             inbox.close()
             raise
-        self._inbox = inbox
 
     def _listen(self, inbox: Inbox) -> None:
         reopened = self._reopened

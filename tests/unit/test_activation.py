@@ -119,15 +119,43 @@ def test_the_environment_is_read_once() -> None:
     _run(code)
 
 
-def test_a_config_in_code_overrides_the_environment() -> None:
+def test_a_config_in_code_holds_where_the_environment_says_nothing() -> None:
     _run(
-        "import splunk_profiler as p\nassert not p.start()\nassert p.start(p.Config(enabled=True))\nassert p.start()\n",
-        SPLUNK_PROFILER_ENABLED="false",
+        "import splunk_profiler as p\nassert not p.start()\nassert p.start(p.Config(enabled=True))\nassert p.start()\n"
     )
     _run(
         f"import splunk_profiler as p\nassert not p.start(p.Config(enabled=False))\nassert {THREADS} == 1\n",
         SPLUNK_PROFILER_ENABLED="true",
     )
+
+
+@pytest.mark.parametrize("value", ["false", " FALSE "])
+def test_an_explicit_false_wins_over_code_and_snapshot_profiles(value: str) -> None:
+    code = (
+        "import splunk_profiler as p\nassert not p.start()\nassert not p.start(p.Config(enabled=True))\n"
+        f"p.stop()\nassert not p.start()\nassert {THREADS} == 1\n"
+    )
+    said = _run(code, SPLUNK_PROFILER_ENABLED=value, SPLUNK_SNAPSHOT_PROFILER_ENABLED="true")
+    assert "SPLUNK_PROFILER_ENABLED=false: the profiler stays off" in said
+
+
+def test_a_second_start_with_other_settings_keeps_the_first_and_says_so_once() -> None:
+    code = (
+        "import splunk_profiler as p\nassert not p.start(p.Config(enabled=False, max_stack_depth=9))\n"
+        "assert not p.start(p.Config(enabled=True, max_stack_depth=9))\n"
+        "assert not p.start(p.Config(enabled=True, max_stack_depth=9))\n"
+        f"p.stop()\nassert not p.start()\nassert {THREADS} == 1\n"
+    )
+    assert _run(code).count("another start() has no effect on enabled\n") == 1
+
+
+def test_the_settings_of_the_first_start_hold_after_a_stop() -> None:
+    code = (
+        "import os, splunk_profiler as p\nassert p.start(p.Config(enabled=True))\np.stop()\n"
+        "os.environ['SPLUNK_PROFILER_ENABLED'] = 'false'\n"
+        "assert p.start() and p.start(p.Config(enabled=False))\np.stop()\n"
+    )
+    assert "another start() has no effect on enabled\n" in _run(code)
 
 
 def test_opentelemetrys_own_switch_goes_before_ours_and_says_so() -> None:

@@ -66,6 +66,19 @@ def test_a_worker_leaves_signals_to_the_threads_of_the_application() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+def test_a_worker_that_cannot_be_prepared_fails_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("no such signal")
+
+    monkeypatch.setattr(signal, "pthread_sigmask", refuse)
+    ran: list[bool] = []
+    worker = Worker("subject", lambda: ran.append(True))
+    with pytest.raises(RuntimeError, match="no such signal"):
+        worker.start()
+    assert worker.join(60)
+    assert not ran
+
+
 GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()

@@ -1,0 +1,205 @@
+/* SIGTERM with its default action: the process ends by it, after what was gathered has been sent.
+ *
+ * Python's own table goes on to say SIG_DFL, and no Python code runs in the handler: it wakes a thread of ours, which waits
+ * here without the GIL. That thread has Python send what there is, then lets the default happen. A second native
+ * thread sees to it that this takes no longer than it may, whoever has the GIL.
+ *
+ * A handler that the application installs replaces ours, as it would replace the default. A forked child inherits ours, but
+ * not the thread: the default happens there at once, until the child opens a watch of its own.
+ */
+#include "py_compat.h"
+
+#include "core.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define INIT_PID   1    /* the kernel ignores signals with the default action there */
+#define PARK_POLLS 1000 /* of a millisecond each, for a thread of ours to be scheduled */
+
+static struct {
+    atomic_int pid;        /* of the process in which a thread waits; 0: in none */
+    atomic_uint life;      /* counts the watches of the process */
+    atomic_uint changes;   /* what the waiting thread sleeps on */
+    atomic_bool came;      /* SIGTERM: from then on the process ends */
+    atomic_bool sent_here; /* by the process itself */
+    atomic_bool parks;     /* the main thread runs no Python code any more */
+} watch;
+
+static void take_default(void)
+{
+    const struct sigaction action = {.sa_handler = SIG_DFL};
+    (void)sigaction(SIGTERM, &action, NULL);
+}
+
+static void wake_waiter(void)
+{
+    atomic_fetch_add(&watch.changes, 1);
+    (void)syscall(SYS_futex, &watch.changes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Async-signal-safe. In a child after vfork, which shares our memory, nothing is written. */
+static void on_sigterm(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    (void)context;
+    const int saved = errno;
+    const pid_t pid = getpid();
+    if (pid != atomic_load(&watch.pid)) {
+        take_default();
+        (void)kill(pid, SIGTERM); /* blocked until this handler returns */
+        errno = saved;
+        return;
+    }
+    /* A signal that a process sends itself takes effect before the call returns (uvicorn ends so): no code after that call
+     * may run. The waiting thread has the main one parked, for which it needs no GIL. */
+    const bool sent_here = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
+    if (sent_here) {
+        atomic_store(&watch.sent_here, true);
+    }
+    atomic_store(&watch.came, true);
+    wake_waiter();
+    for (int polls = 0; sent_here && !atomic_load(&watch.parks) && polls < PARK_POLLS; polls++) {
+        (void)poll(NULL, 0, 1);
+    }
+    errno = saved;
+}
+
+static bool is_ours(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_sigterm;
+}
+
+static void end_by_sigterm(void)
+{
+    sigset_t only;
+    take_default();
+    sigemptyset(&only);
+    sigaddset(&only, SIGTERM);
+    (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+    (void)kill(getpid(), SIGTERM);
+}
+
+static void *end_in_time(void *limit)
+{
+    const long limit_ms = (long)(intptr_t)limit;
+    struct timespec left = {.tv_sec = limit_ms / 1000, .tv_nsec = limit_ms % 1000 * 1000000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+    end_by_sigterm();
+    return NULL;
+}
+
+static void start_watchdog(int limit_ms)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, end_in_time, (void *)(intptr_t)limit_ms) != 0) {
+        end_by_sigterm(); /* nothing else could end a process whose GIL is never given up */
+        return;
+    }
+    (void)pthread_detach(thread);
+}
+
+/* A pending call of the main thread, which waits here for the end. Inherited by a child that is forked meanwhile. */
+static int park(void *unused)
+{
+    (void)unused;
+    if (getpid() == atomic_load(&watch.pid) && atomic_load(&watch.came)) {
+        Py_BEGIN_ALLOW_THREADS
+        for (;;) {
+            (void)pause();
+        }
+        Py_END_ALLOW_THREADS
+    }
+    return 0;
+}
+
+PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    const pid_t pid = getpid();
+    if (pid != atomic_load(&watch.pid)) { /* the parent may be ending; nobody has woken us */
+        atomic_store(&watch.came, false);
+        atomic_store(&watch.sent_here, false);
+        atomic_store(&watch.parks, false);
+    }
+    unsigned life = atomic_fetch_add(&watch.life, 1) + 1;
+    atomic_store(&watch.pid, (int)pid);
+    return PyLong_FromUnsignedLong(life);
+}
+
+/* With the GIL, as the application's signal.signal: what is asked first is still so when it is changed. */
+PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    struct sigaction now;
+    const pid_t pid = getpid();
+    if (pid == INIT_PID || pid != atomic_load(&watch.pid) || sigaction(SIGTERM, NULL, &now) != 0) {
+        Py_RETURN_FALSE;
+    }
+    if (is_ours(&now)) {
+        Py_RETURN_TRUE;
+    }
+    if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
+        Py_RETURN_FALSE;
+    }
+    struct sigaction action = {.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
+    action.sa_sigaction = on_sigterm;
+    sigemptyset(&action.sa_mask);
+    return PyBool_FromLong(sigaction(SIGTERM, &action, NULL) == 0);
+}
+
+PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned int life;
+    int limit_ms;
+    if (!PyArg_ParseTuple(args, "Ii:sigterm_wait", &life, &limit_ms)) {
+        return NULL;
+    }
+    bool came;
+    Py_BEGIN_ALLOW_THREADS
+    for (;;) {
+        unsigned seen = atomic_load(&watch.changes);
+        came = atomic_load(&watch.came); /* before the life: a signal may come while it is being ended */
+        if (came || life != atomic_load(&watch.life)) {
+            break;
+        }
+        (void)syscall(SYS_futex, &watch.changes, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    }
+    if (came) {
+        start_watchdog(limit_ms);
+        if (atomic_load(&watch.sent_here)) {
+            (void)compat_post_to_main(park, NULL); /* needs no GIL; a full queue: the main thread goes on */
+        }
+        atomic_store(&watch.parks, true);
+    }
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(came);
+}
+
+PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    struct sigaction now;
+    if (getpid() != atomic_load(&watch.pid)) {
+        Py_RETURN_TRUE;
+    }
+    if (sigaction(SIGTERM, NULL, &now) == 0 && is_ours(&now)) {
+        take_default();
+    }
+    if (atomic_load(&watch.came)) {
+        Py_RETURN_FALSE;
+    }
+    atomic_store(&watch.pid, 0); /* whoever has our handler saved and puts it back gets the default action */
+    atomic_fetch_add(&watch.life, 1);
+    wake_waiter();
+    Py_RETURN_TRUE;
+}
+
+PyObject *sigterm_end(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    end_by_sigterm();
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,125 @@
+"""SIGTERM ends a process as it would without the profiler, after what was gathered last has been sent."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from datadog_agent import DatadogAgent, NotInstallableError, installed
+from received_profiles import read
+from receiver_process import Receiver
+from target_process import Target, profiled
+from test_file_output import functions, written_to
+
+pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
+
+_LATER = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "600000"}  # than the test: all that arrives was sent at the end
+_MARK = "work_in_span_07"
+
+
+def _to_files(directory: Path) -> dict[str, str]:
+    return {**written_to(directory), **_LATER}
+
+
+def _is_marked(directory: Path, pid: int) -> bool:
+    return any(_MARK in name for name in functions(directory, pid))
+
+
+def _terminate(target: Target) -> None:
+    target.line("ready")
+    target.signal(signal.SIGTERM)
+    assert target.finish() == -signal.SIGTERM, target.output
+
+
+@pytest.mark.parametrize("walker", ["auto", "portable"])
+def test_sigterm_sends_the_text_records_of_the_last_interval(walker: str) -> None:
+    with Receiver() as receiver:
+        with Target("terminated.py", "waiting", env=profiled(receiver.url, 5, walker, **_LATER)) as target:
+            _terminate(target)
+        assert receiver.record(lambda record: f".{_MARK}(" in record["body"])
+
+
+def test_sigterm_sends_the_pprof_profile_of_the_last_interval() -> None:
+    form = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
+    with Receiver() as receiver:
+        with Target("terminated.py", "waiting", env=profiled(receiver.url, 5, **_LATER, **form)) as target:
+            _terminate(target)
+        samples = read(receiver.record()).samples
+    assert any(_MARK in name for sample in samples for name in sample.functions)
+
+
+def test_sigterm_sends_the_last_profile_to_a_datadog_agent(tmp_path: Path) -> None:
+    try:
+        program = installed()
+    except NotInstallableError as error:
+        pytest.skip(f"the test agent cannot be had: {error}")
+    with DatadogAgent(program, tmp_path) as agent:
+        env = {**profiled("http://127.0.0.1:9", 5, **_LATER), "SPLUNK_PROFILER_OUTPUT": f"datadog:{agent.url}"}
+        with Target("terminated.py", "waiting", env=env) as target:
+            _terminate(target)
+        assert agent.forms(1)
+
+
+@pytest.mark.parametrize("state", ["waiting", "busy"])
+def test_sigterm_sends_what_is_gathered_whatever_the_main_thread_does(state: str, tmp_path: Path) -> None:
+    with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
+        _terminate(target)
+        assert _is_marked(tmp_path, target.pid)
+
+
+def test_a_second_sigterm_at_once_changes_nothing(tmp_path: Path) -> None:
+    with Target("terminated.py", "waiting", env=_to_files(tmp_path)) as target:
+        target.line("ready")
+        for _ in range(20):
+            target.signal(signal.SIGTERM)
+        assert target.finish() == -signal.SIGTERM, target.output
+
+
+@pytest.mark.parametrize("state", ["waiting", "stuck"])
+def test_sigterm_ends_a_process_in_time_although_the_collector_hangs(state: str) -> None:
+    with Receiver(mode="hang") as receiver:
+        with Target("terminated.py", state, env=profiled(receiver.url, 5, **_LATER)) as target:
+            _terminate(target)
+        receiver.switch("ok")
+
+
+@pytest.mark.parametrize("state", ["raising", "killing", "restoring"])
+def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, tmp_path: Path) -> None:
+    with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.finish() == -signal.SIGTERM, target.output
+        assert "survived" not in target.last_words()
+        assert _is_marked(tmp_path, target.pid)
+
+
+def test_sigterm_ends_a_process_whose_profiler_was_stopped(tmp_path: Path) -> None:
+    with Target("terminated.py", "stopped", env=_to_files(tmp_path)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.finish() == -signal.SIGTERM, target.output
+        assert "survived" not in target.last_words()
+
+
+def test_sigterm_stays_ignored_where_the_application_ignores_it(tmp_path: Path) -> None:
+    with Target("terminated.py", "ignoring", env=_to_files(tmp_path)) as target:
+        assert target.json("goes on")
+        assert target.finish() == 0, target.output
+
+
+def test_sigterm_ends_a_forked_child_that_did_nothing_else(tmp_path: Path) -> None:
+    with Target("terminated.py", "forked", env=_to_files(tmp_path)) as target:
+        assert target.json("child") == -signal.SIGTERM
+        assert target.finish() == 0, target.output
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_terminated_child_of_multiprocessing_sends_its_last_interval(method: str, tmp_path: Path) -> None:
+    with Target("terminated.py", f"multiprocessing_{method}", env=_to_files(tmp_path)) as target:
+        child = target.json("ready")
+        target.tell("go")
+        assert target.json("child") == -signal.SIGTERM
+        assert target.finish() == 0, target.output
+        assert _is_marked(tmp_path, child)

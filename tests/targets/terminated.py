@@ -1,0 +1,146 @@
+"""A program that SIGTERM ends by its default action, in one of many states: ``terminated.py STATE``.
+
+Works in a marked function, prints ``ready`` and the process that is to be ended, and goes on as STATE says. What ends by a
+signal that it sends itself waits for a line on standard input before.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+
+from marked_work import LEDGER, load_exporter, say, wait, work
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import splunk_profiler
+
+
+def waiting() -> None:
+    """The main thread waits outside of Python."""
+    signal.pause()
+
+
+def busy() -> None:
+    """The main thread computes."""
+    while True:
+        pass
+
+
+def stuck() -> None:
+    """The main thread is in C code, and never gives the GIL up."""
+    sum(range(10**15))
+
+
+def raising() -> None:
+    """`signal.raise_signal` must not come back."""
+    _until_told()
+    signal.raise_signal(signal.SIGTERM)
+    say("survived")
+
+
+def killing() -> None:
+    """`os.kill` of the process itself must not come back."""
+    _until_told()
+    os.kill(os.getpid(), signal.SIGTERM)
+    say("survived")
+
+
+def restoring() -> None:
+    """A handler comes and goes, as uvicorn's does."""
+    heard: list[int] = []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.signal(signal.SIGTERM, lambda number, _: heard.append(number)) == signal.SIG_DFL
+    signal.raise_signal(signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+    assert callable(signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    raising()
+
+
+def ignoring() -> None:
+    """Who ignores the signal goes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGTERM)
+    splunk_profiler.stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    say("goes on", signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
+
+
+def stopped() -> None:
+    """The profiler has been stopped."""
+    splunk_profiler.stop()
+    raising()
+
+
+def forked() -> None:
+    """A child that has not begun a life of its own: it starts no profiler."""
+    splunk_profiler.stop()
+    assert splunk_profiler.start()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    os.kill(child, signal.SIGTERM)
+    say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _work() -> None:
+    with LEDGER.span(7):
+        for _ in range(50):
+            work(7)
+            wait(7)
+
+
+def _child() -> None:
+    assert splunk_profiler.start()
+    _work()
+    say("ready", os.getpid())
+    signal.pause()
+
+
+def multiprocessing_fork() -> None:
+    """`Process.terminate` of a forked child."""
+    _terminate_child("fork")
+
+
+def multiprocessing_spawn() -> None:
+    """`Process.terminate` of a child that was made anew."""
+    _terminate_child("spawn")
+
+
+def _terminate_child(method: str) -> None:
+    child = multiprocessing.get_context(method).Process(target=_child)
+    child.start()
+    _until_told()
+    child.terminate()
+    child.join()
+    say("child", child.exitcode)
+
+
+def _until_told() -> None:
+    open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
+
+
+_STATES = {
+    function.__name__: function
+    for function in (
+        waiting, busy, stuck, raising, killing, restoring, ignoring, stopped, forked, multiprocessing_fork,
+        multiprocessing_spawn,
+    )
+}  # fmt: skip
+
+
+def main(state: str) -> None:
+    load_exporter()
+    trace.set_tracer_provider(TracerProvider())
+    assert splunk_profiler.start()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not state.startswith("multiprocessing"):
+        _work()
+        say("ready", os.getpid())
+    _STATES[state]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,129 @@
+"""Calls one at a time: within each other, from several threads, and with signal handlers that raise in the middle."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from splunk_profiler.calls import CallQueue
+from splunk_profiler.threads import Signal
+
+
+class RaisedByHandlerError(BaseException):
+    """What the signal handler of these tests raises."""
+
+
+@pytest.fixture
+def calls() -> CallQueue:
+    return CallQueue()
+
+
+def test_a_call_within_a_call_is_done_after_it(calls: CallQueue) -> None:
+    done: list[str] = []
+
+    def outer() -> None:
+        calls.run(lambda: done.append("inner"), 60)
+        done.append("outer")
+
+    calls.run(outer, 60)
+    assert done == ["outer", "inner"]
+
+
+def test_an_exception_is_raised_after_what_waits_has_been_done(calls: CallQueue) -> None:
+    done: list[str] = []
+
+    def outer() -> None:
+        calls.run(lambda: done.append("inner"), 60)
+        raise RaisedByHandlerError
+
+    with pytest.raises(RaisedByHandlerError):
+        calls.run(outer, 60)
+    calls.run(lambda: done.append("next"), 60)
+    assert done == ["inner", "next"]
+
+
+def test_a_call_of_another_thread_is_done_later_if_it_does_not_wait(calls: CallQueue) -> None:
+    done: list[str] = []
+    begun, go_on = Signal(), Signal()
+
+    def long() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        done.append("long")
+
+    thread = threading.Thread(target=calls.run, args=(long, 60))
+    thread.start()
+    assert begun.wait(60)
+    calls.run(lambda: done.append("short"), 0)
+    assert not done
+    go_on.set()
+    thread.join()
+    assert done == ["long", "short"]
+
+
+def test_a_call_waits_for_one_of_another_thread(calls: CallQueue) -> None:
+    done: list[int] = []
+
+    def record(number: int) -> None:
+        before = len(done)
+        sys.setswitchinterval(sys.getswitchinterval())
+        assert len(done) == before
+        done.append(number)
+
+    def ask(number: int) -> None:
+        for _ in range(50):
+            calls.run(lambda: record(number), 60)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0] * 50 + [1] * 50 + [2] * 50 + [3] * 50
+
+
+@pytest.fixture
+def _raising_handler() -> Iterator[None]:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise RaisedByHandlerError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_raising_handler")
+@pytest.mark.parametrize("within", ["run", "_work_off", "__call__"])
+def test_a_handler_that_raises_at_any_line_leaves_the_queue_usable(within: str) -> None:
+    # A trace function runs where a signal handler can, and at more places.
+    calls = CallQueue()
+    for wanted in range(1, 100):
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _argument: Any, wanted: int = wanted) -> Any:
+            nonlocal lines
+            if frame.f_code.co_name != within or not frame.f_code.co_filename.endswith("calls.py"):
+                return None
+            lines += event == "line"
+            if lines == wanted:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        done: list[int] = []
+        sys.settrace(trace)
+        with suppress(RaisedByHandlerError):
+            calls.run(lambda: None, 0)
+        sys.settrace(None)
+        calls.run(lambda done=done: done.append(1), 0)  # type: ignore[misc]
+        assert done == [1], f"after an exception at line {wanted}"
+        if lines < wanted:
+            break
+    assert wanted > 2
