@@ -168,7 +168,7 @@ class ProcessProfiler:
                         after_in_child=self._after_fork_in_child,
                     )
             atexit.register(self._at_exit)
-            self._at_exit_of_multiprocessing()
+            self._at_exit_of_children()
             if resolved.config.samples:
                 self._sigterm.start()
         except BaseException:
@@ -190,12 +190,17 @@ class ProcessProfiler:
 
         self._calls.run(send_and_end, _SIGTERM_S)
 
-    def _at_exit_of_multiprocessing(self, *_: object) -> None:
-        """Have the children of `multiprocessing`, which skip `atexit`, send what they have gathered."""
-        util = sys.modules.get("multiprocessing.util")
+    def _at_exit_of_children(self, *_: object) -> None:
+        """Have children that skip `atexit` send what they have gathered: those of `multiprocessing` and of Celery."""
+        util, celery = sys.modules.get("multiprocessing.util"), sys.modules.get("celery.signals")
         if util is not None:
-            util.register_after_fork(self, ProcessProfiler._at_exit_of_multiprocessing)
+            util.register_after_fork(self, ProcessProfiler._at_exit_of_children)
             util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
+        if celery is not None:
+            celery.worker_process_shutdown.connect(self._at_celerys_exit, weak=False, dispatch_uid=__name__)
+
+    def _at_celerys_exit(self, **_: object) -> None:
+        self._at_exit()
 
     def _before_fork(self) -> None:
         self._forking = _thread.get_ident()

@@ -163,11 +163,12 @@ class Correlator:
 
     def close(self) -> None:
         """Take no more messages; what waits stays."""
-        mailbox, self._mailbox = self._mailbox, None
-        threads, self._threads = self._threads, []
+        mailbox = self._mailbox
         if mailbox is not None:
-            mailbox.stop()
-            self._hurry.set()
+            mailbox.stop()  # first: a signal handler may raise at any moment
+        threads, self._threads = self._threads, []
+        self._mailbox = None
+        self._hurry.set()
         own = _thread.get_ident()
         for thread in threads:
             if thread.ident != own:

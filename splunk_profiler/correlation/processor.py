@@ -121,9 +121,8 @@ class Deferral:
         self.active = False
         self._forwarding.hand_over(patience_s)
         self._forwarding.exporting, self._watched = [], []
-        decorations, self._decorations = self._decorations, []
-        for decoration in decorations:
-            decoration.remove()
+        for decoration in [*self._decorations]:
+            self._take_away(decoration)
         self._forwarding.deliver_all()  # what was ending when `active` was switched off
 
     def start_anew(self, transactions: Transactions) -> None:

@@ -42,12 +42,10 @@ class Decoration:
     def remove(self) -> None:
         """Put back what was there, except where somebody else's stands now."""
         own = vars(self._target)
-        ours, self._ours = self._ours, {}
-        for name, function in ours.items():
-            if own.get(name) is not function:
-                continue
+        for name, function in [*self._ours.items()]:
             before = self._before[name]
-            if before is _MISSING:
+            if own.get(name) is function and before is _MISSING:
                 del own[name]
-            else:
+            elif own.get(name) is function:
                 own[name] = before
+            self._ours.pop(name, None)  # only now: who is interrupted here can be called again

@@ -1,7 +1,7 @@
 """A program that SIGTERM ends by its default action, in one of many states: ``terminated.py STATE``.
 
-Works in a marked function, prints ``ready`` and the process that is to be ended, and goes on as STATE says. What ends by a
-signal that it sends itself waits for a line on standard input before.
+Works in a marked function, prints ``ready`` and the process that is to be ended, and goes on as STATE says. Before it
+sends a signal itself, it waits for a line on standard input.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def multiprocessing_spawn() -> None:
 
 
 def _terminate_child(method: str) -> None:
-    child = multiprocessing.get_context(method).Process(target=_child)
+    multiprocessing.set_start_method(method)
+    child = multiprocessing.Process(target=_child)
     child.start()
     _until_told()
     child.terminate()

@@ -1,0 +1,37 @@
+"""`start` and `stop` in signal handlers, finalisers and any thread: they come back, and leave nothing half done."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from receiver_process import Receiver
+from target_process import Target, profiled
+
+_NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("walker", ["auto", "portable"])
+@pytest.mark.parametrize(
+    "case", ["handler_in_stop", "handler_in_start", "handler_raises", "finaliser", "own_thread", "threads"]
+)
+def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: str) -> None:
+    with Target("interrupted.py", case, env=profiled(_NOBODY, 10, walker, OTEL_SERVICE_NAME="shop")) as target:
+        target.line("done", 120)
+        assert target.finish() == 0, target.output
+        lost = case == "handler_raises"  # in the callback of a weak reference, as an exception may be anywhere
+        assert lost or "Traceback" not in target.output, target.output
+
+
+def test_stop_in_a_handler_during_the_stop_at_exit_does_not_hang() -> None:
+    with Receiver(mode="hang") as receiver:
+        with Target("interrupted.py", "handler_at_exit", env=profiled(receiver.url, 5)) as target:
+            target.line("ready")
+            receiver.exports(1, answer="hang")
+            target.tell("go")
+            target.line("exits")
+            target.signal(signal.SIGTERM)
+            target.line("handled")
+            target.signal(signal.SIGTERM)
+            assert target.finish() == 0, target.output
+        receiver.switch("ok")

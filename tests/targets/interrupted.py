@@ -1,0 +1,190 @@
+"""`start` and `stop` in signal handlers, finalisers and threads: ``interrupted.py CASE``.
+
+Prints ``done`` where everything has come back and nothing of the profiler is left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import weakref
+from types import FrameType
+
+from marked_work import LEDGER, load_exporter, say, wait
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import splunk_profiler
+
+_ROUNDS = 40
+
+
+class InterruptedWorkError(BaseException):
+    """What a signal handler of the application raises."""
+
+
+def _stop_in_handler(*_: object) -> None:
+    splunk_profiler.stop()
+
+
+def _names() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("splunk-profiler-")}
+
+
+def _say_done() -> None:
+    splunk_profiler.stop(10)
+    deadline = threading.Event()
+    while _names():  # threads that were told to end without being waited for
+        deadline.wait(0.01)
+    say("done")
+
+
+def handler_at_exit() -> None:
+    """A handler stops the profiler while its own stop at the exit waits for the collector."""
+    heard = 0
+
+    def handle(*_: object) -> None:
+        nonlocal heard
+        heard += 1
+        splunk_profiler.stop()
+        say("handled", heard)
+
+    signal.signal(signal.SIGTERM, handle)
+    assert splunk_profiler.start()
+    atexit.register(say, "exits")  # before what was registered earlier
+    say("ready", os.getpid())
+    open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
+
+
+def handler_in_stop() -> None:
+    """Signals whose handler stops come one after the other while it stops."""
+    signal.signal(signal.SIGALRM, _stop_in_handler)
+    for number in range(_ROUNDS):
+        assert splunk_profiler.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 * (number + 1), 0.001)
+        splunk_profiler.stop()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    _say_done()
+
+
+def handler_in_start() -> None:
+    """What a handler stops in the middle of a start does not run afterwards."""
+    heard: list[bool] = []
+
+    def handle(_number: int, frame: FrameType | None) -> None:
+        names = set()
+        while frame is not None:
+            names.add((frame.f_globals["__name__"], frame.f_code.co_name))
+            frame = frame.f_back
+        heard.append(("splunk_profiler.profiler", "start") in names)
+        splunk_profiler.stop()
+
+    signal.signal(signal.SIGALRM, handle)
+    for number in range(_ROUNDS):
+        signal.setitimer(signal.ITIMER_REAL, 0.0002 * (number + 1))
+        splunk_profiler.start()
+        with LEDGER.span(7):
+            while len(heard) == number:
+                wait(7)
+        if heard[-1]:
+            assert not _names(), _names()
+        splunk_profiler.stop()
+    assert any(heard)
+    _say_done()
+
+
+def handler_raises() -> None:
+    """Handlers raise in the middle of starts and stops; the next ones work as ever."""
+
+    def handle(*_: object) -> None:
+        raise InterruptedWorkError
+
+    signal.signal(signal.SIGALRM, handle)
+    for number in range(_ROUNDS):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0007 * (number + 1), 0.02)
+            while True:
+                splunk_profiler.start()
+                splunk_profiler.stop()
+        except InterruptedWorkError:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert splunk_profiler.start()
+        roles = [thread.name for thread in threading.enumerate() if thread.name == "splunk-profiler-ticker"]
+        assert len(roles) == 1, roles
+    _say_done()
+
+
+class _Cycle:
+    """Stops the profiler when a collection of garbage finds it, on whichever thread that is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        weakref.finalize(self, splunk_profiler.stop)
+
+
+def finaliser() -> None:
+    """Finalisers stop the profiler on any thread, its own among them."""
+    gc.set_threshold(20)
+    for _ in range(_ROUNDS):
+        assert splunk_profiler.start() in (True, False)
+        for _ in range(5):
+            _Cycle()
+        splunk_profiler.stop()
+    gc.set_threshold(700)
+    gc.collect()
+    _say_done()
+
+
+def own_thread() -> None:
+    """Stopped by code of the application that runs on a thread of the profiler: a handler of its log lines."""
+    asked = threading.Event()
+
+    class Stopping(logging.Handler):
+        """Stops the profiler where it complains that nothing is delivered."""
+
+        def emit(self, _record: logging.LogRecord) -> None:
+            if threading.current_thread().name == "splunk-profiler-exporter":
+                splunk_profiler.stop()
+                splunk_profiler.start()
+                splunk_profiler.stop()
+                asked.set()
+
+    logging.getLogger("splunk_profiler").addHandler(Stopping())
+    assert splunk_profiler.start()
+    assert asked.wait(60)
+    _say_done()
+
+
+def threads() -> None:
+    """Many threads start and stop at once."""
+
+    def turn() -> None:
+        for _ in range(10):
+            splunk_profiler.start()
+            splunk_profiler.stop(0.2)
+
+    turning = [threading.Thread(target=turn) for _ in range(6)]
+    for thread in turning:
+        thread.start()
+    for thread in turning:
+        thread.join()
+    _say_done()
+
+
+_CASES = {
+    function.__name__: function
+    for function in (
+        handler_at_exit, handler_in_stop, handler_in_start, handler_raises, finaliser, own_thread, threads,
+    )
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    load_exporter()
+    trace.set_tracer_provider(TracerProvider())
+    _CASES[sys.argv[1]]()
