@@ -87,16 +87,16 @@ def test_the_cpu_times_of_all_threads_profiles_add_up_beside_it() -> None:
 
 @_walkers
 def test_it_works_alone_and_with_no_thread_more_than_the_profiler(walker: str) -> None:
-    records, ledger = _run("again", walker, SPLUNK_PROFILER_ENABLED="false")
+    records, ledger = _run("again", walker, SPLUNK_PROFILER_ENABLED="")
     assert {record["attributes"][SOURCE] for record in records} == {"snapshot"}
     assert {record["trace_id"] for record in records} == {ledger["selected"]["trace_id"]}
     assert all("selected_work" in record["body"] for record in records if "compute" in record["body"])
-    assert ledger["own"] == ["splunk-profiler-exporter", "splunk-profiler-sampler", "splunk-profiler-ticker"]
+    assert ledger["own"] == [f"splunk-profiler-{role}" for role in ("exporter", "sampler", "sigterm", "ticker")]
 
 
 @_walkers
 def test_a_forked_child_goes_on_with_traces_of_its_own(walker: str) -> None:
-    records, ledger = _run("forking", walker, SPLUNK_PROFILER_ENABLED="false")
+    records, ledger = _run("forking", walker, SPLUNK_PROFILER_ENABLED="")
     child, status = ledger["child"]
     assert status == 0
     of_child = [record for record in records if record["resource"]["process.pid"] == child]
@@ -109,7 +109,7 @@ def test_a_forked_child_goes_on_with_traces_of_its_own(walker: str) -> None:
 @pytest.mark.parametrize(("probability", "marked"), [("0", []), ("1", ["other", "selected"])])
 def test_none_or_all_of_the_traces_can_be_selected(probability: str, marked: list[str]) -> None:
     records, ledger = _run(
-        "threads", "auto", SPLUNK_PROFILER_ENABLED="false", SPLUNK_SNAPSHOT_SELECTION_PROBABILITY=probability
+        "threads", "auto", SPLUNK_PROFILER_ENABLED="", SPLUNK_SNAPSHOT_SELECTION_PROBABILITY=probability
     )
     assert sorted(ledger["marked"]) == marked
     assert {record["trace_id"] for record in records} == {ledger[name]["trace_id"] for name in marked}
