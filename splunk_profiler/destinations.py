@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from splunk_profiler.config import Resolved
 from splunk_profiler.model import Sink
 from splunk_profiler.sinks.opening import Opening
-from splunk_profiler.values import Agent, Collector, Directory
+from splunk_profiler.values import Agent, Collector, ConfigError, Directory, Nowhere
 
 if TYPE_CHECKING:
     from splunk_profiler.provenance import Provenance
@@ -30,14 +30,21 @@ _SINKS: dict[type, str] = {
 def make_sink(
     resolved: Resolved, resource: Callable[[], Any], provenance: Provenance | None = None, *, share_connection: bool
 ) -> Sink[Any]:
-    """The sink for the records of a process. See `Opening` for the arguments."""
-    module = import_module(f"splunk_profiler.sinks.{_SINKS[type(resolved.config.destination)]}")
+    """The sink for the records of a process. See `Opening` for the arguments.
+
+    Raises:
+        ConfigError: they go nowhere.
+    """
+    if isinstance(resolved.destination, Nowhere):
+        raise ConfigError(resolved.destination.reason)
+    module = import_module(f"splunk_profiler.sinks.{_SINKS[type(resolved.destination)]}")
     sink: Sink[Any] = module.open_sink(Opening(resolved, resource, provenance, share_connection))
     return sink
 
 
 def said(resolved: Resolved) -> str:
     """In words for a log line: where records go, and which setting says so."""
-    if place := resolved.config.destination.said:
-        return f"{place} (from {resolved.origins.get('output', 'default')})"
-    return f"{resolved.endpoint.url} (from {resolved.endpoint.setting})"
+    endpoint = resolved.endpoint
+    if endpoint is not None:
+        return f"{endpoint.url} (from {endpoint.setting})"
+    return f"{resolved.config.destination.said} (from {resolved.origins.get('output', 'default')})"

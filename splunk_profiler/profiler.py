@@ -87,7 +87,7 @@ class ProcessProfiler:
         with self._guard.watching():
             self._end(0)
             resolved = self._settings(config)
-            wanted = resolved.config.runs and not resolved.sdk_disabled
+            wanted = resolved.runs and not resolved.sdk_disabled
             if self._profiler is None and wanted and self._may_run_here() and not sys.is_finalizing():
                 self._begin(resolved)
 
@@ -131,7 +131,7 @@ class ProcessProfiler:
         self._settled = config is not None or resolved.config.runs
         for warning in resolved.warnings:
             logger.warning("%s", warning)
-        if resolved.sdk_disabled and resolved.config.runs:
+        if resolved.sdk_disabled and resolved.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
         return resolved
 
@@ -169,7 +169,7 @@ class ProcessProfiler:
                     )
             atexit.register(self._at_exit)
             self._at_exit_of_children()
-            if resolved.config.samples:
+            if resolved.samples:
                 self._sigterm.start()
         except BaseException:
             self._end(0)
@@ -279,7 +279,7 @@ class Profiler:
         self._publishing: Publishing | None = (
             parents._publishing if forked and parents is not None else self._make_publishing()
         )
-        self._sampling = self._make_sampling(parents) if resolved.config.samples else None
+        self._sampling = self._make_sampling(parents) if resolved.samples else None
 
     def start(self) -> bool:
         """Start what there is. True if something runs.
@@ -336,7 +336,7 @@ class Profiler:
         from splunk_profiler.publishing import make_publishing  # noqa: PLC0415  # loaded by a start that is switched on
 
         config = self.resolved.config
-        sampled_often = config.enabled and config.call_stack_interval_ms <= 1000
+        sampled_often = self.resolved.samples and config.enabled and config.call_stack_interval_ms <= 1000
         return make_publishing(self.resolved, audited=sampled_often)
 
     def _make_sampling(self, parents: Profiler | None) -> Sampling:

@@ -2,20 +2,24 @@
 
 The OpenTelemetry exporters read these variables themselves, but raise on a value they do not take (also on
 one that an argument overrides) and never name it. Here such a value becomes one warning. A variable for logs
-(``OTEL_EXPORTER_OTLP_LOGS_TIMEOUT``) goes before the general one, as in the exporters. Pure: reads the mapping
-it is given, never the environment, and opens no file.
+(``OTEL_EXPORTER_OTLP_LOGS_TIMEOUT``) goes before the general one, as in the exporters. What may hold a token of the
+general endpoint goes to no other host. Pure: reads the mapping it is given, never the environment, and opens no file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import unquote
 
+from splunk_profiler.values import quoted
+
 _T = TypeVar("_T")
 _GENERAL = "OTEL_EXPORTER_OTLP_"
+_PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
+HEADERS = "SPLUNK_PROFILER_LOGS_HEADERS"
 _HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 _HEADER_VALUE = re.compile(r"[ -~]*")
 _LONGEST_TIMEOUT_S = 600
@@ -70,11 +74,18 @@ class Transport:
     trace_credential_provider: str = ""
 
 
-def parse(env: Mapping[str, str]) -> tuple[Transport, list[str]]:
-    """The transport that `env` asks for, and one sentence for each value that could not be used."""
+def parse(env: Mapping[str, str], headers: str = "", *, elsewhere: bool = False) -> tuple[Transport, list[str]]:
+    """Return the transport that `env` asks for, and one sentence for each value that is not used.
+
+    Args:
+        env: the variables.
+        headers: those for profiles alone; they go before all others.
+        elsewhere: records go to another host than ``OTEL_EXPORTER_OTLP_ENDPOINT`` names, for which general headers and
+            credentials are not meant.
+    """
     warnings: list[str] = []
     transport = Transport(
-        headers=_headers(*_variable(env, "HEADERS"), warnings),
+        headers=_headers(*_own_headers(env, headers, warnings, elsewhere=elsewhere), warnings),
         timeout_s=_usable(env, "TIMEOUT", _seconds, 10.0, warnings),
         gzip=_usable(env, "COMPRESSION", _compression, False, warnings),
         certificates=_certificates(env, "LOGS_"),
@@ -82,7 +93,28 @@ def parse(env: Mapping[str, str]) -> tuple[Transport, list[str]]:
         credential_provider=_provider(env, "LOGS_"),
         trace_credential_provider=_provider(env, "TRACES_"),
     )
+    if elsewhere and transport.credential_provider and not env.get(_PROVIDER.format("LOGS_"), "").strip():
+        transport = replace(transport, credential_provider="")
+        warnings.append(_kept_back(_PROVIDER.format(""), _PROVIDER.format("LOGS_")))
     return transport, warnings
+
+
+def _own_headers(env: Mapping[str, str], headers: str, warnings: list[str], *, elsewhere: bool) -> tuple[str, str]:
+    """The variable whose headers are sent, and its text."""
+    if headers:
+        return HEADERS, headers
+    variable, text = _variable(env, "HEADERS")
+    if elsewhere and variable == f"{_GENERAL}HEADERS":
+        warnings.append(_kept_back(variable, HEADERS))
+        return "", ""
+    return variable, text
+
+
+def _kept_back(variable: str, own: str) -> str:
+    return (
+        f"{variable} is for the host of OTEL_EXPORTER_OTLP_ENDPOINT and is not used: profiles go to another one;"
+        f" set {own} for that"
+    )
 
 
 def _variable(env: Mapping[str, str], name: str) -> tuple[str, str]:
@@ -100,7 +132,7 @@ def _usable(env: Mapping[str, str], name: str, read: Callable[[str], _T], defaul
     try:
         return read(text)
     except ValueError as error:
-        warnings.append(f"{variable}={text!r} is not usable: {error}")
+        warnings.append(f"{variable}={quoted(text)} is not usable: {error}")
         return default
 
 
@@ -129,7 +161,7 @@ def _headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, 
             # The text is not repeated: it may be a secret that lost its name.
             warnings.append(f"{variable}: number {position} is no name=value that gRPC can send; it is left out")
         elif not _HEADER_VALUE.fullmatch(value):
-            warnings.append(f"{variable}: the value of {name!r} is not printable ASCII; it is left out")
+            warnings.append(f"{variable}: the value of number {position} is not printable ASCII; it is left out")
         else:
             found.append((name, value))
     return tuple(found)
@@ -145,6 +177,4 @@ def _certificates(env: Mapping[str, str], signal: str) -> Certificates:
 
 
 def _provider(env: Mapping[str, str], signal: str) -> str:
-    general = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER"
-    own = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{signal}CREDENTIAL_PROVIDER"
-    return env.get(own, "").strip() or env.get(general, "").strip()
+    return env.get(_PROVIDER.format(signal), "").strip() or env.get(_PROVIDER.format(""), "").strip()

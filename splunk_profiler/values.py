@@ -9,11 +9,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 DEFAULT_PORT = 4317
 AGENT_PORT = 8126
+ENDPOINT_FORMS = "http(s)://HOST:PORT, HOST:PORT, dns:HOST:PORT or unix:PATH"
+DESTINATION_FORMS = "otlp, file:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
 _QUERY = re.compile(r"\?.+", re.DOTALL)
+# A line break, a key or certificate in PEM form, base64 of one, or base64 of its binary form.
+_PRIVATE = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|-----BEGIN|PRIVATE KEY|LS0tLS1CRUdJTi|MII[A-Za-z0-9+/]{40}")
+_MOST_PRIVATE = 20
+_MOST_SHOWN = 300
+_MOST_SOCKET_BYTES = 107  # of the path of a Unix socket
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
@@ -31,7 +38,7 @@ class Endpoint:
 
     Attributes:
         url: as the user wrote it, for messages (`shown`).
-        target: ``host:port`` for gRPC.
+        target: for gRPC: ``host:port``, ``dns:host:port``, ``dns:///host:port`` or ``unix:path``.
         secure: True if the connection uses TLS.
         setting: the setting it came from, for messages.
     """
@@ -40,6 +47,28 @@ class Endpoint:
     target: str
     secure: bool
     setting: str
+
+    @property
+    def path(self) -> str:
+        """The file of a Unix socket; empty for a host and port."""
+        return unquote(self.target.removeprefix("unix:")) if self.target.startswith("unix:") else ""
+
+    @property
+    def authority(self) -> str:
+        """``host:port``; empty for a Unix socket."""
+        return "" if self.path else self.target.removeprefix("dns:").removeprefix("///")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port as the socket interface takes them; not for a Unix socket."""
+        host, _, port = self.authority.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def machine(self) -> str:
+        """The host in a form that can be compared; ``localhost`` for all that is this machine."""
+        host = "localhost" if self.path else self.address[0].lower().rstrip(".")
+        return "localhost" if host in ("127.0.0.1", "::1") else host
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +106,21 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Profiles are posted to the Datadog agent that listens at `host` and `port`; `url` is as the user wrote it."""
+    """Profiles are posted to a Datadog agent.
+
+    Attributes:
+        url: as the user wrote it.
+        host: where it listens.
+        port: the same.
+        secure: True if the connection uses TLS.
+        path: the file of the Unix socket that it listens at, in place of host and port; empty if it does not.
+    """
 
     url: str
     host: str
     port: int
+    secure: bool = False
+    path: str = ""
     takes_samples: ClassVar[bool] = False
     interval_ms: ClassVar[int | None] = 60_000
 
@@ -94,14 +133,32 @@ class Agent:
 Destination = Collector | Directory | Agent
 
 
+@dataclass(frozen=True, slots=True)
+class Nowhere:
+    """Records go nowhere, because a setting that says where to cannot be used; `reason` is the line of the log."""
+
+    reason: str
+
+
 def shown(text: str) -> str:
-    """`text` for messages: a URL without what may be secret, which is a user's name and password, and a query."""
+    """Return the text of a setting for messages, without what may be secret.
+
+    Leaves out the user's name, the password and the query of a URL. Cuts what has a line break or looks like a key
+    after 20 characters. All that a message says of a setting's value comes from here.
+    """
     scheme, slashes, rest = text.partition("//")
     if not slashes:
         scheme, rest = "", text
     if "@" in rest:
         rest = "***" + rest[rest.rindex("@") :]
-    return scheme + slashes + _QUERY.sub("?***", rest)
+    visible = scheme + slashes + _QUERY.sub("?***", rest)
+    most = _MOST_PRIVATE if _PRIVATE.search(text) else _MOST_SHOWN
+    return visible if len(visible) <= most else f"{visible[:most]}…"
+
+
+def quoted(value: object) -> str:
+    """Return a setting's value as `shown`, in quotes and on one line."""
+    return repr(shown(value)) if isinstance(value, str) else shown(repr(value))
 
 
 def parse_boolean(text: str) -> bool:
@@ -151,6 +208,8 @@ def parse_directory(text: str) -> str:
         raise ConfigError("not an absolute path")
     if "\0" in text or ".." in text.split("/"):
         raise ConfigError("not a plain path (no .. in it)")
+    if _PRIVATE.search(text):
+        raise ConfigError("a line break or a key is in it")
     return text
 
 
@@ -168,26 +227,67 @@ def parse_overhead(text: str) -> str:
     return text.lower()
 
 
-def parse_endpoint(url: str, *, insecure_by_default: bool = False, setting: str = "") -> Endpoint:
-    """``http(s)://host[:port]`` or bare ``host:port``, which means TLS unless `insecure_by_default`."""
-    bare = "://" not in url
+def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "") -> Endpoint:
+    """Parse a target for gRPC: one of `ENDPOINT_FORMS`.
+
+    Args:
+        url: the text.
+        insecure: whether a target without ``http(s)://`` is plaintext; None: only a Unix socket is.
+        setting: where it comes from.
+    """
     try:
-        parts = urlsplit(f"//{url}" if bare else url)
-        port = parts.port or DEFAULT_PORT
-    except ValueError as error:
-        # What is wrong is told with a part of the text, in which there may be one of a password.
-        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
-    if not bare and parts.scheme not in ("http", "https"):
-        raise ConfigError("its scheme is neither http nor https")
-    if bare and (parts.port is None or parts.path):
-        raise ConfigError("neither http(s)://host:port nor host:port")
+        return Endpoint(shown(url), *_target(url, insecure), setting)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (allowed: {ENDPOINT_FORMS})") from None
+
+
+def _target(url: str, insecure: bool | None) -> tuple[str, bool]:
+    """Target and `Endpoint.secure`."""
+    scheme, separator, rest = url.partition(":")
+    scheme = scheme.lower()
+    if scheme == "unix":
+        return f"unix:{quote(_socket_path(rest))}", insecure is False
+    if scheme == "dns":
+        leading = "///" if rest.startswith("///") else ""
+        return f"dns:{leading}{_bare(rest.removeprefix('///'))}", not insecure
+    if not rest.startswith("//") or not separator:
+        return _bare(url), not insecure
+    if scheme not in ("http", "https"):
+        raise ConfigError("its scheme is not known")
+    host, port = _host_and_port(url)
+    return f"{host}:{port or DEFAULT_PORT}", scheme == "https"
+
+
+def _bare(text: str) -> str:
+    host, port = _host_and_port(f"//{text}")
+    if port is None or re.search("[/?#]", text):
+        raise ConfigError("it is not a host and a port")
+    return f"{host}:{port}"
+
+
+def _host_and_port(url: str) -> tuple[str, int | None]:
+    """The host, in brackets if it is a number of IPv6, and the port, if there is one."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # whose text has a part of ours in it, which may be a password
+        raise ConfigError("it is not a URL, or its port is none") from None
     if "@" in parts.netloc:
-        raise ConfigError("it holds a user name, which gRPC cannot send; use OTEL_EXPORTER_OTLP_HEADERS")
-    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc.rstrip(":")
-    if not _HOST.fullmatch(host):
-        raise ConfigError("it names no valid host")
-    secure = parts.scheme != "http" and not (bare and insecure_by_default)
-    return Endpoint(shown(url), f"{host}:{port}", secure, setting)
+        raise ConfigError("it holds a user name, which cannot be sent")
+    host = parts.netloc.rpartition(":")[0] if port is not None else parts.netloc.rstrip(":")
+    if not _HOST.fullmatch(host) or re.search(r"\s", url) or port == 0:
+        raise ConfigError("it names no valid host and port")
+    return host, port
+
+
+def _socket_path(rest: str) -> str:
+    """The path behind ``unix:``; with ``//`` before it, it is absolute."""
+    path = rest.removeprefix("//")
+    if path != rest and not path.startswith("/"):
+        raise ConfigError("the path of the socket is not absolute, although // is before it")
+    if not path or "\0" in path or _PRIVATE.search(path) or len(path.encode(errors="replace")) > _MOST_SOCKET_BYTES:
+        raise ConfigError(f"the socket has no path of at most {_MOST_SOCKET_BYTES} bytes")
+    return path
 
 
 def endpoint_text(text: str) -> str:
@@ -197,40 +297,54 @@ def endpoint_text(text: str) -> str:
 
 
 def _agent(url: str) -> Agent:
-    try:
-        parts = urlsplit(url)
-        port = AGENT_PORT if parts.port is None else parts.port
-    except ValueError as error:
-        # What is wrong is told with a part of the text, in which there may be one of a password.
-        raise ConfigError("not a URL" if "@" in url else f"not a URL ({error})") from None
-    if parts.scheme != "http":
-        raise ConfigError("the agent's address does not begin with http://")
-    host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
-    if not _HOST.fullmatch(host) or not port:
-        raise ConfigError("it names no valid host and port")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
+    scheme, _, rest = url.partition(":")
+    scheme = scheme.lower()
+    if scheme == "unix":
+        path = _socket_path(rest)
+        if not path.startswith("/"):
+            raise ConfigError("the path of the agent's socket is not absolute")
+        return Agent(url, "localhost", 0, path=path)
+    if scheme not in ("http", "https") or not rest.startswith("//"):
+        raise ConfigError("the agent's address does not begin with http://, https:// or unix://")
+    if rest[2:].partition("/")[2] or "?" in rest or "#" in rest:
         raise ConfigError("nothing may follow the agent's host and port")
-    return Agent(url, host.strip("[]"), port)
+    host, port = _host_and_port(url)
+    return Agent(url, host.strip("[]"), port or AGENT_PORT, secure=scheme == "https")
 
 
-# What the setting begins with → how the whole of it is to look, and what the rest of it is.
-_DESTINATIONS: dict[str, tuple[str, Callable[[str], Destination]]] = {
-    "file": ("file:DIRECTORY", lambda path: Directory(parse_directory(path))),
-    "datadog": ("datadog:http://HOST:PORT", _agent),
+# What the setting begins with → what the rest of it is.
+_DESTINATIONS: dict[str, Callable[[str], Destination]] = {
+    "file": lambda path: Directory(parse_directory(path)),
+    "datadog": _agent,
 }
 
 
 def parse_destination(text: str) -> Destination:
-    """``otlp``, ``file:`` and an absolute path, or ``datadog:`` and ``http://host[:port]``."""
+    """Parse one of `DESTINATION_FORMS`."""
     if text == "otlp":
         return Collector()
     kind, separator, rest = text.partition(":")
-    if not separator or kind not in _DESTINATIONS:
-        raise ConfigError(f"not one of otlp, {', '.join(form for form, _ in _DESTINATIONS.values())}")
-    return _DESTINATIONS[kind][1](rest)
+    try:
+        if not separator or kind not in _DESTINATIONS:
+            raise ConfigError("it is no destination")
+        return _DESTINATIONS[kind](rest)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (allowed: {DESTINATION_FORMS})") from None
 
 
 def destination_text(text: str) -> str:
     """The text itself, if `parse_destination` takes it."""
     parse_destination(text)
     return text
+
+
+def parse_attributes(text: str) -> dict[str, str]:
+    """OpenTelemetry's form: ``key=value,key=value``, percent-encoded; what has no ``=`` is left out."""
+    pairs = (item.partition("=") for item in text.split(",") if "=" in item)
+    return {key.strip(): unquote(value.strip()) for key, _, value in pairs}
+
+
+def parse_tags(text: str) -> dict[str, str]:
+    """Datadog's form: ``key:value,key:value``, or with white space between them if there is no comma."""
+    pairs = (item.partition(":") for item in (text.split(",") if "," in text else text.split()))
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}

@@ -29,6 +29,8 @@ Export = dict[str, Any]
 class Receiver:
     """A running collector. `port` 0 lets the system choose; `port` says afterwards which one it is.
 
+    With a `path` it listens at a Unix socket there, and at no port.
+
     Attributes:
         port: where it listens on 127.0.0.1.
     """
@@ -37,6 +39,7 @@ class Receiver:
         self,
         *,
         port: int = 0,
+        path: Path | None = None,
         mode: str = "ok",
         cert: Path | None = None,
         key: Path | None = None,
@@ -44,8 +47,9 @@ class Receiver:
         start_timeout_s: float = 60,
     ) -> None:
         command = [sys.executable, str(_TARGET), "--port", str(port), "--mode", mode]
-        for option, path in (("--cert", cert), ("--key", key), ("--client-ca", client_ca)):
-            command += [option, str(path)] if path is not None else []
+        for option, file in (("--unix", path), ("--cert", cert), ("--key", key), ("--client-ca", client_ca)):
+            command += [option, str(file)] if file is not None else []
+        self._path = path
         self._secure = cert is not None
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
@@ -67,7 +71,9 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Its endpoint: ``http://127.0.0.1:PORT``, or ``https://localhost:PORT`` where it has a certificate."""
+        """Its endpoint: ``http://127.0.0.1:PORT``, ``https://localhost:PORT`` with a certificate, or ``unix:PATH``."""
+        if self._path is not None:
+            return f"unix:{self._path}"
         return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
 
     def switch(self, mode: str, timeout_s: float = 60) -> None:

@@ -15,8 +15,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from splunk_profiler.cli.run import AUTOSTART
-from splunk_profiler.config import SETTINGS, Config, Resolved
-from splunk_profiler.values import Collector, shown
+from splunk_profiler.config import Config, Resolved
+from splunk_profiler.settings import SETTINGS
+from splunk_profiler.values import Collector, Nowhere
 
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
 _OLDEST_SDK = (1, 38)
@@ -50,7 +51,8 @@ class Finding:
 
 def switches(resolved: Resolved) -> list[Finding]:
     """Is the profiler on, and can every value be used?"""
-    found = [Finding(Verdict.WARNING, "setting", warning) for warning in resolved.warnings]
+    told = resolved.destination.reason if isinstance(resolved.destination, Nowhere) else ""  # under "Destination"
+    found = [Finding(Verdict.WARNING, "setting", line) for line in resolved.warnings if line not in told]
     if resolved.config.enabled:
         found.insert(0, Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true"))
     elif resolved.config.snapshot_enabled:
@@ -73,7 +75,7 @@ def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
     rows = []
     for setting in SETTINGS:
         value = getattr(resolved.config, setting.field)
-        text = "" if value is None else str(value).lower() if isinstance(value, bool) else shown(str(value))
+        text = "" if value is None else str(value).lower() if isinstance(value, bool) else setting.shown(value)
         usual = value == getattr(defaults, setting.field)
         origin = resolved.origins.get(setting.field, "default" if usual else "Config")
         rows.append((setting.name, text, "environment" if origin == setting.name else origin))
@@ -105,7 +107,7 @@ def interpreter(resolved: Resolved) -> list[Finding]:
     if not sdk[0].isdigit() or tuple(int(part) for part in sdk.split(".")[:2]) < _OLDEST_SDK:
         fact = f"opentelemetry-sdk {sdk}; 1.38 or newer is needed"
         found.append(Finding(Verdict.FAILURE, "packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'"))
-    if versions["grpcio"] == "missing" and isinstance(resolved.config.destination, Collector):
+    if versions["grpcio"] == "missing" and isinstance(resolved.destination, Collector):
         remedy = "pip install grpcio" + (" (there are no wheels for free-threaded builds)" if free_threaded else "")
         found.append(Finding(Verdict.FAILURE, "packages", "without grpcio nothing can be sent", remedy))
     choice = choose_walker(resolved.config.walker)

@@ -6,6 +6,7 @@ Runs on the main thread: asks `checks` and `running`, and draws what they found.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 
 import click
 from rich.table import Table
@@ -17,6 +18,7 @@ from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.running import environment_of, process
 from splunk_profiler.cli.terminal import Terminal, page, text
 from splunk_profiler.config import Resolved, environment, from_env
+from splunk_profiler.values import Nowhere
 
 _MARKS = {
     Verdict.GOOD: text("✓", style="green"),
@@ -55,7 +57,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     }
     if pid is not None:
         sections = {"Process": process(pid, receivers.lasting_connection(resolved)), **sections}
-    if not no_export:
+    if not no_export and not isinstance(resolved.destination, Nowhere):
         sections["Test"] = receivers.export(resolved)
     failed = any(found.verdict is Verdict.FAILURE for section in sections.values() for found in section)
     if as_json:
@@ -71,12 +73,7 @@ def _as_data(resolved: Resolved, sections: dict[str, list[Finding]], failed: boo
         "settings": [
             {"name": name, "value": value, "origin": origin} for name, value, origin in checks.settings(resolved)
         ],
-        "endpoint": {
-            "url": resolved.endpoint.url,
-            "target": resolved.endpoint.target,
-            "secure": resolved.endpoint.secure,
-            "setting": resolved.endpoint.setting,
-        },
+        "endpoint": None if resolved.endpoint is None else asdict(resolved.endpoint),
         "findings": [
             {
                 "section": title,

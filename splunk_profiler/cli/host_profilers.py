@@ -16,6 +16,7 @@ from splunk_profiler.config import Resolved
 from splunk_profiler.correlation.inbox import Inbox, InboxError
 from splunk_profiler.correlation.libraries import elastic_library, labels_library, remedy
 from splunk_profiler.correlation.storage import Service, encode, service_of
+from splunk_profiler.values import quoted
 
 _CORRELATION = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"
 _SOCKET_DIRECTORY = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
@@ -67,7 +68,7 @@ def _correlation(resolved: Resolved, extension: Any) -> list[Finding]:
         inbox.close()
     service = service_of(resolved.described)
     if service is not None:
-        found.append(Finding(Verdict.GOOD, "service", f"{service.name!r}, from the environment"))
+        found.append(Finding(Verdict.GOOD, "service", f"{quoted(service.name)}, from the environment"))
     else:
         fact = "the environment gives it no name: host profilers are told one with the first span, if its provider has"
         found.append(Finding(Verdict.NOTE, "service", fact, "set OTEL_SERVICE_NAME"))

@@ -13,13 +13,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.config import DEFAULT_ENDPOINT, Resolved
-from splunk_profiler.values import Agent, Collector, Directory
+from splunk_profiler.values import Agent, Directory, Endpoint, Nowhere
 
 _CONNECT_SECONDS = 5.0
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -29,17 +29,20 @@ _INTAKE = "/profiling/v1/input"
 
 def destination(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
     """Where do records go, and is anybody there?"""
-    place = resolved.config.destination
+    place = resolved.destination
+    if isinstance(place, Nowhere):
+        return [Finding(Verdict.FAILURE, "destination", place.reason, "correct the setting")]
     if isinstance(place, Directory):
         return _directory(place.path, resolved)
     if isinstance(place, Agent):
         return _agent(place, resolved)
-    return _collector(resolved, env)
+    assert resolved.endpoint is not None
+    return _collector(resolved.endpoint, env)
 
 
 def lasting_connection(resolved: Resolved) -> str:
-    """The ``host:port`` that a process which sends has a connection to; empty if it needs none."""
-    return resolved.endpoint.target if isinstance(resolved.config.destination, Collector) else ""
+    """The ``host:port`` that a process which sends has a connection to; empty if it needs none, or a Unix socket's."""
+    return resolved.endpoint.authority if resolved.endpoint is not None else ""
 
 
 def _format(resolved: Resolved) -> Finding:
@@ -79,19 +82,36 @@ def _agent(agent: Agent, resolved: Resolved) -> list[Finding]:
     found = [
         Finding(Verdict.GOOD, "output", f"the Datadog agent at {agent.url}, from SPLUNK_PROFILER_OUTPUT"),
         _format(resolved),
-        *_reach(f"{agent.host}:{agent.port}", "start the agent, with APM enabled"),
+        *_reach(agent.path or (agent.host, agent.port), "start the agent, with APM enabled"),
     ]
     if found[-1].verdict is not Verdict.FAILURE:
         found.append(_what_it_says(agent))
     return found
 
 
+class _SocketConnection(HTTPConnection):
+    """To the agent's Unix socket."""
+
+    def connect(self) -> None:
+        """As `HTTPConnection.connect`; `host` is the socket's file."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.host)
+
+
+def _connection(agent: Agent) -> HTTPConnection:
+    if agent.path:
+        return _SocketConnection(agent.path, timeout=_CONNECT_SECONDS)
+    kind = HTTPSConnection if agent.secure else HTTPConnection
+    return kind(agent.host, agent.port, timeout=_CONNECT_SECONDS)
+
+
 def _what_it_says(agent: Agent) -> Finding:
     """What the agent tells of itself. A server that tells nothing may still take profiles: the test export shows it."""
     remedy = "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default"
     try:
-        with closing(HTTPConnection(agent.host, agent.port, timeout=_CONNECT_SECONDS)) as connection:
-            connection.request("GET", "/info")
+        with closing(_connection(agent)) as connection:
+            connection.request("GET", "/info", headers={"Host": agent.host})
             said: Any = json.loads(connection.getresponse().read())
         version, endpoints = said["version"], said["endpoints"]
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
@@ -101,8 +121,7 @@ def _what_it_says(agent: Agent) -> Finding:
     return Finding(Verdict.GOOD, "agent", f"a Datadog agent, version {version}{listed}")
 
 
-def _collector(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
-    target = resolved.endpoint
+def _collector(target: Endpoint, env: Mapping[str, str]) -> list[Finding]:
     origin = "by default" if target.setting == "default" else f"from {target.setting}"
     tls = "TLS" if target.secure else "no TLS"
     found = [Finding(Verdict.GOOD, "endpoint", f"{target.url} {origin}: {target.target}, {tls}")]
@@ -121,13 +140,23 @@ def _collector(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
         if env.get(name, "").strip():
             fact = f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector"
             found.append(Finding(Verdict.NOTE, "proxy", fact))
-    return found + _reach(target.target, "start a collector there (to try: splunk-profiler collect)")
+    return found + _reach(target.path or target.address, "start a collector there (to try: splunk-profiler collect)")
 
 
-def _reach(target: str, start: str) -> list[Finding]:
-    host, _, port = target.rpartition(":")
+def _reach(place: tuple[str, int] | str, start: str) -> list[Finding]:
+    remedy = f"{start}, open the way to it, or correct the setting"
+    if isinstance(place, str):
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_CONNECT_SECONDS)
+                connection.connect(place)
+        except OSError as error:
+            fact = f"the socket {place} accepts none: {error.strerror or error}"
+            return [Finding(Verdict.FAILURE, "connection", fact, remedy)]
+        return [Finding(Verdict.GOOD, "connection", f"the socket {place} accepts connections")]
+    host, port = place
     try:
-        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         fact = f"{host} has no address: {getattr(error, 'strerror', error)}"
         return [Finding(Verdict.FAILURE, "name look-up", fact, "correct the host, or the name service of this machine")]
@@ -143,7 +172,6 @@ def _reach(target: str, start: str) -> list[Finding]:
             problems.append(f"{address[0]}: {error.strerror or error}")
             continue
         return [*found, Finding(Verdict.GOOD, "connection", f"{address[0]} port {port} accepts connections")]
-    remedy = f"{start}, open the way to it, or correct the setting"
     return [*found, Finding(Verdict.FAILURE, "connection", f"port {port} is not open: {'; '.join(problems)}", remedy)]
 
 

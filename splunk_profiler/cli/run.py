@@ -25,8 +25,9 @@ import click
 from splunk_profiler import preload
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
 from splunk_profiler.cli.output import print_line
-from splunk_profiler.config import SETTINGS, environment, from_env
+from splunk_profiler.config import environment, from_env
 from splunk_profiler.correlation.libraries import labels_library
+from splunk_profiler.settings import SETTINGS
 from splunk_profiler.values import ConfigError
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
@@ -43,7 +44,7 @@ def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[An
         try:
             return value if value is None else str(setting.parse(value))
         except ConfigError as error:
-            raise click.BadParameter(f"{value!r} is {error}") from None
+            raise click.BadParameter(f"{setting.quoted(value)} is not usable: {error}") from None
 
     return click.option(option, name, metavar=metavar, callback=check, help=f"{meaning} [{name}]")
 
@@ -62,9 +63,7 @@ def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
     "Milliseconds between exports; 1000, for pprof 10000.",
 )
 @_setting("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
-@_setting(
-    "--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:http://HOST:PORT; otlp."
-)
+@_setting("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
 @_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
 @_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
 @_switch(

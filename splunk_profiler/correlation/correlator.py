@@ -25,6 +25,7 @@ from splunk_profiler.correlation.providers import Met
 from splunk_profiler.correlation.transactions import Transactions
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.threads import Signal, Worker
+from splunk_profiler.values import shown
 
 _NS = 1_000_000_000
 _DEFAULT_DELAY_NS = 1 * _NS  # while no profiler has said how long it takes
@@ -383,5 +384,5 @@ class Correlator:
 
 
 def _shown(host_id: str) -> str:
-    """For log lines: a message may hold 64 KiB."""
-    return host_id if len(host_id) <= _LONGEST_SHOWN else host_id[:_LONGEST_SHOWN] + "…"
+    """For log lines: a message may hold 64 KiB, and a setting may have said what is sent."""
+    return shown(host_id[:_LONGEST_SHOWN] + "…" if len(host_id) > _LONGEST_SHOWN else host_id)

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from splunk_profiler.guard import logger
 from splunk_profiler.transport import Certificates, Transport
-from splunk_profiler.values import Endpoint
+from splunk_profiler.values import Endpoint, quoted, shown
 
 METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _PROVIDERS = "opentelemetry_otlp_credential_provider"
@@ -132,9 +132,11 @@ class Connections:
 
     def _open(self) -> grpc.Channel:
         _keep_grpc_running()
+        # The name that a certificate is for; gRPC's own for a Unix socket is its path, which some servers refuse.
+        options = (*_OPTIONS, ("grpc.default_authority", "localhost")) if self._endpoint.path else _OPTIONS
         if self._credentials is None:
-            return grpc.insecure_channel(self._endpoint.target, options=_OPTIONS)
-        return grpc.secure_channel(self._endpoint.target, self._credentials, options=_OPTIONS)
+            return grpc.insecure_channel(self._endpoint.target, options=options)
+        return grpc.secure_channel(self._endpoint.target, self._credentials, options=options)
 
     def _trace_channel(self) -> grpc.Channel | None:
         """The live channel of a trace exporter that sends to our endpoint with our credentials.
@@ -185,9 +187,9 @@ def _credentials(transport: Transport) -> grpc.ChannelCredentials:
             made = _provided(transport.credential_provider)
         except Exception as error:
             logger.warning(
-                "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER=%r is not usable: %s; certificate files are used",
-                transport.credential_provider,
-                error,
+                "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER=%s is not usable: %s; certificate files are used",
+                quoted(transport.credential_provider),
+                shown(str(error)),
             )
         else:
             return made
@@ -223,7 +225,7 @@ def _read(path: str, setting: str) -> bytes | None:
             return content
         reason = "it holds no PEM data"
     instead = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
-    logger.warning("%s=%r cannot be used: %s; %s", setting, path, reason, instead)
+    logger.warning("%s=%s cannot be used: %s; %s", setting, quoted(path), reason, instead)
     return None
 
 

@@ -14,7 +14,7 @@ import grpc
 from google.rpc.error_details_pb2 import RetryInfo
 
 from splunk_profiler.model import Delivery, Outcome
-from splunk_profiler.transport import Transport
+from splunk_profiler.transport import HEADERS, Transport
 from splunk_profiler.values import Endpoint
 
 _CODE = grpc.StatusCode
@@ -58,10 +58,8 @@ def worth_probing(code: grpc.StatusCode, details: str) -> bool:
 
 def probe(endpoint: Endpoint) -> Speaks:
     """Ask the server at `endpoint` what it speaks, first without TLS. Never raises."""
-    host, _, port = endpoint.target.rpartition(":")
-    address = host.strip("[]"), int(port)
     try:
-        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+        with _connected(endpoint) as connection:
             connection.sendall(_PREFACE)
             head = b""
             while len(head) < 9 and (more := connection.recv(9 - len(head))):
@@ -70,7 +68,20 @@ def probe(endpoint: Endpoint) -> Speaks:
         head = b""
     found = _recognised(head)
     # Some TLS servers answer what they do not understand with silence: only a handshake shows them.
-    return Speaks.TLS if found is Speaks.UNKNOWN and not endpoint.secure and _shakes_hands(address) else found
+    return Speaks.TLS if found is Speaks.UNKNOWN and not endpoint.secure and _shakes_hands(endpoint) else found
+
+
+def _connected(endpoint: Endpoint) -> socket.socket:
+    if not endpoint.path:
+        return socket.create_connection(endpoint.address, timeout=_PROBE_S)
+    opened = socket.socket(socket.AF_UNIX)
+    try:
+        opened.settimeout(_PROBE_S)
+        opened.connect(endpoint.path)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def _recognised(head: bytes) -> Speaks:
@@ -82,13 +93,13 @@ def _recognised(head: bytes) -> Speaks:
     return Speaks.HTTP2 if len(head) == 9 and head[3] == 4 and head[5:] == bytes(4) else Speaks.UNKNOWN
 
 
-def _shakes_hands(address: tuple[str, int]) -> bool:
+def _shakes_hands(endpoint: Endpoint) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # nothing is sent: whose certificate it is does not matter here
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection(address, timeout=_PROBE_S) as connection, context.wrap_socket(connection):
+        with _connected(endpoint) as connection, context.wrap_socket(connection):
             return True
     except OSError:  # SSLError among them
         return False
@@ -116,8 +127,8 @@ def _explain(code: grpc.StatusCode, details: str, endpoint: Endpoint, transport:
         return f"no collector can be reached at {where} ({details}); start one there or set {setting}"
     hints = {
         _CODE.DEADLINE_EXCEEDED: f"no answer within {transport.timeout_s:g} s (OTEL_EXPORTER_OTLP_TIMEOUT)",
-        _CODE.UNAUTHENTICATED: "a token belongs in OTEL_EXPORTER_OTLP_HEADERS",
-        _CODE.PERMISSION_DENIED: "a token belongs in OTEL_EXPORTER_OTLP_HEADERS",
+        _CODE.UNAUTHENTICATED: f"a token belongs in {_headers_of(endpoint)}",
+        _CODE.PERMISSION_DENIED: f"a token belongs in {_headers_of(endpoint)}",
         _CODE.UNIMPLEMENTED: "it takes no logs over OTLP/gRPC; the collector needs a logs pipeline with an otlp"
         f" receiver (port 4317; 4318 is OTLP over HTTP), or {setting} names the wrong server",
     }
@@ -125,21 +136,27 @@ def _explain(code: grpc.StatusCode, details: str, endpoint: Endpoint, transport:
     return f"{where} answered {code.name} ({details}){hint}"
 
 
+def _headers_of(endpoint: Endpoint) -> str:
+    general = endpoint.setting in ("", "default", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return "OTEL_EXPORTER_OTLP_HEADERS" if general else HEADERS
+
+
 def _wrong_protocol(endpoint: Endpoint, speaks: Speaks, setting: str) -> str:
-    where, target = endpoint.url, endpoint.target
+    where, target = endpoint.url, endpoint.authority or endpoint.target
+    without, within = (
+        (f"set {setting}=http://{target}", f"set {setting}=https://{target}")
+        if endpoint.authority
+        else ("unset OTEL_EXPORTER_OTLP_INSECURE", "set OTEL_EXPORTER_OTLP_INSECURE=false")
+    )
     if speaks is Speaks.HTTP1:
         return (
             f"{where} speaks HTTP/1, not gRPC; set {setting} to the OTLP/gRPC port of the collector (4317 by default)"
         )
     if endpoint.secure and speaks is Speaks.HTTP2:
-        return (
-            f"the collector at {target} speaks gRPC without TLS, but the endpoint {where} asks for TLS;"
-            f" set {setting}=http://{target}"
-        )
+        return f"the collector at {target} speaks gRPC without TLS, but the endpoint {where} asks for TLS; {without}"
     if not endpoint.secure and speaks is Speaks.TLS:
         return (
-            f"the collector at {target} expects TLS, but the endpoint {where} asks for a connection without;"
-            f" set {setting}=https://{target}"
+            f"the collector at {target} expects TLS, but the endpoint {where} asks for a connection without; {within}"
         )
     return ""
 

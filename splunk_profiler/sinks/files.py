@@ -204,7 +204,7 @@ class ProfileFiles:
 
 def open_sink(opening: Opening) -> ProfileFiles:
     """The sink for a `Directory`."""
-    place = opening.resolved.config.destination
+    place = opening.resolved.destination
     assert isinstance(place, Directory)
     return ProfileFiles(Path(place.path), opening.resource, opening.provenance)
 

@@ -174,15 +174,14 @@ class OtlpSink(Generic[Record]):
 
 def open_sink(opening: Opening) -> OtlpSink[Any]:
     """The sink for a `Collector`."""
-    resolved = opening.resolved
+    resolved, endpoint = opening.resolved, opening.resolved.endpoint
+    assert endpoint is not None
     encode: Callable[[Sequence[Any]], bytes]
     if resolved.config.aggregates:
         encode = ProfileEncoder(opening.resource, opening.provenance).encode
     else:
         encode = Encoder(opening.resource, body).encode
-    return OtlpSink(
-        resolved.endpoint, encode, resolved.transport, tracer_provider, share_connection=opening.share_connection
-    )
+    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=opening.share_connection)
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from answering_server import Answering, answer
 from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
+from receiver_process import Receiver
 
-from splunk_profiler.config import SETTINGS
+from splunk_profiler.settings import SETTINGS
 
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 
@@ -133,6 +134,43 @@ def test_a_datadog_agent_that_is_not_there_is_the_reason() -> None:
     assert code == 1
     assert "connection: port 9 is not open" in findings(data, "failure")
     assert "start the agent, with APM enabled" in findings(data, "failure")
+
+
+def test_a_datadog_agent_at_a_unix_socket_is_asked_and_gets_a_real_profile(tmp_path: Path) -> None:
+    path = tmp_path / "apm.socket"
+    env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:unix://{path}"}
+    with Answering(answer(200, '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'), path=path):
+        code, data = examined(env)
+    assert (code, findings(data, "failure")) == (0, "")
+    assert f"connection: the socket {path} accepts connections" in findings(data, "ok")
+    assert "agent: a Datadog agent, version 7.60.0 " in findings(data, "ok")
+    path.unlink()
+    code, data = examined(env, "--no-export")
+    assert code == 1
+    assert f"the socket {path} accepts none: No such file or directory" in findings(data, "failure")
+
+
+def test_a_collector_at_a_unix_socket_gets_real_records(tmp_path: Path) -> None:
+    with Receiver(path=tmp_path / "c.sock") as receiver:
+        code, data = examined({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url})
+        assert (code, findings(data, "failure")) == (0, "")
+        assert receiver.records(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPLUNK_PROFILER_OUTPUT", "datadog:htps://agent"), ("SPLUNK_PROFILER_LOGS_ENDPOINT", "grpc://127.0.0.1:4317")],
+)
+def test_a_mistyped_destination_is_the_reason_and_nothing_is_sent(name: str, value: str, collector: Collector) -> None:
+    code, data = examined({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}", name: value})
+    assert code == 1
+    (reason,) = findings(data, "failure").splitlines()
+    assert f"{name}={value!r} is not usable" in reason
+    assert "(allowed: " in reason
+    assert name not in findings(data, "warning")
+    assert not [entry for entry in data["findings"] if entry["section"] == "Test"]
+    collector.end()
+    assert collector.lines("logs.jsonl") == []
 
 
 def test_a_host_without_an_address_is_the_reason() -> None:

@@ -8,33 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
-import trustme
+from certificates import Files
 from exporting_process import Exporting
 from receiver_process import Receiver
 
 UNDELIVERED = "are not delivered"
-
-
-class Files:
-    """Certificates as PEM files: of a server on localhost, of a client, and of their authority."""
-
-    def __init__(self, folder: Path) -> None:
-        authority, stranger = trustme.CA(), trustme.CA()
-        server, client = authority.issue_cert("localhost"), authority.issue_cert("client@example.org")
-        elsewhere = authority.issue_cert("elsewhere.example.org")
-        self.authority, self.stranger = folder / "authority.pem", folder / "stranger.pem"
-        authority.cert_pem.write_to_path(self.authority)
-        stranger.cert_pem.write_to_path(self.stranger)
-        self.cert, self.key = self._write(folder, "server", server)
-        self.client_cert, self.client_key = self._write(folder, "client", client)
-        self.elsewhere_cert, self.elsewhere_key = self._write(folder, "elsewhere", elsewhere)
-
-    @staticmethod
-    def _write(folder: Path, name: str, issued: trustme.LeafCert) -> tuple[Path, Path]:
-        cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-        issued.cert_chain_pems[0].write_to_path(cert)
-        issued.private_key_pem.write_to_path(key)
-        return cert, key
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +115,7 @@ def test_a_tls_collector_behind_an_http_endpoint_is_recognised(files: Files) -> 
 def test_headers_and_timeout_are_those_of_the_standard_settings() -> None:
     with Receiver() as receiver:
         settings = {
-            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
             "OTEL_EXPORTER_OTLP_HEADERS": "X-SF-Token=se%20cret,tenant=a",
             "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "7.5",
         }
@@ -291,3 +269,89 @@ def test_a_connection_with_other_certificates_is_not_shared(files: Files) -> Non
             exporter.ask("record 1")
             assert "is not trusted" in exporter.log(lambda text: UNDELIVERED in text)
         assert receiver.exports() == []
+
+
+def headers_of(receiver: Receiver, signal: str) -> dict[str, str]:
+    headers: dict[str, str] = receiver.exports(1, signal=signal)[0]["headers"]
+    return headers
+
+
+def test_a_token_for_another_host_is_not_sent_on_a_shared_connection_either() -> None:
+    with Receiver() as receiver:
+        settings = {
+            "SPLUNK_PROFILER_ENABLED": "true",
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "https://vendor.invalid:4317",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-token=sesame",
+        }
+        with Exporting(settings) as exporter:
+            assert exporter.ask("trace checkout")
+            exporter.ask("record 2")
+            receiver.records(2)
+            (line,) = exporter.own_lines()
+        assert "OTEL_EXPORTER_OTLP_HEADERS" in line
+        assert "sesame" not in line
+        assert headers_of(receiver, "traces")["x-token"] == "sesame", "the SDK's own exporter sends it"
+        assert "x-token" not in headers_of(receiver, "logs")
+        assert len(peers(receiver, "logs") | peers(receiver, "traces")) == 1
+        with Exporting({**settings, "SPLUNK_PROFILER_LOGS_HEADERS": "x-token=ours"}) as exporter:
+            exporter.ask("record 1")
+            receiver.records(3)
+            assert exporter.own_lines() == []
+        assert receiver.exports()[-1]["headers"]["x-token"] == "ours"
+
+
+@pytest.mark.parametrize("form", ["dns:127.0.0.1:{}", "dns:///127.0.0.1:{}", "127.0.0.1:{}"])
+def test_a_target_of_grpcs_own_form_is_reached_without_tls_if_asked_for(form: str) -> None:
+    with Receiver() as receiver:
+        settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": form.format(receiver.port), "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+
+
+def test_a_target_of_grpcs_own_form_has_tls_otherwise(files: Files) -> None:
+    with Receiver(cert=files.cert, key=files.key) as receiver:
+        settings = {
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": f"dns:///localhost:{receiver.port}",
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority),
+        }
+        with Exporting(settings) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+    with Receiver() as receiver:
+        target = f"127.0.0.1:{receiver.port}"
+        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"dns:{target}") as exporter:
+            exporter.ask("record 1")
+            line = exporter.log(lambda text: UNDELIVERED in text)
+            assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=http://{target}" in line
+
+
+@pytest.mark.parametrize("name", ["c.sock", "a collector%20.sock"])
+def test_a_collector_at_a_unix_socket_is_reached(name: str, tmp_path: Path) -> None:
+    with Receiver(path=tmp_path / name.replace("%", "")) as receiver:
+        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+        assert exporter.own_lines() == []
+
+
+def test_a_collector_at_a_unix_socket_has_tls_if_asked_for(files: Files, tmp_path: Path) -> None:
+    with Receiver(path=tmp_path / "c.sock", cert=files.cert, key=files.key) as receiver:
+        settings = {
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority),
+        }
+        with Exporting(settings) as exporter:
+            exporter.ask("record 1")
+            assert "set OTEL_EXPORTER_OTLP_INSECURE=false" in exporter.log(lambda text: UNDELIVERED in text)
+        with Exporting({**settings, "OTEL_EXPORTER_OTLP_INSECURE": "false"}) as exporter:
+            exporter.ask("record 2")
+            assert len(receiver.records(2)) == 2
+
+
+def test_a_unix_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"unix:{tmp_path}/c.sock") as exporter:
+        exporter.ask("record 1")
+        line = exporter.log(lambda text: UNDELIVERED in text)
+    assert f"no collector can be reached at unix:{tmp_path}/c.sock" in line

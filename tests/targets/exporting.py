@@ -56,6 +56,7 @@ class Exporter:
     def __init__(self, resolved: Resolved, *, share: bool = True) -> None:
         self.provider: Any = None
         resource = Resource({"service.name": "exporting", "process.pid": os.getpid()})
+        assert resolved.endpoint is not None
         self.sink = OtlpSink(
             resolved.endpoint,
             Encoder(lambda: resource, body).encode,
@@ -126,6 +127,7 @@ class Commands:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
+        assert self._resolved.endpoint is not None
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=self._resolved.endpoint.url)))
         return provider

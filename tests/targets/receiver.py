@@ -1,6 +1,6 @@
 """A real OTLP/gRPC server (logs and traces) that misbehaves on demand; runs as a process of its own.
 
-    python tests/targets/receiver.py [--port 0] [--mode ok] [--cert C --key K [--client-ca CA]]
+    python tests/targets/receiver.py [--port 0 | --unix PATH] [--mode ok] [--cert C --key K [--client-ca CA]]
 
 Its first line of output is ``ready PORT``; then comes one line of JSON for each export it answered, refused
 or left hanging (`describe` says what is in it). A line on standard input changes its mode: ``ok``,
@@ -181,7 +181,7 @@ class Collector:
 
 
 def _bind(server: grpc.Server, arguments: argparse.Namespace) -> int:
-    address = f"{arguments.host}:{arguments.port}"
+    address = f"unix:{arguments.unix}" if arguments.unix else f"{arguments.host}:{arguments.port}"
     if arguments.cert is None:
         return int(server.add_insecure_port(address))
     client_ca = arguments.client_ca.read_bytes() if arguments.client_ca else None
@@ -195,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="OTLP/gRPC server for tests")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--unix", type=Path)
     parser.add_argument("--mode", default="ok")
     parser.add_argument("--cert", type=Path)
     parser.add_argument("--key", type=Path)

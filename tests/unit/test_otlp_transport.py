@@ -69,7 +69,7 @@ def test_a_header_that_cannot_be_sent_is_left_out_without_telling_its_text(bad: 
 def test_a_header_value_that_is_not_ascii_is_left_out() -> None:
     transport, (line,) = parse({P + "HEADERS": "token=%C3%A9"})
     assert transport.headers == ()
-    assert "'token'" in line
+    assert "number 1" in line
 
 
 def test_certificates_for_logs_replace_the_general_ones_as_a_whole() -> None:
