@@ -5,14 +5,17 @@
     assert server.requests[0].startswith(b"POST ")
 
 Each connection gets the next of the answers, the last one again and again. An answer of None is no answer: the
-connection stays open until the client closes it.
+connection stays open until the client closes it. With a `path` the server is a Unix socket there; with a `tls`
+context it speaks HTTPS.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
+from pathlib import Path
 from types import TracebackType
 
 
@@ -30,10 +33,16 @@ class Answering:
         requests: what clients have sent, whole.
     """
 
-    def __init__(self, *answers: bytes | None) -> None:
+    def __init__(self, *answers: bytes | None, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._answers = list(answers)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+        self._tls = tls
+        if path is None:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.port: int = self._listener.getsockname()[1]
+        else:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(str(path))
+            self._listener.listen()
         self.requests: list[bytes] = []
         self._arrived = threading.Condition()
         self._ends = False
@@ -47,10 +56,16 @@ class Answering:
 
     def _serve(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            accepted, _ = self._listener.accept()
+            if self._ends:
+                accepted.close()
+                return
+            try:
+                connection = accepted if self._tls is None else self._tls.wrap_socket(accepted, server_side=True)
+            except OSError:  # a client that does not trust the certificate
+                accepted.close()
+                continue
             with connection:
-                if self._ends:
-                    return
                 request = _received(connection)
                 if not request:
                     continue  # somebody has only looked whether a server is here
@@ -71,7 +86,8 @@ class Answering:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ends = True
-        socket.create_connection(("127.0.0.1", self.port)).close()
+        with socket.socket(self._listener.family) as last:
+            last.connect(self._listener.getsockname())
         self._thread.join()
         self._listener.close()
 

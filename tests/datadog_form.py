@@ -44,8 +44,8 @@ def read_form(content_type: str, body: bytes) -> ReadForm:
         files[str(part.get_filename())] = content
     event = json.loads(files.pop("event.json"))
     assert event["attachments"] == list(files)
-    tags = dict(tag.split(":", 1) for tag in event["tags_profiler"].split(","))
-    return ReadForm(event, tags, files)
+    tags = (tag.partition(":") for tag in event["tags_profiler"].split(","))
+    return ReadForm(event, {name: value for name, _, value in tags}, files)
 
 
 def labelled(profile: Any) -> list[dict[str, str | int]]:

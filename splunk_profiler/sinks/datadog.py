@@ -1,4 +1,4 @@
-"""Posts profiles to a Datadog agent over HTTP.
+"""Posts profiles to a Datadog agent over HTTP: on TCP, with TLS if that is asked for, or on a Unix socket.
 
 `export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute, has a connection
 of its own. The socket is ours, not `http.client`'s: it has to be real where gevent has replaced sockets, to be ended
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any, cast
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
 from splunk_profiler.sinks.datadog_form import LIBRARY, Form, ProfileForms, library_version
 from splunk_profiler.sinks.opening import Opening
+from splunk_profiler.sinks.tls import TlsStream, client_context
 from splunk_profiler.threads import real, real_lock
 from splunk_profiler.values import Agent
 
@@ -48,6 +50,7 @@ class DatadogSink:
         self._form = form
         self._timeout_s = timeout_s
         self._addresses: list[Any] = []
+        self._tls: ssl.SSLContext | None = None
         self._lock = real_lock()  # guards what follows
         self._busy = False
         self._interrupted = False
@@ -114,16 +117,21 @@ class DatadogSink:
             return f"the Datadog agent at {url} has not answered in time"
         if isinstance(error, HTTPException) and not isinstance(error, OSError):
             return f"what listens at {url} does not speak HTTP; correct SPLUNK_PROFILER_OUTPUT"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "SSL_CERT_FILE can name the file of its authority"
+            return f"the certificate of the Datadog agent at {url} is not trusted ({error.verify_message}); {remedy}"
+        if isinstance(error, ssl.SSLError):
+            return f"what listens at {url} does not speak TLS as it should ({error.reason or error})"
         why = getattr(error, "strerror", None) or error
         return f"no Datadog agent can be reached at {url} ({why}); start one there or correct SPLUNK_PROFILER_OUTPUT"
 
     def _exchange(self, form: Form, until: float) -> Answer:
         opened = self._connected(until)
         try:
-            opened.settimeout(_left(until))
+            stream = self._stream(opened, until)
             with suppress(BrokenPipeError, ConnectionResetError):  # who refuses early may have said why
-                opened.sendall(_head(self._agent, form) + form.body)
-            with HTTPResponse(cast(socket.socket, _Reading(opened, until)), method="POST") as response:
+                _send_all(stream, _head(self._agent, form) + form.body, until)
+            with HTTPResponse(cast(socket.socket, _Reading(stream, until)), method="POST") as response:
                 response.begin()
                 text = b""
                 # The status has said all that matters: to send again what is taken would count it twice.
@@ -135,7 +143,9 @@ class DatadogSink:
             self._close(opened)
 
     def _connected(self, until: float) -> socket.socket:
-        if not self._addresses:
+        if self._agent.path:
+            self._addresses = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._agent.path)]
+        elif not self._addresses:
             look_up = real("socket", "getaddrinfo")
             self._addresses = look_up(self._agent.host, self._agent.port, type=socket.SOCK_STREAM)
         failure = OSError("it has no address")
@@ -163,6 +173,13 @@ class DatadogSink:
             raise
         return opened
 
+    def _stream(self, opened: socket.socket, until: float) -> socket.socket | TlsStream:
+        if not self._agent.secure:
+            return opened
+        if self._tls is None:
+            self._tls = client_context()
+        return TlsStream(opened, self._tls, self._agent.host, _left(until))
+
     def _close(self, opened: socket.socket) -> None:
         with self._lock:
             self._socket = None
@@ -178,17 +195,18 @@ class DatadogSink:
 
 def open_sink(opening: Opening) -> DatadogSink:
     """The sink for an `Agent`."""
-    place = opening.resolved.config.destination
+    place = opening.resolved.destination
     assert isinstance(place, Agent)
-    return DatadogSink(place, ProfileForms(opening.resource, opening.provenance).form)
+    forms = ProfileForms(opening.resource, opening.provenance, opening.resolved.tags)
+    return DatadogSink(place, forms.form)
 
 
 class _Reading(io.RawIOBase):
     """What a socket receives until a deadline, in the form in which `HTTPResponse` asks for it."""
 
-    def __init__(self, opened: socket.socket, until: float) -> None:
+    def __init__(self, stream: socket.socket | TlsStream, until: float) -> None:
         super().__init__()
-        self._opened, self._until = opened, until
+        self._stream, self._until = stream, until
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """As a socket's."""
@@ -200,8 +218,15 @@ class _Reading(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """What is there next."""
-        self._opened.settimeout(_left(self._until))
-        return self._opened.recv_into(buffer)
+        self._stream.settimeout(_left(self._until))
+        return self._stream.recv_into(buffer)
+
+
+def _send_all(stream: socket.socket | TlsStream, content: bytes, until: float) -> None:
+    rest = memoryview(content)
+    while rest:
+        stream.settimeout(_left(until))
+        rest = rest[stream.send(rest) :]
 
 
 def _left(until: float) -> float:
@@ -214,7 +239,7 @@ def _left(until: float) -> float:
 def _head(agent: Agent, form: Form) -> bytes:
     host = f"[{agent.host}]" if ":" in agent.host else agent.host
     fields = (
-        ("Host", f"{host}:{agent.port}"),
+        ("Host", f"{host}:{agent.port}" if agent.port else host),
         ("User-Agent", f"{LIBRARY}/{library_version()}"),
         ("Connection", "close"),
         *form.headers,

@@ -29,6 +29,8 @@ LIBRARY = "splunk-profiler"
 _FAMILY = "python"
 _EVENT_VERSION = "4"
 _LONGEST_TAG = 200  # the backend cuts longer ones
+# Of the resource, what describes the process and the SDK, not the service; of it, Datadog has what it needs.
+_NO_TAGS = ("process.", "telemetry.", "service.instance.id", "container.id")
 
 # Tag → the attributes of the resource that it is taken from, the first that is there. ``runtime-id`` is what links the
 # profiles of a process to its traces: spans have it under that name only, the other ids may be the SDK's own.
@@ -69,9 +71,16 @@ class ProfileForms:
     Args:
         resource: the resource of the process, asked for with each profile.
         provenance: whose code is in which file.
+        tags: the user's own, beside those of the resource.
     """
 
-    def __init__(self, resource: Callable[[], Resource], provenance: Provenance | None = None) -> None:
+    def __init__(
+        self,
+        resource: Callable[[], Resource],
+        provenance: Provenance | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self._tags = tags or {}
         self._resource = resource
         self._provenance = provenance or Provenance()
 
@@ -86,8 +95,19 @@ class ProfileForms:
         headers = [("DD-EVP-ORIGIN", LIBRARY), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _line(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
-        content_type, body = _multipart(_event(profile, attributes, attachments), attachments)
+        content_type, body = _multipart(_event(profile, self._tags_of(attributes), attachments), attachments)
         return Form((*headers, ("Content-Type", content_type)), body)
+
+    def _tags_of(self, attributes: Mapping[str, Any]) -> dict[str, str]:
+        """The user's tags; those that have a meaning for Datadog say of a profile what they say of the spans."""
+        known = {name for names in _TAGS.values() for name in names}
+        others = {
+            name: value
+            for name, value in attributes.items()
+            if name not in known and not name.startswith(_NO_TAGS) and isinstance(value, str | bool | int | float)
+        }
+        own = {_tag(name).replace(":", "_"): _tag(value) for name, value in (others | dict(self._tags)).items()}
+        return {name: value for name, value in own.items() if name} | _known_tags(attributes)
 
 
 @cache
@@ -99,9 +119,9 @@ def library_version() -> str:
         return "unknown"
 
 
-def _event(profile: Profile, attributes: Mapping[str, Any], attachments: Sequence[Attachment]) -> bytes:
+def _event(profile: Profile, tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
     tags = {
-        **_tags_of(attributes),
+        **tags,
         "language": "python",
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
@@ -115,12 +135,12 @@ def _event(profile: Profile, attributes: Mapping[str, Any], attachments: Sequenc
         "start": _time(profile.time_ns),
         "end": _time(profile.time_ns + profile.duration_ns),
         "attachments": [attachment.filename for attachment in attachments],
-        "tags_profiler": ",".join(f"{name}:{value}" for name, value in tags.items()),
+        "tags_profiler": ",".join(f"{name}:{value}" if value else name for name, value in tags.items()),
     }
     return json.dumps(event).encode("ascii")
 
 
-def _tags_of(attributes: Mapping[str, Any]) -> dict[str, str]:
+def _known_tags(attributes: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for tag, names in _TAGS.items():
         value = next((text for name in names if (text := _tag(attributes.get(name, "")))), "")

@@ -26,7 +26,8 @@ def sent_to(url: str, interval_ms: int = 200) -> dict[str, str]:
         "SPLUNK_PROFILER_OUTPUT": f"datadog:{url}",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": str(interval_ms),
         "OTEL_SERVICE_NAME": "shop",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,service.version=1.2",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,service.version=1.2,team=shop%2Cfront",
+        "DD_TAGS": "region:eu, zone:a",
     }
 
 
@@ -54,6 +55,7 @@ def test_datadogs_own_agent_takes_profiles_whose_samples_have_its_names_for_span
     for form in forms:
         assert (form.event["family"], form.event["version"]) == ("python", "4")
         wanted = {"service": "shop", "env": "prod", "version": "1.2", "language": "python", "process_id": str(pid)}
+        wanted |= {"team": "shop_front", "region": "eu", "zone": "a"}
         assert {name: form.tags.get(name) for name in wanted} == wanted
         assert form.tags["runtime-id"]
         assert form.event["start"] < form.event["end"]

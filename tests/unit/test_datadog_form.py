@@ -121,6 +121,29 @@ def test_a_value_cannot_begin_another_tag_or_line() -> None:
     assert "env" not in form.tags
 
 
+def test_the_users_own_tags_go_with_the_profile() -> None:
+    attributes: dict[str, Any] = {
+        "service.name": "shop",
+        "service.version": "1.2",
+        "team": "shop",
+        "region": "eu",
+        "cloud.region": "eu-1",
+        "replicas": 3,
+        "process.command": "secret",
+        "telemetry.sdk.name": "opentelemetry",
+        "service.instance.id": "pod",
+        "names": ("a", "b"),
+        "a:b": "x,y:z",
+    }
+    tags = {"region": "us", "env": "prod", "service": "other", "language": "ruby", "lonely": "", "": "nothing"}
+    form = ProfileForms(lambda: Resource(attributes), tags=tags).form(small_profile())
+    found = read_form(dict(form.headers)["Content-Type"], form.body).tags
+    own = {"team": "shop", "region": "us", "cloud.region": "eu-1", "replicas": "3", "a_b": "x_y:z", "lonely": ""}
+    known = {"service": "shop", "version": "1.2", "env": "prod", "language": "python"}
+    others = {"runtime", "runtime_version", "profiler_version"}
+    assert {name: value for name, value in found.items() if name not in others} == {**own, **known}
+
+
 def test_values_have_the_names_that_the_backend_knows() -> None:
     form, _ = formed(small_profile())
     texts = list(form.profile.string_table)

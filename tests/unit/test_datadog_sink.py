@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from answering_server import Answering, answer
+from certificates import Files
 from datadog_form import read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
@@ -275,3 +277,85 @@ def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
     outcome = sink_of(1, form=broken).export(BATCH)
     assert outcome.delivery is Delivery.REJECTED
     assert "KeyError" in outcome.detail
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("certificates"))
+
+
+def with_tls(cert: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+def secure_sink(port: int, *, timeout_s: float = 60) -> DatadogSink:
+    forms = ProfileForms(lambda: Resource({"service.name": "shop"}))
+    url = f"https://localhost:{port}"
+    return DatadogSink(Agent(url, "localhost", port, secure=True), forms.form, timeout_s)
+
+
+def test_an_agent_behind_tls_is_sent_nothing_before_it_is_trusted(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Answering(TAKEN, tls=with_tls(files.cert, files.key)) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.stranger))
+        outcome = secure_sink(server.port).export(BATCH)
+        assert outcome.delivery is Delivery.RETRY
+        assert (
+            f"the certificate of the Datadog agent at https://localhost:{server.port} is not trusted" in outcome.detail
+        )
+        assert "SSL_CERT_FILE" in outcome.detail
+        assert server.requests == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+        assert secure_sink(server.port).export(BATCH) == Outcome(Delivery.DELIVERED)
+    with Answering(TAKEN, tls=with_tls(files.elsewhere_cert, files.elsewhere_key)) as server:
+        assert "is not trusted" in secure_sink(server.port).export(BATCH).detail
+
+
+def test_an_agent_without_tls_is_not_taken_for_one_with_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        exporting = Exporting(secure_sink(listener.getsockname()[1]))
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer(400))
+            assert "does not speak TLS" in exporting.outcome().detail
+
+
+@pytest.mark.parametrize("end", [DatadogSink.interrupt, DatadogSink.shutdown])
+def test_an_export_over_tls_that_waits_for_an_answer_is_ended_at_once(
+    end: Callable[[DatadogSink], None], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+    with Answering(None, tls=with_tls(files.cert, files.key)) as server:
+        sink = secure_sink(server.port)
+        exporting = Exporting(sink)
+        server.wait(1)
+        end(sink)
+        assert "had to be ended" in exporting.outcome().detail
+
+
+def test_an_export_that_waits_for_a_tls_handshake_is_ended_at_once_or_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sink = secure_sink(listener.getsockname()[1])
+        exporting = Exporting(sink)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1), "the handshake has begun"
+            sink.interrupt()
+            assert "had to be ended" in exporting.outcome().detail
+        sink = secure_sink(listener.getsockname()[1], timeout_s=0.2)
+        assert "has not answered in time" in sink.export(BATCH).detail
+
+
+def test_an_agent_at_a_unix_socket_is_reached_and_named_where_it_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "apm.socket"
+    sink = DatadogSink(Agent(f"unix://{path}", "localhost", 0, path=str(path)), lambda _: Form((), b"x"))
+    outcome = sink.export(BATCH)
+    assert outcome.delivery is Delivery.RETRY
+    assert f"no Datadog agent can be reached at unix://{path} (No such file or directory)" in outcome.detail
+    with Answering(TAKEN, path=path) as server:
+        assert sink.export(BATCH) == Outcome(Delivery.DELIVERED)
+        assert server.requests[0].endswith(b"x")
