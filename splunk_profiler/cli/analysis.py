@@ -1,7 +1,7 @@
 """What saved profiles say: samples joined to the names of their spans, and counted.
 
 Runs on the main thread of `report`. Data in, numbers out: draws nothing. Imports nothing of ours but the
-readers of stacks and of profiles, and errors.
+readers of stacks and of profiles, what a path tells, and errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.profiles import FORMAT as PROFILE_FORMAT
 from splunk_profiler.cli.profiles import OUTSIDE, ProfileError, Profiles
+from splunk_profiler.cli.sources import is_library
 
 PROFILE_SCOPE = "otel.profiling"
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
@@ -30,39 +31,70 @@ SpanKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Tally:
-    """Samples that belong together: how many, how many running, and where.
+class Functions:
+    """Samples by the functions on their stacks.
 
     Attributes:
         samples: all of them.
-        running: those whose thread was on a CPU.
-        thread_ns: the time they stand for: each one its period.
         own: by function, samples with it at the top; `lines` says on which line.
         total: by function, samples with it anywhere on the stack.
+        callers: by function at the top, the application's function that is nearest to it, itself included.
     """
 
     samples: int = 0
-    running: int = 0
-    thread_ns: int = 0
     own: Counter[str] = field(default_factory=Counter)
     total: Counter[str] = field(default_factory=Counter)
     lines: dict[str, Counter[tuple[str, int | None]]] = field(default_factory=lambda: defaultdict(Counter))
+    callers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def add(self, dump: Dump, period_ns: int) -> None:
+    def add(self, calls: tuple[Call, ...]) -> None:
         """Count one sample."""
         self.samples += 1
-        self.running += dump.running
-        self.thread_ns += period_ns
-        if not dump.calls:
+        if not calls:
             return
-        self.own[dump.calls[0].name] += 1
-        for name, call in _first_calls(dump.calls).items():
+        self.own[calls[0].name] += 1
+        self.callers[calls[0].name][_nearest_own(calls)] += 1
+        for name, call in _first_calls(calls).items():
             self.total[name] += 1
             self.lines[name][call.file, call.line] += 1
 
     def place(self, name: str) -> tuple[str, int | None]:
         """File and line where that function was found most often."""
         return self.lines[name].most_common(1)[0][0]
+
+    def caller(self, name: str) -> str:
+        """The application's function that led to that function most often; empty if there is none."""
+        return self.callers[name].most_common(1)[0][0]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Samples that belong together, those of threads that ran apart from those of threads that waited.
+
+    Attributes:
+        ran: samples whose thread was on a CPU.
+        waited: the others.
+        thread_ns: the time that all of them stand for: each one its period.
+    """
+
+    ran: Functions = field(default_factory=Functions)
+    waited: Functions = field(default_factory=Functions)
+    thread_ns: int = 0
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return self.ran.samples + self.waited.samples
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The key to sort tallies by: what ran most comes first."""
+        return -self.ran.samples, -self.waited.samples
+
+    def add(self, dump: Dump, period_ns: int) -> None:
+        """Count one sample."""
+        self.thread_ns += period_ns
+        (self.ran if dump.running else self.waited).add(dump.calls)
 
 
 @dataclass(slots=True)
@@ -109,7 +141,7 @@ class Analysis:
 
     Attributes:
         files: what was read.
-        samples: records that are one call stack each; `in_spans` of them carry a span id.
+        samples: records that are one call stack each; `in_spans` of them carry a span id, of `running` the thread ran.
         profiles: records that are an aggregated profile each, added up.
         snapshots: records of traces that were profiled closely, of either kind; they are in no other number, because
             what they tell is in the samples of all threads, too.
@@ -131,6 +163,7 @@ class Analysis:
     files: list[Path] = field(default_factory=list)
     samples: int = 0
     in_spans: int = 0
+    running: int = 0
     profiles: Profiles = field(default_factory=Profiles)
     snapshots: int = 0
     other_types: Counter[str] = field(default_factory=Counter)
@@ -179,7 +212,7 @@ def analyse(path: Path) -> Analysis:
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"
         )
-    biggest = max(result.by_span, key=lambda name: result.by_span[name].samples, default=OUTSIDE)
+    biggest = min(result.by_span, key=lambda name: result.by_span[name].rank, default=OUTSIDE)
     if biggest in examples:
         result.record = (biggest, examples[biggest][1])
     return result
@@ -211,6 +244,7 @@ def _count(
     time_ns = _whole(record.get("timeUnixNano"))
     period_ms = _whole(attributes.get("source.event.period"))
     result.samples += 1
+    result.running += dump.running
     result.services[service] += 1
     result.periods_ms[period_ms] += 1
     result.first_ns = min(result.first_ns or time_ns, time_ns)
@@ -247,6 +281,11 @@ def _whole(value: Any) -> int:
 
 def _span_key(holder: dict[str, Any]) -> SpanKey:
     return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
+
+
+def _nearest_own(calls: Iterable[Call]) -> str:
+    """The name of the application's function that is nearest to the leaf; empty if there is none."""
+    return next((call.name for call in calls if not is_library(call.file)), "")
 
 
 def _first_calls(calls: Iterable[Call]) -> dict[str, Call]:

@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from splunk_profiler.cli import profile_tables, tables
-from splunk_profiler.cli.analysis import Analysis, Tally, ThreadTally, analyse
+from splunk_profiler.cli.analysis import Analysis, Functions, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.profiles import OUTSIDE
@@ -44,10 +44,11 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     exporter wrote. Samples are joined to the names of their spans by trace and span id.
 
     \b
-    own    share of the span's samples with that function at the top of the stack: it was executing
-    total  share of the span's samples with that function anywhere on the stack
+    own    share of the span's samples that ran with that function at the top of the stack: it was executing
+    total  share of the span's samples that ran with that function anywhere on the stack
 
-    Below the functions that were executing stand the application's own functions that called them.
+    Below the functions that were executing stand the application's own functions that called them. Where threads
+    waited is shown after what ran, with the application's own function that was nearest to each wait.
 
     Profiles that are aggregated (pprof) are added up for each endpoint. Your code comes first, with the time of
     what it did itself or had libraries do; then libraries, with the time that they were executing themselves.
@@ -63,18 +64,22 @@ def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spa
     """Write the report."""
     tables.heading(console, "Profile")
     console.print(_summary(analysis, path))
-    ranked = sorted(analysis.by_span.items(), key=lambda item: -item[1].samples)
+    ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].rank)
     if ranked or analysis.unknown_span.samples:
         tables.heading(console, "Spans")
         console.print(_span_table(analysis, ranked[:spans]))
         if len(ranked) > spans:
             console.print(text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
     for name, tally in ranked[:spans]:
-        tables.heading(console, f"Hottest functions in {name}")
-        console.print(_function_table(tally, top))
-    if analysis.outside.samples:
+        if tally.ran.samples:
+            tables.heading(console, f"Hottest functions in {name}")
+            console.print(_function_table(tally.ran, top))
+    if analysis.outside.ran.samples:
         tables.heading(console, "Hottest functions outside of spans")
-        console.print(_function_table(analysis.outside, top))
+        console.print(_function_table(analysis.outside.ran, top))
+    if analysis.running < analysis.samples:
+        tables.heading(console, "Where threads waited")
+        console.print(_wait_table(analysis, top, spans))
     if analysis.threads:
         tables.heading(console, "Threads")
         console.print(_thread_table(analysis.threads))
@@ -96,6 +101,7 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
         "files": [str(file.resolve()) for file in analysis.files],
         "samples": analysis.samples,
         "samples_in_spans": analysis.in_spans,
+        "samples_running": analysis.running,
         "share_in_spans": round(analysis.in_spans / analysis.samples, 4) if analysis.samples else 0.0,
         "samples_of_spans_not_received": analysis.unknown_span.samples,
         "snapshot_records": analysis.snapshots,
@@ -125,19 +131,24 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
 def _tally_data(tally: Tally) -> dict[str, Any]:
     return {
         "samples": tally.samples,
-        "running": tally.running,
+        "running": tally.ran.samples,
         "thread_seconds": tally.thread_ns / 1e9,
-        "functions": [
-            {
-                "function": name,
-                "file": tally.place(name)[0],
-                "line": tally.place(name)[1],
-                "own": tally.own[name],
-                "total": total,
-            }
-            for name, total in tally.total.most_common()
-        ],
+        "functions": _functions_data(tally.ran),
+        "waiting_functions": _functions_data(tally.waited),
     }
+
+
+def _functions_data(functions: Functions) -> list[dict[str, Any]]:
+    return [
+        {
+            "function": name,
+            "file": functions.place(name)[0],
+            "line": functions.place(name)[1],
+            "own": functions.own[name],
+            "total": total,
+        }
+        for name, total in functions.total.most_common()
+    ]
 
 
 def _summary(analysis: Analysis, path: Path) -> Table:
@@ -148,6 +159,8 @@ def _summary(analysis: Analysis, path: Path) -> Table:
         table.add_row("samples received", f"{analysis.samples:,} in {when}")
         share = tables.percent(analysis.in_spans, analysis.samples)
         table.add_row("inside spans", f"{share} ({analysis.in_spans:,} samples)")
+        share = tables.percent(analysis.running, analysis.samples)
+        table.add_row("running", f"{share} ({analysis.running:,} samples), the others waited")
         table.add_row("sampling period", periods)
     if (profiles := analysis.profiles).records:
         periods = ", ".join(f"{period} ms" for period, _ in profiles.periods_ms.most_common())
@@ -188,27 +201,46 @@ def _when(first_ns: int, last_ns: int) -> str:
 
 
 def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
-    table = tables.table("span", "samples", "share", "", "running", "thread time")
-    rows = ranked + [
-        (title, tally)
-        for title, tally in (("span not received", analysis.unknown_span), ("outside of spans", analysis.outside))
-        if tally.samples
-    ]
-    for name, tally in rows:
+    table = tables.table("span", "ran", "share", "", "waited", "thread time")
+    for name, tally in ranked + _other_samples(analysis):
         style = "" if name in analysis.by_span else "dim"
         table.add_row(
             text(name),
-            f"{tally.samples:,}",
-            tables.percent(tally.samples, analysis.samples),
-            tables.bar(tally.samples, analysis.samples, 1),
-            tables.percent(tally.running, tally.samples),
+            f"{tally.ran.samples:,}",
+            tables.percent(tally.ran.samples, analysis.running),
+            tables.bar(tally.ran.samples, analysis.running),
+            f"{tally.waited.samples:,}",
             f"{tally.thread_ns / 1e9:.1f} s",
             style=style,
         )
     return table
 
 
-def _function_table(tally: Tally, top: int) -> Table:
+def _other_samples(analysis: Analysis) -> list[tuple[str, Tally]]:
+    """Samples whose span has no name here."""
+    others = ("span not received", analysis.unknown_span), ("outside of spans", analysis.outside)
+    return [(title, tally) for title, tally in others if tally.samples]
+
+
+def _wait_table(analysis: Analysis, top: int, spans: int) -> Table:
+    """For each span, those with the most samples first, what threads waited in and whose code led there."""
+    table = tables.table("span, function", "waited", "share", "called by")
+    waiting = [item for item in analysis.by_span.items() if item[1].waited.samples]
+    waiting.sort(key=lambda item: -item[1].waited.samples)
+    others = [item for item in _other_samples(analysis) if item[1].waited.samples]
+    whole = analysis.samples - analysis.running
+    for span, tally in waiting[:spans] + others:
+        waited = tally.waited
+        table.add_row(text(span, "bold"), f"{waited.samples:,}", tables.percent(waited.samples, whole))
+        for name, count in waited.own.most_common(top):
+            caller = waited.caller(name)
+            table.add_row(
+                f"  {name}", f"{count:,}", tables.percent(count, waited.samples), caller if caller != name else ""
+            )
+    return table
+
+
+def _function_table(tally: Functions, top: int) -> Table:
     """The functions that were executing most, then those of the application that led there."""
     table = tables.table("function", "own", "", "total", "at")
     names = [name for name, _ in tally.own.most_common(top)]
@@ -228,7 +260,7 @@ def _function_table(tally: Tally, top: int) -> Table:
 
 def _thread_table(threads: dict[str, ThreadTally]) -> Table:
     table = tables.table("thread", "samples", "running", "in spans", "most often")
-    ranked = sorted(threads.items(), key=lambda item: (-item[1].in_spans, -item[1].samples))
+    ranked = sorted(threads.items(), key=lambda item: (-item[1].running, -item[1].in_spans, -item[1].samples))
     for name, seen in ranked[:_THREADS_SHOWN]:
         table.add_row(
             text(name),

@@ -33,7 +33,7 @@ def table(first: str, *others: str) -> Table:
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
     found.add_column(first, overflow="fold", max_width=66)
     for title in others:
-        words = title in ("", "at", "of", "most often")
+        words = title in ("", "at", "of", "called by", "most often")
         found.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     return found
 

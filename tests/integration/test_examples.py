@@ -41,7 +41,8 @@ def report_of(directory: Path) -> dict[str, Any]:
 
 
 def functions(data: dict[str, Any], span: str) -> set[str]:
-    return {entry["function"] for entry in data["by_span"][span]["functions"]}
+    whole = data["by_span"][span]
+    return {entry["function"] for entry in whole["functions"] + whole["waiting_functions"]}
 
 
 def imports(path: Path) -> str:
@@ -62,7 +63,13 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
         assert "profiler" not in imports(path)
     ended = splunk_profiler("demo", "--seconds", "8", "--interval-ms", "10", "--output", tmp_path)
     assert ended.returncode == 0, ended.stderr + ended.stdout
-    for words in ("samples received", "inside spans", "Hottest functions in rank products", "One record as received"):
+    for words in (
+        "samples received",
+        "inside spans",
+        "Hottest functions in rank products",
+        "Where threads waited",
+        "One record as received",
+    ):
         assert words in ended.stdout
     assert open_to_others(tmp_path) == []
     data = report_of(tmp_path)
@@ -74,8 +81,8 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
     # The span is attached to the thread or task that works in it, and to no other.
     for span in ("rank products", "scan products"):
         whole = data["by_span"][span]
-        (app,) = (entry for entry in whole["functions"] if entry["function"] == "shop.app.search")
-        assert app["total"] == whole["samples"]
+        both = whole["functions"] + whole["waiting_functions"]
+        assert sum(entry["total"] for entry in both if entry["function"] == "shop.app.search") == whole["samples"]
     assert data["record"]["as_received"]["eventName"] == "otel.profiling"
     # Then the same of aggregated profiles, for each endpoint.
     profiles = data["profiles"]

@@ -62,10 +62,10 @@ def test_samples_are_joined_to_the_names_of_their_spans(tmp_path: Path) -> None:
     assert (analysis.samples, analysis.in_spans) == (3, 2)
     assert set(analysis.by_span) == {"GET /search"}
     tally = analysis.by_span["GET /search"]
-    assert tally.own == {"shop.pricing.rank": 2}
-    assert tally.total == {"shop.pricing.rank": 2, "shop.app.search": 2}
+    assert tally.ran.own == {"shop.pricing.rank": 2}
+    assert tally.ran.total == {"shop.pricing.rank": 2, "shop.app.search": 2}
     assert tally.thread_ns == 200_000_000
-    assert analysis.outside.own == {"threading.Condition.wait": 1}
+    assert analysis.outside.waited.own == {"threading.Condition.wait": 1}
 
 
 def test_samples_whose_span_was_not_received_are_counted_apart(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_samples_whose_span_was_not_received_are_counted_apart(tmp_path: Path) -
 
 def test_a_function_that_calls_itself_counts_once_for_each_sample(tmp_path: Path) -> None:
     analysis = saved(tmp_path, logs(record(RECURSIVE)))
-    assert analysis.outside.total == {"m.walk": 1}
-    assert analysis.outside.place("m.walk") == ("/srv/m.py", 3)
+    assert analysis.outside.ran.total == {"m.walk": 1}
+    assert analysis.outside.ran.place("m.walk") == ("/srv/m.py", 3)
 
 
 def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_path: Path) -> None:
@@ -160,6 +160,39 @@ def test_a_person_sees_shares_functions_threads_and_a_whole_record(tmp_path: Pat
     assert str(tmp_path / "logs.jsonl") in text
 
 
+def section(text: str, title: str) -> str:
+    """What stands below that heading."""
+    return text.partition(f"{title} ")[2].partition("\n\n")[0]
+
+
+def test_what_ran_comes_first_and_what_waited_is_shown_apart(tmp_path: Path) -> None:
+    waits = [record((*IDLE, *BUSY), "00000000000000aa", running=False) for _ in range(5)]
+    idle = [record(IDLE, running=False, thread=f"pool-{number}") for number in range(9)]
+    busy = [record(BUSY, "00000000000000aa", thread="busy"), *(record(BUSY, "00000000000000bb") for _ in range(2))]
+    names = {"00000000000000aa": "GET /search", "00000000000000bb": "GET /rank"}
+    text = drawn(saved(tmp_path, logs(*idle, *waits, *busy), spans(**names)))
+    assert "18 % (3 samples), the others waited" in text
+    for title in ("Hottest functions in GET /rank", "Hottest functions in GET /search"):
+        assert "shop.pricing.rank" in section(text, title)
+        assert "Condition.wait" not in section(text, title)
+    assert "Hottest functions outside of spans" not in text, "nothing ran there"
+    rows = section(text, "Spans").splitlines()
+    assert [row.split()[:3] for row in rows if row.startswith("GET")] == [
+        ["GET", "/rank", "2"],
+        ["GET", "/search", "1"],
+    ]
+    waited = [row.split() for row in section(text, "Where threads waited").splitlines()]
+    assert ["GET", "/search", "5", "36", "%"] in waited
+    assert ["threading.Condition.wait", "5", "100", "%", "shop.pricing.rank"] in waited
+    assert ["outside", "of", "spans", "9", "64", "%"] in waited
+    assert text.index("Hottest functions") < text.index("Where threads waited") < text.index("Threads")
+    assert section(text, "Threads").index("busy") < section(text, "Threads").index("pool-0")
+
+
+def test_where_nothing_waited_the_report_does_not_speak_of_it(tmp_path: Path) -> None:
+    assert "Where threads waited" not in drawn(saved(tmp_path, logs(record(BUSY))))
+
+
 def test_tables_fit_into_100_columns_however_long_names_are(tmp_path: Path) -> None:
     long = tuple(f"package.{'module' * 30}.Class.method{n}(/srv/{'directory' * 20}/file.py:1)" for n in range(3))
     names = {"00000000000000aa": "GET /" + "segment/" * 40}
@@ -238,6 +271,7 @@ def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
         "own": 1,
         "total": 1,
     }
+    assert (data["samples_running"], data["by_span"]["GET /search"]["waiting_functions"]) == (1, [])
     assert data["record"]["as_received"]["spanId"] == "00000000000000aa"
 
 
