@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ UNKNOWN_SPAN = "(span not received)"
 _SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 _DATA_TYPE, _CPU = "profiling.data.type", "cpu"
 _REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
+
+_MOST_64_BITS = 1 << 63
 
 SpanKey = tuple[str, str]
 
@@ -148,7 +151,7 @@ class Analysis:
         other_types: records of another data type, by that (``allocation``); they are in no other number, because they
             have neither CPU nor wall time.
         unread: records of the profiling scope whose body is neither.
-        broken_lines: lines that are no JSON.
+        broken_lines: lines and entries of lines that are no OTLP/JSON.
         other_logs: log records of other scopes.
         spans: spans received; `transactions` are those of them that are local roots.
         services: samples by service.
@@ -192,21 +195,12 @@ def analyse(path: Path) -> Analysis:
     result = Analysis(files=_files(path))
     names: dict[SpanKey, str] = {}
     for resource in _resources(result, "resourceSpans"):
-        for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                result.spans += 1
-                result.transactions.add(span)
-                names[_span_key(span)] = span.get("name", "")
+        with _counting_broken(result):
+            _count_spans(result, names, resource)
     examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = {}
     for resource in _resources(result, "resourceLogs"):
-        service = _attributes(resource.get("resource", {})).get("service.name", "unknown service")
-        for scope in resource.get("scopeLogs", ()):
-            records = scope.get("logRecords", ())
-            if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
-                result.other_logs += len(records)
-                continue
-            for record in records:
-                _count(result, names, service, record, examples)
+        with _counting_broken(result):
+            _count_logs(result, names, resource, examples)
     if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
@@ -216,6 +210,39 @@ def analyse(path: Path) -> Analysis:
     if biggest in examples:
         result.record = (biggest, examples[biggest][1])
     return result
+
+
+@contextmanager
+def _counting_broken(result: Analysis) -> Iterator[None]:
+    """Count an entry that is JSON and has not the shape of OTLP; what came before the fault is counted."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError):
+        result.broken_lines += 1
+
+
+def _count_spans(result: Analysis, names: dict[SpanKey, str], resource: dict[str, Any]) -> None:
+    for scope in resource.get("scopeSpans", ()):
+        for span in scope.get("spans", ()):
+            result.spans += 1
+            result.transactions.add(span)
+            names[_span_key(span)] = str(span.get("name", ""))
+
+
+def _count_logs(
+    result: Analysis,
+    names: dict[SpanKey, str],
+    resource: dict[str, Any],
+    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]],
+) -> None:
+    service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
+    for scope in resource.get("scopeLogs", ()):
+        records = scope.get("logRecords", ())
+        if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
+            result.other_logs += len(records)
+            continue
+        for record in records:
+            _count(result, names, service, record, examples)
 
 
 def _count(
@@ -272,11 +299,12 @@ def _count(
 
 
 def _whole(value: Any) -> int:
-    """A number as OTLP/JSON writes it (64 bits are text); 0 for what is none."""
+    """A number as OTLP/JSON writes it (64 bits are text); 0 for what is none, or needs more."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (OverflowError, TypeError, ValueError):
         return 0
+    return number if abs(number) < _MOST_64_BITS else 0
 
 
 def _span_key(holder: dict[str, Any]) -> SpanKey:
@@ -320,10 +348,14 @@ def _resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
                         continue
                     try:
                         request = json.loads(line)
-                    except ValueError:
+                        entries = request[kind]
+                    except (KeyError, RecursionError, TypeError, ValueError):
                         result.broken_lines += 1
                         continue
-                    yield from request.get(kind, ())
+                    if isinstance(entries, list):
+                        yield from entries
+                    else:
+                        result.broken_lines += 1
         except OSError as error:
             raise CommandError(f"{path} cannot be read: {error.strerror}") from None
 

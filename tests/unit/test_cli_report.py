@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,43 @@ def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_
     text = drawn(analysis)
     assert "1 records whose body is no call stack and no profile" in text
     assert "2 lines that are not OTLP/JSON" in text
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all parts of a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], part: Any) -> Any:
+    """The value with another part there."""
+    if not path:
+        return part
+    value[path[0]] = replaced(value[path[0]], path[1:], part)
+    return value
+
+
+OTHERS: list[Any] = [None, 1e400, "x", [], {"a": 1}, [None], 10**30]
+
+
+@pytest.mark.parametrize("part", OTHERS, ids=lambda part: repr(part)[:9])
+def test_json_of_any_shape_does_not_end_the_report(tmp_path: Path, part: Any) -> None:
+    whole = (
+        logs(record(BUSY, "00000000000000aa"), record(IDLE, running=False)),
+        transactions(root("00000000000000aa", "AA", "BB"), INNER),
+    )
+    for broken in whole:
+        for path in places(json.loads(broken)):
+            line = json.dumps(replaced(json.loads(broken), path, part))
+            analysis = saved(tmp_path, *whole, line)
+            drawn(analysis)
+            json.dumps(as_data(analysis, tmp_path))
+
+
+def test_a_time_that_no_calendar_has_does_not_end_the_report(tmp_path: Path) -> None:
+    analysis = saved(tmp_path, logs({**record(BUSY), "timeUnixNano": "9" * 30}), "[" * 100_000 + '"resourceLogs"')
+    assert "samples received" in drawn(analysis)
 
 
 @pytest.mark.parametrize("kind", ["text", "pprof-gzip-base64"])
