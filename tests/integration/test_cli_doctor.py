@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from answering_server import Answering, answer
+from certificates import Files
 from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
 from receiver_process import Receiver
 
@@ -148,6 +150,20 @@ def test_a_datadog_agent_at_a_unix_socket_is_asked_and_gets_a_real_profile(tmp_p
     code, data = examined(env, "--no-export")
     assert code == 1
     assert f"the socket {path} accepts none: No such file or directory" in findings(data, "failure")
+
+
+def test_a_datadog_agent_behind_tls_is_asked_and_gets_a_real_profile(tmp_path: Path) -> None:
+    files, information = Files(tmp_path), '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    with Answering(answer(200, information), tls=context) as server:
+        env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:https://localhost:{server.port}"}
+        code, data = examined({**env, "SSL_CERT_FILE": str(files.authority)})
+        assert (code, findings(data, "failure")) == (0, "")
+        assert "agent: a Datadog agent, version 7.60.0 " in findings(data, "ok")
+        code, data = examined(env)
+        assert code == 1
+        assert "is not trusted" in findings(data, "failure")
 
 
 def test_a_collector_at_a_unix_socket_gets_real_records(tmp_path: Path) -> None:
