@@ -97,7 +97,7 @@ def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_co
         exporter.ask("record 3")
         line = exporter.log(lambda text: UNDELIVERED in text)
         assert code in line
-        assert "OTEL_EXPORTER_OTLP_HEADERS" in line
+        assert "SPLUNK_PROFILER_LOGS_HEADERS" in line
         receiver.switch("ok")
         assert len(receiver.records(3)) == 3
 
