@@ -23,6 +23,7 @@ MEASURES = (
     "collection_cost",
     "idle_threads",
     "ticks",
+    "where_time_goes",
     "throughput",
     "record_cost",
     "attach_cost",

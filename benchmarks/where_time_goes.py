@@ -1,0 +1,216 @@
+"""Whether profiles say where the time of a thread goes: what arrives is compared with the thread's own clocks.
+
+One worker does six kinds of work in turns of some milliseconds, alone and beside threads that never wait; its process
+is profiled every 10 ms and sends to a real receiver. A figure is the largest difference of a kind's share, in points of
+100: of samples and of wall time to its share of the time that passed, of CPU time to its share of the CPU time used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from result import Result, main, significant
+
+import splunk_profiler
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))
+
+INTERVAL_MS = 10
+BESIDE = (0, 2, 4)
+WORKER = "worker"
+CHANCE = random.Random(1)
+TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 4000) % tuple(range(8000))
+NUMBERS = [CHANCE.random() for _ in range(25_000)]
+BLOCK = bytes(6 << 20)
+PATTERN = re.compile(r"(\w+) /(\w+)/(\d+) HTTP/[\d.]+ (\d{3})")
+
+
+def loops() -> int:
+    value = 0
+    for step in range(30_000):
+        value = (value * 31 + step) % 1_000_003
+    return value
+
+
+def calls() -> int:
+    return sum(map(one_more, range(60_000)))
+
+
+def one_more(number: int) -> int:
+    return number + 1
+
+
+def holds_gil() -> float:
+    return sorted(NUMBERS)[0]
+
+
+def releases_gil() -> bytes:
+    return hashlib.sha256(BLOCK).digest()
+
+
+def regex() -> int:
+    return len(PATTERN.findall(TEXT))
+
+
+class Pipe:
+    """Another process that sends back what it gets."""
+
+    def __init__(self) -> None:
+        self._echo = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._echo.stdin is not None
+        assert self._echo.stdout is not None
+        self._to, self._from = self._echo.stdin.fileno(), self._echo.stdout.fileno()
+
+    def talk(self) -> None:
+        for _ in range(150):
+            os.write(self._to, BLOCK[:16_384])
+            left = 16_384
+            while left:
+                left -= len(os.read(self._from, left))
+
+    def close(self) -> None:
+        self._echo.communicate()
+
+
+def work(seconds: float) -> dict[str, dict[str, int]]:
+    """Kinds by the name of their function → ns that have passed, and ns of CPU used, in them."""
+    pipe = Pipe()
+    kinds: list[Callable[[], Any]] = [loops, calls, holds_gil, releases_gil, regex, pipe.talk]
+    spent = {kind.__name__: {"wall": 0, "cpu": 0} for kind in kinds}
+    until = time.monotonic() + seconds
+    wall, cpu = time.monotonic_ns(), time.thread_time_ns()
+    while time.monotonic() < until:
+        kind = CHANCE.choice(kinds)
+        for _ in range(CHANCE.randrange(1, 4)):
+            kind()
+        now, used = time.monotonic_ns(), time.thread_time_ns()
+        spent[kind.__name__]["wall"] += now - wall
+        spent[kind.__name__]["cpu"] += used - cpu
+        wall, cpu = now, used
+    pipe.close()
+    return spent
+
+
+def serve(busy: int, seconds: float) -> None:
+    """The process that is profiled: prints what its worker has done, and the CPU time that it has used."""
+    over = threading.Event()
+
+    def spin() -> None:
+        value = 0
+        while not over.is_set():
+            for step in range(2000):
+                value = (value * 31 + step) % 1_000_003
+
+    others = [threading.Thread(target=spin, daemon=True) for _ in range(busy)]
+    for other in others:
+        other.start()
+    result: dict[str, dict[str, int]] = {}
+    work(0.2)
+    if not splunk_profiler.start():
+        raise RuntimeError("the profiler did not start")
+    began = time.process_time_ns()
+    worker = threading.Thread(target=lambda: result.update(work(seconds)), name=WORKER)
+    worker.start()
+    worker.join()
+    over.set()
+    for other in others:
+        other.join()
+    splunk_profiler.stop(20)
+    print(json.dumps({"kinds": result, "process_cpu": time.process_time_ns() - began}))
+
+
+def shares(found: dict[str, Any]) -> dict[str, float]:
+    whole = sum(found.values()) or 1
+    return {kind: 100 * value / whole for kind, value in found.items()}
+
+
+def run(data_format: str, busy: int, seconds: float) -> Iterator[Result]:
+    """One process, and what has arrived of it."""
+    from receiver_process import Receiver  # noqa: PLC0415  # of the tests
+
+    with Receiver() as receiver:
+        environment = os.environ | {
+            "SPLUNK_PROFILER_ENABLED": "true",
+            "SPLUNK_PROFILER_CALL_STACK_INTERVAL": str(INTERVAL_MS),
+            "SPLUNK_PROFILER_DATA_FORMAT": data_format,
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
+            "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
+        }
+        command = [sys.executable, __file__, "serve", str(busy), str(seconds)]
+        answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        truth = json.loads(answer.stdout)
+        records = receiver.records(1)
+    found = (of_text if data_format == "text" else of_profiles)(records, truth["kinds"])
+    totals = found.pop("totals", Counter())
+    where = f"{data_format.partition('-')[0]}, {f'beside {busy} busy threads' if busy else 'alone'}"
+    for value, seen in found.items():
+        right = shares({kind: spent["cpu" if value == "CPU" else "wall"] for kind, spent in truth["kinds"].items()})
+        shown = shares({kind: seen[kind] for kind in right})
+        yield Result(
+            f"largest error of a share of {value}, {where}",
+            max(abs(shown[kind] - right[kind]) for kind in right),
+            "points",
+            3 if busy else 1.5,
+            details={kind: [significant(shown[kind]), significant(right[kind])] for kind in right},
+        )
+    for value, sum_ns in totals.items():
+        right_ns = sum(spent["wall"] for spent in truth["kinds"].values()) if value == "wall" else truth["process_cpu"]
+        yield Result(f"error of all {value}, {where}", 100 * abs(sum_ns / right_ns - 1), "%", 1)
+
+
+def of_text(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
+    """Records by kind, and those of them in which the thread ran."""
+    seen, ran = Counter[str](), Counter[str]()
+    for record in records:
+        if record["body"].startswith(f'"{WORKER}"'):
+            names = re.findall(r"\.(\w+)\(", record["body"])
+            kind = next((name for name in names if name in kinds), "")
+            seen[kind] += 1
+            ran[kind] += "RUNNABLE" in record["body"]
+    return {"samples": seen, "CPU": ran}
+
+
+def of_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
+    """Samples, wall and CPU time by kind; and the worker's wall time, and all CPU time."""
+    from received_profiles import read  # noqa: PLC0415  # of the tests
+
+    found = {value: Counter[str]() for value in ("samples", "wall", "CPU", "totals")}
+    for record in records:
+        for sample in read(record).samples:
+            found["totals"]["CPU"] += sample.cpu_ns
+            if sample.labels.get("thread.name") != WORKER:
+                continue
+            names = (function.rpartition(".")[2] for function in sample.functions)
+            kind = next((name for name in names if name in kinds), "")
+            found["totals"]["wall"] += sample.wall_ns
+            found["samples"][kind] += sample.count
+            found["wall"][kind] += sample.wall_ns
+            found["CPU"][kind] += sample.cpu_ns
+    return found
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Text and pprof, alone and beside busy threads."""
+    for busy in BESIDE:
+        for data_format in ("pprof-gzip-base64", "text"):
+            yield from run(data_format, busy, 2 if quick else 40 + 20 * busy)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(int(sys.argv[2]), float(sys.argv[3]))
+    else:
+        main(measure, __doc__)
