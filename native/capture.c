@@ -57,12 +57,17 @@ static bool walk_stack(core *c, compat_frame *frame, raw_stack *last, walked_thr
     return true;
 }
 
-static void identify(walked_thread *thread, const PyThreadState *state, const fork_survivor *survivor)
+/* `known`: what was kept of it, or NULL. */
+static void identify(walked_thread *thread, const PyThreadState *state, const last_stack *known)
 {
+    const fork_survivor *survivor = forks_survivor();
     thread->key = state->id;
     thread->ident = state->thread_id;
     /* Without Python's hook the thread state keeps the id that the thread had in the parent. */
     thread->native_id = state->id <= survivor->newest_inherited ? survivor->native_id : compat_native_id(state);
+    if (thread->native_id == 0 && known != NULL) {
+        thread->native_id = known->native_id;
+    }
     thread->context = state->context;
 }
 
@@ -85,7 +90,7 @@ static walk_result list_threads(core *c, size_t *count)
 
 /* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own; and as do
  * those in the focus, which are the only ones if there is a count of them. */
-static walk_result walk_threads(core *c, const size_t *chosen, size_t *count)
+static walk_result walk_threads(core *c, const size_t *chosen, const PyThreadState *runner, size_t *count)
 {
     size_t choice = 0;
     const fork_survivor *survivor = forks_survivor();
@@ -112,11 +117,12 @@ static walk_result walk_threads(core *c, const size_t *chosen, size_t *count)
         while (last < c->last_count && c->last[last].key > state->id) {
             last++;
         }
-        bool known = last < c->last_count && c->last[last].key == state->id;
+        const last_stack *known = last < c->last_count && c->last[last].key == state->id ? &c->last[last] : NULL;
         walked_thread *thread = &c->walked[threads];
-        identify(thread, state, survivor);
+        identify(thread, state, known);
+        thread->runs = state == runner;
         thread->first = frames;
-        if (!walk_stack(c, frame, known ? c->last[last].stack : NULL, thread)) {
+        if (!walk_stack(c, frame, known != NULL ? known->stack : NULL, thread)) {
             return NO_ROOM_FRAMES;
         }
         if (thread->same == NULL) {
@@ -181,7 +187,7 @@ static bool choose(core *c, size_t *chosen)
     }
 }
 
-static bool walk(core *c, bool focused, size_t *count)
+static bool walk(core *c, bool focused, const PyThreadState *runner, size_t *count)
 {
     size_t chosen = 0;
     *count = 0;
@@ -195,7 +201,7 @@ static bool walk(core *c, bool focused, size_t *count)
         if (!compat_lock_head()) {
             return false;
         }
-        walk_result result = walk_threads(c, focused ? &chosen : NULL, count);
+        walk_result result = walk_threads(c, focused ? &chosen : NULL, runner, count);
         compat_unlock_head();
         if (result == WALKED) {
             return true;
@@ -259,9 +265,11 @@ static void remember_some(core *c, const raw_snapshot *snapshot)
 }
 
 /* Keeps what this capture saw for the next one to compare with. */
-static void remember(core *c, const raw_snapshot *snapshot)
+static void remember(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool by_ticker)
 {
-    if (snapshot->focused && atomic_load(&c->keeps_all)) {
+    bool is_last = !snapshot->focused || !atomic_load(&c->keeps_all);
+    clocks_fill(c, snapshot, deadline_ns, is_last, by_ticker);
+    if (!is_last) {
         remember_some(c, snapshot);
         return;
     }
@@ -274,12 +282,14 @@ static void remember(core *c, const raw_snapshot *snapshot)
     c->last_count = snapshot->count;
     for (size_t i = 0; i < snapshot->count; i++) {
         const raw_thread *thread = &snapshot->threads[snapshot->count - 1 - i];
-        c->last[i] = (last_stack){thread->key, thread->stack};
+        c->last[i] = (last_stack){thread->key, thread->native_id, thread->stack};
     }
 }
 
 static void own_thread(core *c, PyThreadState *self, const walked_thread *walked, raw_stack *stack, raw_thread *thread)
 {
+    /* Who has moved, or is new, is looked up: threads that rest cost nothing. */
+    PyObject *object = walked->same != NULL ? NULL : thread_object_of(c, walked->ident);
     /* A thread in a span and nothing else has one variable: then there are no labels to look for. */
     Py_ssize_t variables = compat_variable_count(walked->context);
     PyObject *context = variables > 0 ? compat_context_value(self, walked->context, c->context_var) : NULL;
@@ -288,10 +298,12 @@ static void own_thread(core *c, PyThreadState *self, const walked_thread *walked
     *thread = (raw_thread){
         .key = walked->key,
         .ident = walked->ident,
-        .native_id = walked->native_id,
+        .native_id = walked->native_id != 0 ? walked->native_id : thread_object_native_id(c, object),
         .stack = stack,
         .context = context,
         .labels = has_more ? compat_context_value(self, walked->context, c->labels_var) : NULL,
+        .object = object,
+        .state = walked->runs ? THREAD_RUNS : THREAD_UNKNOWN,
     };
 }
 
@@ -328,7 +340,8 @@ bool capture_calling_thread(core *c, raw_thread *thread)
     if (frame == NULL) {
         return false;
     }
-    identify(&walked, self, forks_survivor());
+    identify(&walked, self, NULL);
+    walked.runs = true;
     while (!walk_stack(c, frame, NULL, &walked)) {
         if (!grow((void **)&c->frames, &c->frames_room, sizeof(raw_frame), 4096)) {
             return false;
@@ -360,13 +373,13 @@ static void ring_put(core *c, raw_snapshot *snapshot)
 }
 
 /* Nobody is woken for a focused snapshot without threads. */
-bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
+bool capture_snapshot(core *c, int64_t deadline_ns, bool focused, const PyThreadState *runner)
 {
     size_t count;
     int64_t begin = monotonic_ns();
     int64_t time_ns = time_of_day_ns(), since_ns = c->before_ns == 0 ? 0 : begin - c->before_ns;
     /* A worker that never drains leaves at most two rings of snapshots behind: then there are no more. */
-    if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, focused, &count)) {
+    if (atomic_load(&c->closed) || c->overwritten_count >= c->ring_size || !walk(c, focused, runner, &count)) {
         return false;
     }
     c->before_ns = begin;
@@ -388,7 +401,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns, bool focused)
     snapshot->since_ns = since_ns;
     snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
     snapshot->period_ns = deadline_ns == 0 ? 0 : atomic_load(&c->waited_ns);
-    remember(c, snapshot);
+    remember(c, snapshot, deadline_ns, runner != PyThreadState_Get());
     ring_put(c, snapshot);
     atomic_fetch_add(&c->captured, 1);
     if (deadline_ns != 0) {

@@ -1,10 +1,17 @@
-/* CPU times and priorities of threads, asked of the kernel without the GIL. */
+/* CPU times, states and priorities of threads, asked of the kernel without the GIL. */
 #include "core.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
-#include <sys/types.h>
 #include <time.h>
+#include <unistd.h>
+
+#define PROCESSOR_FIELD 39 /* of /proc/self/task/ID/stat: the last one that the thread had */
 
 static int64_t clock_or_zero(clockid_t clock)
 {
@@ -12,76 +19,157 @@ static int64_t clock_or_zero(clockid_t clock)
     return clock_gettime(clock, &used) == 0 ? used.tv_sec * 1000000000LL + used.tv_nsec : 0;
 }
 
-int64_t process_cpu_ns(void)
+static int64_t process_cpu_ns(void)
 {
     return clock_or_zero(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 /* The kernel numbers a thread's CPU clock by the thread's id; one of a thread that has ended is an error. */
-void thread_clock_read(thread_clock *clock, bool with_priority)
+static int64_t thread_cpu_ns(pid_t native_id)
 {
-    clock->nice = 0;
-    clock->cpu_ns = clock->native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)clock->native_id << 3) | 6));
-    if (!with_priority || clock->cpu_ns == 0) {
-        return;
-    }
-    errno = 0;
-    int nice = getpriority(PRIO_PROCESS, (id_t)clock->native_id);
-    if (errno == 0) {
-        clock->nice = nice;
-    }
-    else { /* it ended just now */
-        clock->cpu_ns = 0;
-    }
+    return native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)native_id << 3) | 6));
 }
 
-bool thread_clock_take(thread_clock *clock, PyObject *native_id)
+/* Whether a thread's clock goes with the time, from one look to the next. The caller may be put aside in between. */
+static bool has_processor(pid_t native_id)
+{
+    int64_t used_ns = thread_cpu_ns(native_id), now_ns = monotonic_ns();
+    used_ns = thread_cpu_ns(native_id) - used_ns;
+    return used_ns > (monotonic_ns() - now_ns) / 2;
+}
+
+/* Of a thread that uses no CPU time at this moment. */
+static thread_state state_of(pid_t native_id)
+{
+    char text[1024];
+    (void)snprintf(text, sizeof(text), "/proc/self/task/%d/stat", (int)native_id);
+    int file = open(text, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return THREAD_UNKNOWN;
+    }
+    ssize_t length = read(file, text, sizeof(text) - 1);
+    (void)close(file);
+    text[length > 0 ? length : 0] = '\0';
+    const char *field = strrchr(text, ')'); /* the name, which is the second field */
+    field = field == NULL ? NULL : strchr(field, ' ');
+    if (field == NULL) {
+        return THREAD_UNKNOWN;
+    }
+    if (field[1] != 'R') {
+        return THREAD_WAITS; /* for the GIL, too */
+    }
+    for (int number = 3; field != NULL && number < PROCESSOR_FIELD; number++) {
+        field = strchr(field + 1, ' ');
+    }
+    return field != NULL && atoi(field) == sched_getcpu() ? THREAD_DISPLACED : THREAD_READY;
+}
+
+int thread_nice(pid_t native_id)
+{
+    errno = 0;
+    int nice = native_id <= 0 ? 0 : getpriority(PRIO_PROCESS, (id_t)native_id);
+    return errno == 0 ? nice : 0;
+}
+
+bool native_id_take(pid_t *native_id, PyObject *given)
 {
     int overflow;
-    long id = PyLong_AsLongAndOverflow(native_id, &overflow);
-    clock->native_id = overflow != 0 || id < 0 || id > INT32_MAX ? 0 : (pid_t)id;
+    long id = PyLong_AsLongAndOverflow(given, &overflow);
+    *native_id = overflow != 0 || id < 0 || id > INT32_MAX ? 0 : (pid_t)id;
     return id != -1 || !PyErr_Occurred();
 }
 
-PyObject *thread_clocks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+/* ---- the table: one, which the ticker and the captures hand to each other ---- */
+
+static void put_back(core *c, clock_table *table)
 {
-    static char *names[] = {"native_ids", NULL};
-    PyObject *argument, *made = NULL;
-    thread_clock *clocks = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:thread_clocks", names, &argument)) {
-        return NULL;
+    free(atomic_exchange(&c->clocks, table));
+}
+
+void clocks_read(core *c, int64_t deadline_ns)
+{
+    clock_table *table = atomic_exchange(&c->clocks, NULL);
+    if (table == NULL) {
+        return; /* the capture that has it, or that comes first, reads them itself */
     }
-    PyObject *native_ids = PySequence_Fast(argument, "native_ids must be a sequence of int");
-    if (native_ids == NULL) {
-        return NULL;
+    table->deadline_ns = deadline_ns;
+    table->process_ns = process_cpu_ns();
+    table->read_ns = monotonic_ns();
+    for (size_t i = 0; i < table->count; i++) {
+        clock_entry *entry = &table->entries[i];
+        int64_t before_ns = entry->cpu_ns;
+        entry->cpu_ns = thread_cpu_ns(entry->native_id);
+        entry->state = entry->cpu_ns > before_ns ? THREAD_RUNS : THREAD_WAITS;
     }
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(native_ids);
-    clocks = PyMem_New(thread_clock, (size_t)count + 1);
-    if (clocks == NULL) {
-        PyErr_NoMemory();
-        goto error;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (!thread_clock_take(&clocks[i], PySequence_Fast_GET_ITEM(native_ids, i))) {
-            goto error;
+    for (size_t i = 0; i < table->count; i++) { /* who uses time right now has a processor */
+        clock_entry *entry = &table->entries[i];
+        if (entry->state == THREAD_RUNS && !has_processor(entry->native_id)) {
+            entry->state = state_of(entry->native_id);
         }
     }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++) {
-        thread_clock_read(&clocks[i], true);
-    }
-    Py_END_ALLOW_THREADS
-    made = PyList_New(count);
-    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
-        PyObject *pair = Py_BuildValue("(Li)", (long long)clocks[i].cpu_ns, clocks[i].nice);
-        if (pair == NULL) {
-            Py_CLEAR(made);
-            break;
+    put_back(c, table);
+}
+
+/* The table with the threads of a snapshot, or NULL: no memory. */
+static clock_table *listing(clock_table *table, const raw_snapshot *snapshot)
+{
+    if (table == NULL || table->room < snapshot->count) {
+        size_t room = snapshot->count * 2;
+        free(table);
+        table = malloc(sizeof(clock_table) + room * sizeof(clock_entry));
+        if (table == NULL) {
+            return NULL;
         }
-        PyList_SET_ITEM(made, i, pair);
+        table->room = room;
     }
-error:
-    PyMem_Free(clocks);
-    Py_DECREF(native_ids);
-    return made;
+    table->deadline_ns = -1;
+    table->count = snapshot->count;
+    for (size_t i = 0; i < snapshot->count; i++) {
+        const raw_thread *thread = &snapshot->threads[i];
+        table->entries[i] = (clock_entry){thread->key, (pid_t)thread->native_id, thread->cpu_ns, THREAD_UNKNOWN};
+    }
+    return table;
+}
+
+static bool is_the_only_processor(void)
+{
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 && CPU_COUNT(&allowed) == 1;
+}
+
+/* Whether one that the ticker has found waiting for its own processor had that until the ticker woke up. It goes on when
+ * the ticker rests again, unlike one that only wanted to begin. While the ticker itself captures this cannot be seen; where
+ * there is another processor the ticker would not have woken up on this one. */
+static thread_state resolved(const clock_table *table, const clock_entry *entry, bool by_ticker)
+{
+    if (entry->state != THREAD_DISPLACED) {
+        return entry->state;
+    }
+    int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
+    bool went_on = by_ticker ? is_the_only_processor() : used_ns > (monotonic_ns() - table->read_ns) / 2;
+    return went_on ? THREAD_RUNS : THREAD_READY;
+}
+
+void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last, bool by_ticker)
+{
+    clock_table *table = atomic_exchange(&c->clocks, NULL);
+    bool fits = table != NULL && !snapshot->focused && table->deadline_ns == deadline_ns;
+    size_t next = 0, known = fits ? table->count : 0;
+    snapshot->process_cpu_ns = fits ? table->process_ns : process_cpu_ns();
+    for (size_t i = 0; i < snapshot->count; i++) {
+        raw_thread *thread = &snapshot->threads[i];
+        while (next < known && table->entries[next].key < thread->key) {
+            next++;
+        }
+        const clock_entry *entry = next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
+        if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
+            thread->cpu_ns = entry->cpu_ns;
+            thread_state state = resolved(table, entry, by_ticker);
+            thread->state = thread->state == THREAD_RUNS && state != THREAD_RUNS ? THREAD_READY : state;
+        }
+        else {
+            thread->cpu_ns = thread_cpu_ns((pid_t)thread->native_id);
+        }
+    }
+    put_back(c, is_last ? listing(table, snapshot) : table);
 }

@@ -88,6 +88,7 @@ int collections_traverse(core *c, visitproc visit, void *arg)
         const raw_collection *kept = &c->collections[(c->collections_first + i) % RING_SIZE];
         Py_VISIT(kept->thread.context);
         Py_VISIT(kept->thread.labels);
+        Py_VISIT(kept->thread.object);
     }
     return 0;
 }

@@ -175,14 +175,16 @@ PyObject *convert_thread(core *c, const value_types *types, const raw_thread *ra
     PyObject *key = PyLong_FromUnsignedLongLong(raw->key);
     PyObject *ident = PyLong_FromUnsignedLong(raw->ident);
     PyObject *native_id = PyLong_FromUnsignedLong(raw->native_id);
-    if (key == NULL || ident == NULL || native_id == NULL) {
+    PyObject *cpu_ns = PyLong_FromLongLong(raw->cpu_ns);
+    PyObject *state = raw->state == THREAD_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromLong(raw->state);
+    if (key == NULL || ident == NULL || native_id == NULL || cpu_ns == NULL || state == NULL) {
         goto error;
     }
     PyObject *stack = convert_stack(c, raw->stack); /* borrowed */
     if (stack == NULL) {
         goto error;
     }
-    made = compat_new_tuple(types->raw_thread, 6);
+    made = compat_new_tuple(types->raw_thread, 9);
     if (made == NULL) {
         goto error;
     }
@@ -192,16 +194,22 @@ PyObject *convert_thread(core *c, const value_types *types, const raw_thread *ra
     PyTuple_SET_ITEM(made, 3, Py_NewRef(stack));
     PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->context != NULL ? raw->context : Py_None));
     PyTuple_SET_ITEM(made, 5, Py_NewRef(raw->labels != NULL ? raw->labels : Py_None));
+    PyTuple_SET_ITEM(made, 6, Py_NewRef(cpu_ns));
+    PyTuple_SET_ITEM(made, 7, Py_NewRef(state));
+    PyTuple_SET_ITEM(made, 8, Py_NewRef(raw->object != NULL ? raw->object : Py_None));
 error:
     Py_XDECREF(key);
     Py_XDECREF(ident);
     Py_XDECREF(native_id);
+    Py_XDECREF(cpu_ns);
+    Py_XDECREF(state);
     return made;
 }
 
 PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
 {
     PyObject *made = NULL, *time_ns = NULL, *latency_ns = NULL, *period_ns = NULL, *since_ns = NULL;
+    PyObject *process_cpu_ns = NULL;
     PyObject *threads = PyTuple_New((Py_ssize_t)raw->count);
     if (threads == NULL) {
         goto error;
@@ -217,10 +225,11 @@ PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
     latency_ns = PyLong_FromLongLong(raw->latency_ns);
     period_ns = PyLong_FromLongLong(raw->period_ns);
     since_ns = PyLong_FromLongLong(raw->since_ns);
-    if (time_ns == NULL || latency_ns == NULL || period_ns == NULL || since_ns == NULL) {
+    process_cpu_ns = PyLong_FromLongLong(raw->process_cpu_ns);
+    if (time_ns == NULL || latency_ns == NULL || period_ns == NULL || since_ns == NULL || process_cpu_ns == NULL) {
         goto error;
     }
-    made = compat_new_tuple(types->raw_snapshot, 6);
+    made = compat_new_tuple(types->raw_snapshot, 7);
     if (made == NULL) {
         goto error;
     }
@@ -230,11 +239,13 @@ PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
     PyTuple_SET_ITEM(made, 3, Py_NewRef(period_ns));
     PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->focused ? Py_True : Py_False));
     PyTuple_SET_ITEM(made, 5, Py_NewRef(since_ns));
+    PyTuple_SET_ITEM(made, 6, Py_NewRef(process_cpu_ns));
 error:
     Py_XDECREF(time_ns);
     Py_XDECREF(latency_ns);
     Py_XDECREF(period_ns);
     Py_XDECREF(since_ns);
+    Py_XDECREF(process_cpu_ns);
     Py_XDECREF(threads);
     return made;
 }

@@ -36,6 +36,17 @@ typedef struct raw_stack {
     raw_frame frames[]; /* owned */
 } raw_stack;
 
+/* What a thread was doing. RUNS: it had a processor at the deadline. READY: it waited for one, or held the GIL at the
+ * capture without having had one at the deadline. UNKNOWN: nobody has looked.
+ * DISPLACED, in the table of clocks only: it waited for the processor that the ticker has woken up on. */
+typedef enum {
+    THREAD_UNKNOWN = -1,
+    THREAD_WAITS = 0,
+    THREAD_READY = 1,
+    THREAD_RUNS = 2,
+    THREAD_DISPLACED = 3
+} thread_state;
+
 typedef struct {
     uint64_t key;
     unsigned long ident;
@@ -43,6 +54,9 @@ typedef struct {
     raw_stack *stack;  /* one of its holders */
     PyObject *context; /* owned, or NULL */
     PyObject *labels;  /* owned, or NULL */
+    PyObject *object;  /* owned: the threading.Thread; NULL: there is none, or the stack is the one of the capture before */
+    int64_t cpu_ns;    /* 0: not known */
+    thread_state state;
 } raw_thread;
 
 /* All threads at one instant, oldest first. GIL. */
@@ -52,7 +66,8 @@ typedef struct raw_snapshot {
     int64_t latency_ns;
     int64_t period_ns; /* distance of its deadline from the one of its kind before; 0: not taken at one */
     int64_t since_ns;  /* from the capture before, of whichever kind; 0: this is the first */
-    bool focused;      /* only threads of traces in the focus */
+    int64_t process_cpu_ns; /* as of before the clocks of the threads were read */
+    bool focused;           /* only threads of traces in the focus */
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
@@ -81,6 +96,7 @@ typedef struct {
     unsigned long ident;
     unsigned long native_id;
     PyObject *context;
+    bool runs;       /* it holds the GIL, or held it until it was asked to give it up for this capture */
     raw_stack *same; /* the stack it had before, if it has not moved */
     size_t first;    /* else: its frames in core.frames */
     size_t depth;
@@ -89,8 +105,26 @@ typedef struct {
 
 typedef struct {
     uint64_t key;
+    unsigned long native_id;
     raw_stack *stack; /* one of its holders */
 } last_stack;
+
+/* The CPU clock of a thread of the last snapshot. */
+typedef struct {
+    uint64_t key;
+    pid_t native_id;
+    int64_t cpu_ns; /* 0: it has ended, or cannot be read */
+    thread_state state;
+} clock_entry;
+
+/* Their clocks at a deadline. Who takes the table out of core.clocks has it alone, and puts it back. */
+typedef struct {
+    int64_t deadline_ns; /* of the capture that they were read for; 0: it was taken at none */
+    int64_t read_ns;     /* when they were read, monotonic */
+    int64_t process_ns;  /* CPU time of the process, read before all others */
+    size_t count, room;
+    clock_entry entries[]; /* oldest thread first */
+} clock_table;
 
 typedef struct {
     PyObject *code;   /* owned, so that its address is not used again while it is a key */
@@ -106,9 +140,11 @@ typedef struct core {
     /* What Python gave. Owned, GIL; NULL once cleared. */
     PyObject *context_var;
     PyObject *labels_var;
+    PyObject *threads; /* ident → threading.Thread, a dict; or NULL */
     PyObject *make_frame;
     PyObject *make_stack;
     PyObject *name_key;       /* "__name__" */
+    PyObject *native_id_key;  /* "_native_id" */
     PyObject *generation_key; /* "generation" */
     PyObject *traces;         /* the focus: a dict whose keys are trace ids; NULL: there is none */
     PyObject *span_key;       /* under which OpenTelemetry's context has its span; NULL with `traces` */
@@ -142,6 +178,8 @@ typedef struct core {
     int64_t collection_distance_ns; /* between two of a generation that are kept */
     int64_t collection_began_ns;    /* of the one under way; 0: none */
 
+    _Atomic(clock_table *) clocks; /* NULL: there are none, or somebody works on them */
+
     known_frame *known; /* open addressing; GIL */
     size_t known_size;
     size_t known_count;
@@ -170,8 +208,8 @@ typedef struct core {
     struct core **link;
 } core;
 
-/* capture.c: takes snapshots. GIL held. */
-HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused); /* deadline 0: now; false: none taken */
+/* capture.c: takes snapshots. GIL held. Deadline 0: now. `runner` runs, and is only compared. False: none was taken. */
+HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused, const PyThreadState *runner);
 HIDDEN bool capture_calling_thread(core *c, raw_thread *thread);          /* false: nothing is in `thread` */
 HIDDEN void stack_release(core *c, raw_stack *stack);                     /* one holder less; runs no Python code */
 HIDDEN int64_t monotonic_ns(void);
@@ -186,6 +224,10 @@ HIDDEN int collections_traverse(core *c, visitproc visit, void *arg);
 HIDDEN size_t focus_choose(core *c, size_t count); /* writes core.chosen, and says how many there are */
 HIDDEN bool focus_is_empty(const core *c);
 HIDDEN bool focus_take(core *c, PyObject *focus); /* None, or (traces, span_key); false and an exception */
+
+/* thread_objects.c: the threading.Thread of a listed thread. GIL held. */
+HIDDEN PyObject *thread_object_of(const core *c, unsigned long ident); /* new reference, or NULL */
+HIDDEN unsigned long thread_object_native_id(const core *c, PyObject *object); /* `object` may be NULL; 0: not known */
 
 /* snapshots.c: gives references up, may run Python code. GIL held. */
 HIDDEN void thread_release(core *c, raw_thread *thread);
@@ -205,16 +247,12 @@ HIDDEN PyObject *convert_thread(core *c, const value_types *types, const raw_thr
 HIDDEN PyObject *collections_drain(core *c, const value_types *types);
 HIDDEN void known_frames_clear(core *c);
 
-/* clocks.c: CPU times. All but the last need no GIL, but to take an id. */
-typedef struct {
-    pid_t native_id;
-    int64_t cpu_ns; /* 0: the thread has ended */
-    int nice;       /* 0 as well if it was not asked for */
-} thread_clock;
-HIDDEN int64_t process_cpu_ns(void);
-HIDDEN void thread_clock_read(thread_clock *clock, bool with_priority);
-HIDDEN bool thread_clock_take(thread_clock *clock, PyObject *native_id); /* false and an exception if it is no int */
-HIDDEN PyObject *thread_clocks(PyObject *module, PyObject *args, PyObject *kwargs);
+/* clocks.c: CPU times, states and priorities. Needs no GIL, but for Python values. */
+HIDDEN void clocks_read(core *c, int64_t deadline_ns); /* of the threads of the last snapshot, for the next one */
+/* Writes the clocks to a snapshot, and reads those that were not. `is_last`: the next snapshot's are of its threads. */
+HIDDEN void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last, bool by_ticker);
+HIDDEN int thread_nice(pid_t native_id);                       /* 0 as well if it has ended */
+HIDDEN bool native_id_take(pid_t *native_id, PyObject *given); /* false and an exception if it is no int */
 
 /* ticker.c: life, schedule and forks. */
 HIDDEN core *core_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */

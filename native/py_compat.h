@@ -326,6 +326,20 @@ static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
 #endif
 }
 
+/* The thread that holds the GIL, or NULL; a look without a lock. It may end meanwhile: only its address may be used. */
+static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
+{
+    const struct _gil_runtime_state *gil = compat_gil(interp);
+    if (gil == NULL || !compat_is_gil_locked(gil)) {
+        return NULL;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    return _Py_atomic_load_ptr_relaxed(&gil->last_holder);
+#else
+    return (const PyThreadState *)_Py_atomic_load_relaxed(&gil->last_holder);
+#endif
+}
+
 /* How often the GIL has gone from one thread to another; a look without a lock. */
 static inline unsigned long compat_gil_switches(const struct _gil_runtime_state *gil)
 {

@@ -31,6 +31,7 @@ void thread_release(core *c, raw_thread *thread)
     stack_release(c, thread->stack);
     Py_XDECREF(thread->context);
     Py_XDECREF(thread->labels);
+    Py_XDECREF(thread->object);
 }
 
 void snapshot_free(core *c, raw_snapshot *snapshot)
@@ -77,9 +78,11 @@ void core_release_all(core *c)
     known_frames_clear(c);
     Py_CLEAR(c->context_var);
     Py_CLEAR(c->labels_var);
+    Py_CLEAR(c->threads);
     Py_CLEAR(c->make_frame);
     Py_CLEAR(c->make_stack);
     Py_CLEAR(c->name_key);
+    Py_CLEAR(c->native_id_key);
     Py_CLEAR(c->traces);
     Py_CLEAR(c->span_key);
     Py_CLEAR(c->context_name);
@@ -91,6 +94,7 @@ static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void
     for (size_t i = 0; i < snapshot->count; i++) {
         Py_VISIT(snapshot->threads[i].context);
         Py_VISIT(snapshot->threads[i].labels);
+        Py_VISIT(snapshot->threads[i].object);
     }
     return 0;
 }
@@ -100,6 +104,7 @@ int core_traverse(core *c, visitproc visit, void *arg)
 {
     Py_VISIT(c->context_var);
     Py_VISIT(c->labels_var);
+    Py_VISIT(c->threads);
     Py_VISIT(c->make_frame);
     Py_VISIT(c->make_stack);
     Py_VISIT(c->traces);

@@ -52,6 +52,7 @@ void core_drop(core *c)
     free(c->frames);
     free(c->ring);
     free(c->collections);
+    free(atomic_load(&c->clocks));
     free(c);
 }
 
@@ -66,9 +67,9 @@ static bool ended(core *c)
 }
 
 /* Needs the GIL. False if nothing could be taken of what was wanted. */
-static bool capture_wanted(core *c, int64_t wanted_ns)
+static bool capture_wanted(core *c, int64_t wanted_ns, const PyThreadState *runner)
 {
-    bool done = capture_snapshot(c, wanted_ns < 0 ? -wanted_ns : wanted_ns, wanted_ns < 0);
+    bool done = capture_snapshot(c, wanted_ns < 0 ? -wanted_ns : wanted_ns, wanted_ns < 0, runner);
     if (!done) {
         atomic_fetch_add(&c->missed, 1);
     }
@@ -83,7 +84,7 @@ static int pending_capture(void *argument)
     /* On 3.10 and 3.11 the main thread runs these calls in whatever interpreter it is in. */
     if (!ended(c) && PyInterpreterState_Get() == c->interp) {
         int64_t wanted = atomic_exchange(&c->wanted_ns, 0);
-        if (wanted != 0 && capture_wanted(c, wanted)) {
+        if (wanted != 0 && capture_wanted(c, wanted, PyThreadState_Get())) {
             atomic_fetch_add(&c->by_pending_call, 1);
         }
     }
@@ -105,11 +106,11 @@ static void post(core *c)
     }
 }
 
-static void capture_ourselves(core *c)
+static void capture_ourselves(core *c, const PyThreadState *runner)
 {
     int64_t wanted = atomic_exchange(&c->wanted_ns, 0);
     if (wanted != 0 && !ended(c)) {
-        (void)capture_wanted(c, wanted);
+        (void)capture_wanted(c, wanted, runner);
     }
 }
 
@@ -125,9 +126,13 @@ static bool wait_until(core *c, int64_t at_ns)
 
 /* Needs the mutex. Gives the pending call `patience`, and more while somebody runs Python: that thread takes the
  * snapshot at its next check, whereas asking it for the GIL could take the turns of all others, and the deadlines of that
- * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. */
+ * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. Where it is free from the
+ * beginning nobody is given time: who comes back from a system call would be seen after it, and not in it. */
 static void await_capture(core *c, int64_t patience, int64_t until_ns)
 {
+    if (compat_gil_holder(c->interp) == NULL) {
+        return;
+    }
     int64_t now = monotonic_ns();
     bool going_on = wait_until(c, now + patience < until_ns ? now + patience : until_ns);
     while (going_on && atomic_load(&c->wanted_ns) != 0 && compat_is_gil_taken(c->interp)
@@ -217,6 +222,9 @@ static void keep_schedule(core *c, PyThreadState *self)
             r.some_at = next;
             next = next < all_at ? next : all_at;
         }
+        if (all) {
+            clocks_read(c, deadline);
+        }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
         atomic_store(&c->waited_ns, period_ns);
         if (atomic_exchange(&c->wanted_ns, all ? deadline : -deadline) != 0) {
@@ -226,9 +234,10 @@ static void keep_schedule(core *c, PyThreadState *self)
         post(c);
         await_capture(c, patience, next);
         if (atomic_load(&c->wanted_ns) != 0 && monotonic_ns() < next && !ended(c) && !compat_is_finalizing()) {
+            const PyThreadState *holder = compat_gil_holder(c->interp); /* whom this makes give it up; only compared */
             pthread_mutex_unlock(&c->mutex);
             PyEval_RestoreThread(self);
-            capture_ourselves(c);
+            capture_ourselves(c, holder);
             PyEval_SaveThread();
             pthread_mutex_lock(&c->mutex);
         }
@@ -327,7 +336,10 @@ void core_stop(core *c)
 
 void core_capture(core *c, bool focused)
 {
-    if (!capture_snapshot(c, 0, focused)) {
+    if (!focused) {
+        clocks_read(c, 0);
+    }
+    if (!capture_snapshot(c, 0, focused, PyThreadState_Get())) {
         atomic_fetch_add(&c->missed, 1);
     }
     pthread_mutex_lock(&c->mutex);

@@ -30,13 +30,13 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 {
     static char *names[] = {
         "context_var", "labels_var", "max_depth", "make_frame", "make_stack", "ring_size", "collection_distance_ns",
-        "focus",       NULL};
+        "focus",       "threads",    NULL};
     PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
-    PyObject *focus = Py_None;
+    PyObject *focus = Py_None, *threads = NULL;
     Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
     long long distance_ns = COLLECTION_DISTANCE_NS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLO:Ticker", names, &context_var, &labels_var, &max_depth,
-                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &context_var, &labels_var, &max_depth,
+                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus, &PyDict_Type, &threads)) {
         return NULL;
     }
     if (!is_variable("context_var", context_var) || !is_variable("labels_var", labels_var)) {
@@ -71,14 +71,16 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
     made->labels_var = labels_var == Py_None ? NULL : Py_NewRef(labels_var);
+    made->threads = Py_XNewRef(threads);
     made->make_frame = Py_NewRef(make_frame);
     made->make_stack = Py_NewRef(make_stack);
     made->max_depth = (size_t)max_depth;
     made->collection_distance_ns = distance_ns;
     made->name_key = PyUnicode_InternFromString("__name__");
     made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
+    made->native_id_key = made->generation_key == NULL ? NULL : PyUnicode_InternFromString("_native_id");
     self->core = made;
-    if (made->generation_key == NULL || !focus_take(made, focus)) {
+    if (made->native_id_key == NULL || !focus_take(made, focus)) {
         Py_DECREF(self);
         return NULL;
     }

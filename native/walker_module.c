@@ -86,10 +86,10 @@ static int module_exec(PyObject *module)
     if (namedtuple == NULL || note_end_of_interpreter() != 0) {
         goto error;
     }
-    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels",
+    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels cpu_ns state python_thread",
                          &state->raw_thread)
-        || !add_named_tuple(module, namedtuple, "RawSnapshot", "time_ns latency_ns threads period_ns focused since_ns",
-                            &state->raw_snapshot)
+        || !add_named_tuple(module, namedtuple, "RawSnapshot",
+                            "time_ns latency_ns threads period_ns focused since_ns process_cpu_ns", &state->raw_snapshot)
         || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
                             &state->collection)
         || !add_named_tuple(module, namedtuple, "Counters",
@@ -142,8 +142,6 @@ static void module_free(void *module)
 }
 
 static PyMethodDef module_methods[] = {
-    {"thread_clocks", (PyCFunction)(void (*)(void))thread_clocks, METH_VARARGS | METH_KEYWORDS,
-     "thread_clocks($module, native_ids)\n--\n\n(CPU time in ns, nice value) of each thread."},
     {"watch_forks", (PyCFunction)(void (*)(void))watch_forks, METH_VARARGS | METH_KEYWORDS,
      "watch_forks($module, in_child)\n--\n\nHave in_child() called in forked children."},
     {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nBegin a watch; returns its number."},

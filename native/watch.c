@@ -1,4 +1,4 @@
-/* The type splunk_profiler._walker.Watch: which threads of a snapshot have changed since the one before, and their clocks.
+/* The type splunk_profiler._walker.Watch: which threads of a snapshot have changed since the one before.
  *
  * Most threads of a service wait most of the time. What is said of them again and again is the same, so it is said once,
  * and counted. The contract is splunk_profiler/_walker.pyi. One thread uses a Watch; another one that does so, or a
@@ -7,13 +7,12 @@
  */
 #include "walker.h"
 
-#define BRIEF 64 /* threads whose clocks take less time to read than others take to get the GIL and give it back */
+#define BRIEF 64 /* threads whose priorities take less time to ask for than it takes to get the GIL and give it back */
 
 /* A thread of the last snapshot. */
 typedef struct {
     uint64_t key;
     PyObject *thread; /* owned: the RawThread that was told last; what it holds is compared by identity */
-    pid_t native_id;  /* 0: not known */
     int64_t cpu_ns;
     bool rests;                /* it had not run when it was told: whoever was told knows it as it is */
     unsigned long long count;  /* of snapshots since then in which it rested */
@@ -28,30 +27,29 @@ typedef struct {
 typedef struct {
     uint64_t key;
     PyObject *thread; /* borrowed from the tuple */
-    thread_clock clock;
+    pid_t native_id;
+    int64_t cpu_ns;
+    bool waits;
+    int nice;
 } seen_thread;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *native_id_of; /* owned; asked where the interpreter does not say, as CPython 3.10 */
-    table *last;            /* NULL: there was no snapshot, or it is being worked on */
-    bool counts_rest;       /* else all threads are told each time, with their priorities */
+    table *last;      /* NULL: there was no snapshot, or it is being worked on */
+    bool counts_rest; /* else all threads are told each time, with their priorities */
 } Watch;
 
-enum { KEY, IDENT, NATIVE_ID, STACK, CONTEXT, LABELS, FIELDS }; /* of a RawThread */
+enum { KEY, IDENT, NATIVE_ID, STACK, CONTEXT, LABELS, CPU_NS, STATE, OBJECT, FIELDS }; /* of a RawThread */
 
-/* Returns the process's CPU time as of before. */
-static int64_t read_clocks(seen_thread *seen, size_t count, bool with_priority)
+static void read_priorities(seen_thread *seen, size_t count)
 {
     PyThreadState *state = count > BRIEF ? PyEval_SaveThread() : NULL;
-    int64_t process_ns = process_cpu_ns();
     for (size_t i = 0; i < count; i++) {
-        thread_clock_read(&seen[i].clock, with_priority);
+        seen[i].nice = thread_nice(seen[i].native_id);
     }
     if (state != NULL) {
         PyEval_RestoreThread(state);
     }
-    return process_ns;
 }
 
 static void table_free(table *entries)
@@ -65,38 +63,16 @@ static void table_free(table *entries)
     PyMem_Free(entries);
 }
 
-/* False and an exception if it is no RawThread, or in the wrong place. `known` is the entry with its key, or NULL. */
-static bool take_thread(const Watch *self, PyObject *thread, const entry *known, seen_thread *seen)
+/* Written to `seen`. False and an exception if they are no RawThreads, or not in the order of their keys. */
+static bool take_threads(PyObject *threads, seen_thread *seen)
 {
-    PyObject *asked = NULL;
-    if (!thread_clock_take(&seen->clock, PyTuple_GET_ITEM(thread, NATIVE_ID))) {
-        return false;
-    }
-    if (seen->clock.native_id == 0 && known != NULL) {
-        seen->clock.native_id = known->native_id;
-    }
-    if (seen->clock.native_id == 0 && self->native_id_of != NULL) {
-        asked = PyObject_CallOneArg(self->native_id_of, PyTuple_GET_ITEM(thread, IDENT));
-        if (asked == NULL || !thread_clock_take(&seen->clock, asked)) {
-            Py_XDECREF(asked);
-            return false;
-        }
-        Py_DECREF(asked);
-    }
-    return true;
-}
-
-/* Written to `seen`, in the order of the keys as in `last`. May run Python code. False and an exception. */
-static bool take_threads(const Watch *self, PyObject *threads, const table *last, seen_thread *seen)
-{
-    size_t old = 0, known = last == NULL ? 0 : last->count;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(threads); i++) {
         PyObject *thread = PyTuple_GET_ITEM(threads, i);
         if (!PyTuple_Check(thread) || PyTuple_GET_SIZE(thread) != FIELDS) {
             PyErr_Format(PyExc_TypeError, "threads must be RawThreads, not %.100s", Py_TYPE(thread)->tp_name);
             return false;
         }
-        seen[i].thread = thread;
+        seen[i] = (seen_thread){.thread = thread, .waits = true};
         seen[i].key = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(thread, KEY));
         if (PyErr_Occurred()) {
             return false;
@@ -105,11 +81,11 @@ static bool take_threads(const Watch *self, PyObject *threads, const table *last
             PyErr_SetString(PyExc_ValueError, "threads must be in the order of their keys");
             return false;
         }
-        while (old < known && last->entries[old].key < seen[i].key) {
-            old++;
+        seen[i].cpu_ns = PyLong_AsLongLong(PyTuple_GET_ITEM(thread, CPU_NS));
+        if (PyTuple_GET_ITEM(thread, STATE) != Py_None) {
+            seen[i].waits = PyLong_AsLong(PyTuple_GET_ITEM(thread, STATE)) == THREAD_WAITS;
         }
-        bool is_known = old < known && last->entries[old].key == seen[i].key;
-        if (!take_thread(self, thread, is_known ? &last->entries[old] : NULL, &seen[i])) {
+        if (PyErr_Occurred() || !native_id_take(&seen[i].native_id, PyTuple_GET_ITEM(thread, NATIVE_ID))) {
             return false;
         }
     }
@@ -118,7 +94,7 @@ static bool take_threads(const Watch *self, PyObject *threads, const table *last
 
 static bool is_same(PyObject *one, PyObject *other)
 {
-    for (int field = STACK; field < FIELDS; field++) {
+    for (int field = STACK; field <= LABELS; field++) {
         if (PyTuple_GET_ITEM(one, field) != PyTuple_GET_ITEM(other, field)) {
             return false;
         }
@@ -136,8 +112,8 @@ static bool append_new(PyObject *list, PyObject *item)
 static bool tell(PyObject *list, const seen_thread *seen, const entry *before)
 {
     return append_new(list,
-                      Py_BuildValue("(OLiKK)", seen->thread, (long long)seen->clock.cpu_ns, seen->clock.nice,
-                                    before == NULL ? 0ULL : before->count, before == NULL ? 0ULL : before->sum_ns));
+                      Py_BuildValue("(OiKK)", seen->thread, seen->nice, before == NULL ? 0ULL : before->count,
+                                    before == NULL ? 0ULL : before->sum_ns));
 }
 
 static bool tell_key(PyObject *list, const entry *gone)
@@ -157,13 +133,12 @@ static bool compare(const Watch *self, const table *last, const seen_thread *see
             }
         }
         const entry *before = old < known && last->entries[old].key == seen[i].key ? &last->entries[old++] : NULL;
-        bool ran = before == NULL || seen[i].clock.cpu_ns > before->cpu_ns;
+        bool ran = before == NULL || seen[i].cpu_ns > before->cpu_ns || !seen[i].waits;
         entry *after = &now->entries[i];
         *after = (entry){.key = seen[i].key,
-                         .native_id = seen[i].clock.native_id,
-                         .cpu_ns = seen[i].clock.cpu_ns,
+                         .cpu_ns = seen[i].cpu_ns,
                          .rests = !ran && self->counts_rest};
-        if (before != NULL && seen[i].clock.cpu_ns == 0) {
+        if (before != NULL && seen[i].cpu_ns == 0) {
             after->cpu_ns = before->cpu_ns; /* it could not be read */
         }
         bool same = !ran && before->rests && is_same(seen[i].thread, before->thread);
@@ -208,14 +183,16 @@ static PyObject *watch_changes(Watch *self, PyObject *args)
     }
     last = self->last;
     self->last = NULL; /* from here on Python code may run, and who is not told everything is told all the next time */
-    if (!take_threads(self, threads, last, seen)) {
+    if (!take_threads(threads, seen)) {
         goto error;
     }
-    long long process_ns = (long long)read_clocks(seen, count, !self->counts_rest);
+    if (!self->counts_rest) {
+        read_priorities(seen, count);
+    }
     if (!compare(self, last, seen, count, period_ns, now, changed, gone)) {
         goto error;
     }
-    made = Py_BuildValue("(LOO)", process_ns, changed, gone);
+    made = Py_BuildValue("(OO)", changed, gone);
     if (made != NULL) {
         table *others = self->last;
         self->last = now;
@@ -261,19 +238,13 @@ static PyObject *watch_rested(Watch *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"native_id_of", "counts_rest", NULL};
-    PyObject *native_id_of;
+    static char *names[] = {"counts_rest", NULL};
     int counts_rest;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$p:Watch", names, &native_id_of, &counts_rest)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$p:Watch", names, &counts_rest)) {
         return NULL;
-    }
-    if (!PyCallable_Check(native_id_of)) {
-        return PyErr_Format(PyExc_TypeError, "native_id_of must be callable, not %.100s",
-                            Py_TYPE(native_id_of)->tp_name);
     }
     Watch *self = (Watch *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        self->native_id_of = Py_NewRef(native_id_of);
         self->counts_rest = counts_rest;
     }
     return (PyObject *)self;
@@ -282,7 +253,6 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int watch_traverse(Watch *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->native_id_of);
     for (size_t i = 0; self->last != NULL && i < self->last->count; i++) {
         Py_VISIT(self->last->entries[i].thread);
     }
@@ -294,7 +264,6 @@ static int watch_clear(Watch *self)
     table *last = self->last;
     self->last = NULL;
     table_free(last);
-    Py_CLEAR(self->native_id_of);
     return 0;
 }
 

@@ -1,7 +1,8 @@
 """The native walker: reads the interpreter's frames of all threads in one hold of the GIL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
+from threading import Thread
 from types import CodeType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -9,7 +10,13 @@ _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
 
 class RawThread(NamedTuple, Generic[_Stack]):
-    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known."""
+    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known.
+
+    `cpu_ns`: CPU time that it had used at the deadline, or at the capture if it was new; 0 if it cannot be read.
+    `state`: 2: it had a processor at the deadline; 1: it waited for one, or held the GIL at the capture and not before;
+    0: it waited for something else; None: not known.
+    `python_thread`: the `threading.Thread`; None if there is none, or the stack is that of its last capture.
+    """
 
     key: int
     ident: int
@@ -17,13 +24,17 @@ class RawThread(NamedTuple, Generic[_Stack]):
     stack: _Stack
     context: Any | None
     labels: Any | None
+    cpu_ns: int
+    state: int | None
+    python_thread: Thread | None
 
 class RawSnapshot(NamedTuple, Generic[_Stack]):
     """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
 
     `period_ns` is the distance of that deadline from the one of its kind before; 0 if it was not taken at one.
     `focused`: there are threads of the traces in the focus only. `since_ns`: from the capture before, also from one of
-    the focus that found nobody and is not in the ring; 0 for the first.
+    the focus that found nobody and is not in the ring; 0 for the first. `process_cpu_ns`: CPU time of the process,
+    as of before the threads' was read.
     """
 
     time_ns: int
@@ -32,6 +43,7 @@ class RawSnapshot(NamedTuple, Generic[_Stack]):
     period_ns: int
     focused: bool
     since_ns: int
+    process_cpu_ns: int
 
 class RawCollection(NamedTuple, Generic[_Stack]):
     """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
@@ -66,6 +78,7 @@ class Ticker(Generic[_Frame, _Stack]):
         labels_var: ContextVar[Any] | None = None,
         collection_distance_ns: int = 10_000_000,  # of two collections of one generation that are kept
         focus: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
+        threads: dict[int, Thread] = ...,  # by ident, where `python_thread` is looked up; without it there is none
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits.
@@ -99,20 +112,20 @@ class Ticker(Generic[_Frame, _Stack]):
 class Watch(Generic[_Stack]):
     """Tells which threads of a snapshot have changed since the one before.
 
-    A thread rests if it is told nothing about: it has used no CPU time, and has the same stack, context and labels (by
-    identity), when it was told at rest as well. Threads at rest are not told if `counts_rest`, else all are each time.
+    A thread rests if it is told nothing about: it waits, has used no CPU time, and has the same stack, context
+    and labels (by identity), when it was told at rest as well. Threads at rest are not told if `counts_rest`, else all
+    are each time.
     """
 
-    def __init__(self, native_id_of: Callable[[int], int], *, counts_rest: bool) -> None:
-        """`native_id_of` is asked with an ident where the interpreter does not know the native id; 0: unknown."""
+    def __init__(self, *, counts_rest: bool) -> None: ...
     def changes(
         self, threads: tuple[RawThread[_Stack], ...], period_ns: int, /
-    ) -> tuple[int, list[tuple[RawThread[_Stack], int, int, int, int]], list[tuple[int, int, int]]]:
-        """The process's CPU time, then what is new of the threads of a snapshot, which are in the order of their keys.
+    ) -> tuple[list[tuple[RawThread[_Stack], int, int, int]], list[tuple[int, int, int]]]:
+        """What is new of the threads of a snapshot, which are in the order of their keys.
 
-        For each that has changed, in that order: it, its CPU time in ns (0: it has ended), its nice value (0 if
-        `counts_rest`), in how many snapshots before this one it has rested, and the sum of their periods. For each that
-        was in the snapshot before and is not in this one: its key, and the same two.
+        For each that has changed, in that order: it, its nice value (0 if `counts_rest`, or if it has ended), in how
+        many snapshots before this one it has rested, and the sum of their periods. For each that was in the snapshot
+        before and is not in this one: its key, and the same two.
 
         Raises:
             ValueError: they are in another order.
@@ -120,9 +133,6 @@ class Watch(Generic[_Stack]):
         """
     def rested(self) -> list[tuple[int, int, int]]:
         """Key, snapshots and sum of periods of each thread that has rested; the next snapshot's are told all."""
-
-def thread_clocks(native_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(CPU time in ns, nice value) of each thread of this process, (0, 0) for one that has ended. Releases the GIL."""
 
 def watch_forks(in_child: Callable[[], object] | None) -> None:
     """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""

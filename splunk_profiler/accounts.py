@@ -46,7 +46,7 @@ class _Account:
     Attributes:
         settled_ns: its wall time until this instant is in samples; to come, if the first one stands for more.
         cpu_ns: CPU time that it had used when it was seen last.
-        seen_ns: when that was.
+        seen_ns: when that was; of the capture, not of its deadline.
         is_sampled: it has been in a sample.
         missing_since_ns: the first snapshot without it.
         since_ns: when it has begun, if that was after the first snapshot of all.
@@ -78,26 +78,28 @@ class Accounts:
         self._process_cpu_ns = process_cpu_ns
         self._accounts: dict[int, _Account] = {}
         self._missing: set[int] = set()
-        self._now_ns = 0
+        self._now_ns = self._captured_ns = self._captured_before_ns = 0
         self._before_ns: int | None = None
         self._last_but_one_ns = self._opened_ns = 0
         self._used_cpu_ns = self._settled_cpu_ns = 0  # of the process: all, and what is in a sample or a remainder
         self._internal_cpu_ns = 0  # since the last remainders
         self._wall_ns = 0
 
-    def begin(self, now_ns: int, used_cpu_ns: int | None = None) -> None:
-        """A snapshot was taken at this instant.
+    def begin(self, now_ns: int, used_cpu_ns: int | None = None, latency_ns: int = 0) -> None:
+        """A snapshot was taken.
 
         Args:
-            now_ns: which.
+            now_ns: at which deadline: samples stand for the distance of these.
             used_cpu_ns: CPU time of the process, as of before the threads' clocks were read: see `_remainders`. None:
                 they are read after this.
+            latency_ns: how long after the deadline the threads were seen: so long they have lived at least.
         """
         self._used_cpu_ns = self._process_cpu_ns() if used_cpu_ns is None else used_cpu_ns
         if self._before_ns is None:
             self._settled_cpu_ns = self._used_cpu_ns
             self._opened_ns = now_ns
         self._now_ns = max(now_ns, self._before_ns or 0)
+        self._captured_ns = max(now_ns + latency_ns, self._now_ns)
 
     def settle(self, thread: int, birth: Birth | None, cpu_ns: int, why_not: Unseen | None = None) -> Spent:
         """What a thread of the snapshot has used.
@@ -114,18 +116,18 @@ class Accounts:
         now_ns = self._now_ns
         if account is None:
             since_ns, used_ns = self._first(birth, cpu_ns)
-            account = self._accounts[thread] = _Account(since_ns, cpu_ns, now_ns)
+            account = self._accounts[thread] = _Account(since_ns, cpu_ns, self._captured_ns)
             if self._before_ns is not None:
                 account.since_ns = since_ns
         else:
             used_ns = cpu_ns - account.cpu_ns if cpu_ns else 0
         wall_ns = max(now_ns - account.settled_ns, 0)
         if not account.is_sampled and account.since_ns is not None and self._before_ns is not None:
-            account.first_age_ns = wall_ns
+            account.first_age_ns = max(self._captured_ns - account.settled_ns, 0)
             wall_ns = max(wall_ns, now_ns - self._before_ns)
         spent = Spent(wall_ns, used_ns)
         account.cpu_ns = cpu_ns or account.cpu_ns
-        account.seen_ns = now_ns
+        account.seen_ns = self._captured_ns
         account.missing_since_ns = None
         self._missing.discard(thread)
         if why_not is None:  # else the wall time waits for the next sample: threads are left out while they start, too
@@ -142,7 +144,7 @@ class Accounts:
         account, until_ns = self._accounts.get(thread), self._before_ns
         if account is None or until_ns is None:
             return 0
-        account.seen_ns = until_ns
+        account.seen_ns = self._captured_before_ns
         wall_ns = max(until_ns - account.settled_ns, 0)
         account.settled_ns += wall_ns
         return wall_ns
@@ -154,18 +156,18 @@ class Accounts:
             gone: those that were in the snapshot before and are not in this one; None: whoever was not settled.
         """
         if gone is None:
-            gone = [thread for thread, account in self._accounts.items() if account.seen_ns != self._now_ns]
+            gone = [thread for thread, account in self._accounts.items() if account.seen_ns != self._captured_ns]
         for thread in self._missing:
             self._wall_ns += _rest_of_life(self._accounts.pop(thread))
         self._missing.clear()
         for thread in gone:  # it may be back: walkers leave out a thread they cannot read
             account = self._accounts.get(thread)
-            if account is not None and account.seen_ns != self._now_ns:  # else another one has its id now
-                account.seen_ns = max(account.seen_ns, self._before_ns or 0)  # it may have rested since
-                account.missing_since_ns = self._now_ns
+            if account is not None and account.seen_ns != self._captured_ns:  # else another one has its id now
+                account.seen_ns = max(account.seen_ns, self._captured_before_ns)  # it may have rested since
+                account.missing_since_ns = self._captured_ns
                 self._missing.add(thread)
         self._last_but_one_ns = self._now_ns if self._before_ns is None else self._before_ns
-        self._before_ns = self._now_ns
+        self._before_ns, self._captured_before_ns = self._now_ns, self._captured_ns
         return self._remainders()
 
     def close(self, now_ns: int) -> tuple[Remainder, ...]:
@@ -190,8 +192,8 @@ class Accounts:
         # threads, and where processors are scarce, for many a snapshot.
         since_ns = max(min(self._last_but_one_ns, now_ns - _YOUNG_NS), self._opened_ns)
         if birth is not None and birth.latest_ns > since_ns:
-            earliest_ns, latest_ns = max(birth.earliest_ns, since_ns), min(birth.latest_ns, now_ns)
-            return min((earliest_ns + max(latest_ns, earliest_ns)) // 2, now_ns), cpu_ns
+            earliest_ns, latest_ns = max(birth.earliest_ns, since_ns), min(birth.latest_ns, self._captured_ns)
+            return min((earliest_ns + max(latest_ns, earliest_ns)) // 2, self._captured_ns), cpu_ns
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
         return before_ns, min(cpu_ns, now_ns - before_ns)
 

@@ -35,6 +35,7 @@ from splunk_profiler.model import (
     Thread,
     Unseen,
 )
+from splunk_profiler.shares import Shares, Sum
 from splunk_profiler.threads import let_others_run, real_lock
 
 Label = tuple[str, str | int]
@@ -85,19 +86,6 @@ class _Kept(NamedTuple):
     event: _Event | None = None
 
 
-@dataclass(slots=True)
-class _Sum:
-    """The samples of one `_Kept`."""
-
-    first_ns: int
-    count: int = 0
-    period_ns: int = 0  # of all together: the distance of snapshots may have changed in between
-    wall_ns: int = 0
-    cpu_ns: int = 0
-    event_count: int = 0
-    event_amount: int = 0
-
-
 class _Period:
     """What was seen since the last profile.
 
@@ -106,9 +94,10 @@ class _Period:
         time_ns: when it began, since the epoch.
         began_ns: the same on the clock of the intervals, which nobody sets.
         period_ns: distance of the snapshots, as long as there is none.
+        shares: CPU time of the periods before that is in no sample yet.
     """
 
-    def __init__(self, bounds: Bounds, time_ns: int, began_ns: int, period_ns: int) -> None:
+    def __init__(self, bounds: Bounds, time_ns: int, began_ns: int, period_ns: int, shares: Shares) -> None:
         self.time_ns = time_ns
         self.began_ns = began_ns
         self.period_ns = period_ns
@@ -116,17 +105,18 @@ class _Period:
         self.snapshots = self.periods_ns = self.dropped_labels = 0
         self.dropped_elsewhere: Counter[DataType] = Counter()  # of these, those that are not of the timer's data type
         self.remainders: dict[Unseen, tuple[int, int]] = {}
-        self.levels: list[dict[_Kept, _Sum]] = [{}, {}, {}, {}]
+        self.levels: list[dict[_Kept, Sum]] = [{}, {}, {}, {}]
         self._rooms = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
         self._frames_left = bounds.frames
         self._for_shallow = bounds.frames // 2
         self._stacks: dict[tuple[tuple[Frame, ...], bool], Stack] = {}
-        self._sums: dict[tuple[object, ...], _Sum] = {}  # those of the first level by what is quickly made of a sample
+        self._sums: dict[tuple[object, ...], Sum] = {}  # those of the first level by what is quickly made of a sample
         # The index of a thread → its last stack, and the one that stands for it.
         self._last: dict[int, tuple[Stack, Stack]] = {}
-        self._merged: dict[_Event | None, _Sum] = {}
+        self._merged: dict[_Event | None, Sum] = {}
+        self._shares = shares
         # The index of a thread → where its last sample was counted, and whether it lost labels there.
-        self._counted: dict[int, tuple[_Sum, bool]] = {}
+        self._counted: dict[int, tuple[Sum, bool]] = {}
 
     def add(self, sample: Sample) -> None:
         """Count a sample where it belongs, or where there is room."""
@@ -142,7 +132,11 @@ class _Period:
         found.count += 1
         found.period_ns += sample.period_ns
         found.wall_ns += seen.wall_spent_ns
-        found.cpu_ns += seen.cpu_spent_ns
+        if seen.ran_ns is None:
+            found.cpu_ns += seen.cpu_spent_ns
+        else:
+            wanted_ns = seen.wall_spent_ns if seen.running else 0
+            self._shares.add(seen.thread.index, found, seen.cpu_spent_ns, seen.ran_ns, wanted_ns)
         if sample.source is Source.CONTINUOUS:
             self._counted[seen.thread.index] = (found, self.dropped_labels > dropped_before)
 
@@ -161,20 +155,21 @@ class _Period:
         """The thread is gone."""
         self._counted.pop(thread_index, None)
         self._last.pop(thread_index, None)
+        self._shares.forget(thread_index)
 
     def leave(self, remainder: Remainder) -> None:
         """Count time that is in no sample."""
         wall_ns, cpu_ns = self.remainders.get(remainder.why, (0, 0))
         self.remainders[remainder.why] = (wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns)
 
-    def sums(self) -> Iterable[tuple[_Kept, _Sum]]:
+    def sums(self) -> Iterable[tuple[_Kept, Sum]]:
         """All that was counted."""
         for level in self.levels:
             yield from level.items()
         for event, found in self._merged.items():
             yield _Kept(MERGED, event=event), found
 
-    def _sum_of(self, sample: Sample) -> _Sum:
+    def _sum_of(self, sample: Sample) -> Sum:
         stack = self._stack(sample)
         if stack is not None:
             thread, span = sample.thread.thread, sample.span
@@ -191,14 +186,14 @@ class _Period:
                 kept = _coarser(whole, level)
                 found = sums.get(kept)
                 if found is None and len(sums) < room:
-                    found = sums[kept] = _Sum(sample.time_ns)
+                    found = sums[kept] = Sum(sample.time_ns)
                     if level == 0:
                         self._sums[key] = found
                 if found is not None:
                     self.dropped_labels += kept != whole
                     return found
         self.dropped_labels += 1
-        return self._merged.setdefault(_event_of(sample), _Sum(sample.time_ns))
+        return self._merged.setdefault(_event_of(sample), Sum(sample.time_ns))
 
     def _stack(self, sample: Sample) -> Stack | None:
         """The stack that stands for all with these frames; None if there is no room for another."""
@@ -259,6 +254,7 @@ class Aggregator:
         self._rested = rested
         self._kinds = registered_kinds() if kinds is None else tuple(kinds)
         self._lock = real_lock()  # guards what follows
+        self._shares = Shares()
         self._period: _Period | None = None
         self._dropped_labels = 0
 
@@ -270,7 +266,7 @@ class Aggregator:
     def begin(self, time_ns: int, period_ns: int) -> None:
         """The first period begins now, `time_ns` since the epoch; without this with the first snapshot's."""
         with self._lock:
-            self._period = _Period(self._bounds, time_ns, self._now_ns(), period_ns)
+            self._period = _Period(self._bounds, time_ns, self._now_ns(), period_ns, self._shares)
 
     def take(self, snapshot: Snapshot) -> None:
         """Add what a snapshot says; delivers the profile if this is the end of its period.
@@ -282,7 +278,7 @@ class Aggregator:
             if period is None:
                 began_ns = now_ns - snapshot.period_ns
                 period = self._period = _Period(
-                    self._bounds, snapshot.time_ns - snapshot.period_ns, began_ns, snapshot.period_ns
+                    self._bounds, snapshot.time_ns - snapshot.period_ns, began_ns, snapshot.period_ns, self._shares
                 )
             for repeat in snapshot.repeats:
                 period.repeat(repeat)
@@ -300,7 +296,8 @@ class Aggregator:
             if now_ns - period.began_ns + snapshot.period_ns // 2 < self._interval_ns:
                 return
             period_ns = snapshot.period_ns or period.period_ns
-            self._period = _Period(self._bounds, snapshot.time_ns, now_ns, period_ns)
+            self._period = _Period(self._bounds, snapshot.time_ns, now_ns, period_ns, self._shares)
+            self._shares.give()
             for repeat in self._rested():
                 period.repeat(repeat)
         self._send(period)
@@ -322,6 +319,9 @@ class Aggregator:
         if period is not None:
             for remainder in remainders:
                 period.leave(remainder)
+            self._shares.give()
+            if (left_ns := self._shares.left_ns()) > 0:
+                period.leave(Remainder(Unseen.UNSAMPLED, 0, left_ns))
             period.ended_ns = self._now_ns()
             self._send(period)
 

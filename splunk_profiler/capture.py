@@ -9,19 +9,19 @@ Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Sta
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread as PythonThread
 from typing import Any, Protocol
 
-from splunk_profiler.accounts import Accounts
-from splunk_profiler.changes import Clocks, Rested, Watch, make_watch, portable_clocks
+from splunk_profiler.accounts import Accounts, Spent
+from splunk_profiler.changes import Rested, Watch, make_watch
 from splunk_profiler.filtering import has_internal_name, is_internal, waiting_on
 from splunk_profiler.focus import Focus
-from splunk_profiler.lives import Life, boottime_ns, name_of, new_life
+from splunk_profiler.lives import Life, boottime_ns, new_life
 from splunk_profiler.model import (
     Event,
     Frame,
@@ -31,12 +31,11 @@ from splunk_profiler.model import (
     Snapshot,
     SpanRef,
     Stack,
-    Thread,
     ThreadSample,
     Unseen,
 )
 from splunk_profiler.naming import FrameNamer
-from splunk_profiler.portable import PortableTicker
+from splunk_profiler.portable import RUNS, PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
 from splunk_profiler.threads import let_others_run, living_threads
 
@@ -63,6 +62,12 @@ class RawThread(Protocol):
     def context(self) -> Any | None: ...
     @property
     def labels(self) -> Any | None: ...
+    @property
+    def cpu_ns(self) -> int: ...
+    @property
+    def state(self) -> int | None: ...
+    @property
+    def python_thread(self) -> PythonThread | None: ...
 
 
 class RawCollection(Protocol):
@@ -101,6 +106,8 @@ class RawSnapshot(Protocol):
     @property
     def time_ns(self) -> int: ...
     @property
+    def latency_ns(self) -> int: ...
+    @property
     def period_ns(self) -> int: ...
     @property
     def threads(self) -> Sequence[RawThread]: ...
@@ -108,6 +115,8 @@ class RawSnapshot(Protocol):
     def focused(self) -> bool: ...
     @property
     def since_ns(self) -> int: ...
+    @property
+    def process_cpu_ns(self) -> int: ...
 
 
 class Counters(Protocol):
@@ -205,6 +214,7 @@ def make_ticker(
             make_stack=Stack,
             ring_size=_RING_SIZE,
             focus=None if focus is None else (focus.traces, focus.span_key),
+            threads=living_threads(),
         )
         return native
     return PortableTicker(
@@ -222,15 +232,6 @@ def make_ticker(
 def _value_of(variable: ContextVar[Any] | None) -> Callable[[], Any | None]:
     """The value that a variable has for the calling thread."""
     return (lambda: None) if variable is None else partial(variable.get, None)
-
-
-def thread_clocks(choice: Choice) -> Clocks:
-    """The function that reads CPU times and priorities; the native one lets others run meanwhile."""
-    if choice.name == "native":
-        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
-
-        return _walker.thread_clocks
-    return portable_clocks
 
 
 def watch_threads(choice: Choice, *, counts_rest: bool = False) -> Watch:
@@ -280,33 +281,40 @@ class Capture:
         tells_all, self._tells_all = self._tells_all, True  # should this fail
         missed = self._watch.rested() if tells_all else ()  # since a snapshot that has failed after it was told
         period_ns = raw.period_ns or self._period_ns
-        process_ns, changed, left = self._watch.changes(raw.threads, period_ns)
+        changed, left = self._watch.changes(raw.threads, period_ns)
         accounts, lives = self._accounts, self._lives
-        accounts.begin(_captured_at_ns(raw.time_ns), process_ns)
-        now, names = boottime_ns(), living_threads().copy()
+        captured_ns = on_boottime_ns(raw.time_ns)
+        accounts.begin(captured_ns - raw.latency_ns, raw.process_cpu_ns, raw.latency_ns)
         repeats = [*self._repeats(missed), *self._repeats(left)]
         seen_lives = {} if tells_all else lives
         samples = []
-        for number, (seen, cpu_ns, os_priority, rested, rested_ns) in enumerate(changed, 1):
+        for number, (seen, os_priority, rested, rested_ns) in enumerate(changed, 1):
             if number % _SLICE == 0:
                 let_others_run()
-            life = seen_lives[seen.key] = self._life(seen, names, lives.get(seen.key))
+            life = seen_lives[seen.key] = self._life(seen, captured_ns, lives.get(seen.key))
             if rested and life.is_sampled:
                 repeats.append(Repeat(life.thread.index, rested, rested_ns, accounts.rest(life.account)))
-            running = cpu_ns > life.cpu_ns
-            life.cpu_ns = cpu_ns or life.cpu_ns
+            life.cpu_ns = seen.cpu_ns or life.cpu_ns
             stack = seen.stack
             why_not = Unseen.UNSAMPLED if not stack.frames else None
             if why_not is None and not self._include_internal and is_left_out(stack, life.thread.name):
                 why_not = Unseen.INTERNAL
-            spent = accounts.settle(life.account, life.birth, cpu_ns, why_not)
+            spent = accounts.settle(life.account, life.birth, seen.cpu_ns, why_not)
             life.is_sampled = why_not is None
             if why_not is not None:
                 continue
-            elapsed_ns = max(now - life.birth.earliest_ns, 1) if life.birth is not None else 0
-            wait = "" if running else stack.derive(waiting_on)
+            running = is_running(seen, spent)
             sample = ThreadSample(
-                life.thread, stack, life.cpu_ns, elapsed_ns, os_priority, running, wait, spent.wall_ns, spent.cpu_ns
+                life.thread,
+                stack,
+                life.cpu_ns,
+                life.age_ns(captured_ns),
+                os_priority,
+                running,
+                "" if running else stack.derive(waiting_on),
+                spent.wall_ns,
+                spent.cpu_ns,
+                None if seen.state is None else _periods_ns(spent.wall_ns, period_ns) if seen.state == RUNS else 0,
             )
             span = None if seen.context is None else self._associate(seen.context)
             labels = () if seen.labels is None else self._labels_of(seen.labels)
@@ -337,27 +345,26 @@ class Capture:
             if count and life is not None and life.is_sampled:
                 yield Repeat(life.thread.index, count, period_ns, self._accounts.rest(life.account))
 
-    def lives(self, threads: Sequence[RawThread]) -> list[Life]:
-        """What is known of some threads, between two snapshots of all."""
+    def lives(self, threads: Sequence[RawThread], time_ns: int) -> list[Life]:
+        """What is known of some threads, seen at that time of day between two snapshots of all."""
         if len(self._passing) > _MOST_LIVES:
             self._passing.clear()  # there are no snapshots of all, which would do it
-        names = living_threads().copy()
-        return [self._between(seen, names) for seen in threads]
+        captured_ns = on_boottime_ns(time_ns)
+        return [self._between(seen, captured_ns) for seen in threads]
 
-    def _between(self, seen: RawThread, names: dict[int, threading.Thread]) -> Life:
+    def _between(self, seen: RawThread, captured_ns: int) -> Life:
         known = self._lives.get(seen.key)
-        life = self._life(seen, names, known)
+        life = self._life(seen, captured_ns, known)
         if known is None:
             self._passing[seen.key] = life
         return life
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
-        names = living_threads().copy()
         samples = []
         for happened in events:
             seen = happened.thread
-            life = self._gone.get(seen.key) or self._between(seen, names)
+            life = self._gone.get(seen.key) or self._between(seen, on_boottime_ns(happened.time_ns))
             stack, span = seen.stack, None
             labels: Labels = ()
             if not self._include_internal and (not stack.frames or is_left_out(stack, life.thread.name)):
@@ -373,14 +380,12 @@ class Capture:
         """What the process has used since the last snapshot; there must be none after this."""
         return self._accounts.close(boottime_ns())
 
-    def _life(self, seen: RawThread, names: dict[int, threading.Thread], life: Life | None) -> Life:
-        known = names.get(seen.ident)
+    def _life(self, seen: RawThread, captured_ns: int, life: Life | None) -> Life:
         life = life or self._passing.get(seen.key)
         if life is not None:
-            if known is not None and (name := name_of(known)) != life.thread.name and name:
-                life.thread = Thread(life.thread.index, name, seen.ident, life.thread.native_id)
+            life.follow(seen.python_thread)
             return life
-        life = new_life(seen.ident, seen.native_id, known, self._next_index)
+        life = new_life(seen.ident, seen.native_id, seen.python_thread, self._next_index, captured_ns)
         self._next_index += 1
         return life
 
@@ -390,6 +395,16 @@ def is_left_out(stack: Stack, name: str) -> bool:
     return stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
 
 
-def _captured_at_ns(time_ns: int) -> int:
+def is_running(seen: RawThread, spent: Spent) -> bool:
+    """Whether a thread ran at the capture; where the walker cannot tell: whether it did most of the time before."""
+    return spent.cpu_ns * 2 > spent.wall_ns if seen.state is None else seen.state > 0
+
+
+def _periods_ns(wall_ns: int, period_ns: int) -> int:
+    """Of the deadlines that a sample stands for: its own, and those before it that have passed by."""
+    return max(round(wall_ns / period_ns), 1) * period_ns
+
+
+def on_boottime_ns(time_ns: int) -> int:
     """A moment that the time of day says, on the boot-time clock; never one to come, whatever is done to the former."""
     return boottime_ns() - max(time.time_ns() - time_ns, 0)

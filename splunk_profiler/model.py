@@ -111,10 +111,13 @@ class ThreadSample:
         cpu_ns: CPU time the thread had used; 0 if not known.
         elapsed_ns: wall time the thread had lived; 0 if not known.
         os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
-        running: True if the thread used CPU since the sample before.
+        running: True if the thread held the GIL, had a processor or waited for one; else it waited for something else.
         waiting_on: what a waiting thread waits for (``condition``), empty if that cannot be told.
         wall_spent_ns: wall time since the thread's last sample, or since its birth: what this sample stands for.
-        cpu_spent_ns: CPU time that the thread used in it.
+        cpu_spent_ns: CPU time that the thread used in it, wherever that was: what all of its samples have together is
+            shared out among those in which it ran.
+        ran_ns: how much of that this sample is to have, compared to others: the periods that it stands for
+            if the thread had a processor, else 0; None: not known, it has its own.
     """
 
     thread: Thread
@@ -126,6 +129,7 @@ class ThreadSample:
     waiting_on: str
     wall_spent_ns: int = 0
     cpu_spent_ns: int = 0
+    ran_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

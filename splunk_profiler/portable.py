@@ -23,15 +23,16 @@ from typing import Any, NamedTuple, Protocol
 from splunk_profiler.focus import Focus, Periods, Rhythm
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.portable_collections import CollectionLog, Place, places_below
-from splunk_profiler.threads import Signal, living_threads
+from splunk_profiler.threads import Signal, cpu_ns_of, living_threads
 
 _KNOWN_FRAMES = 16_384
 _ATTEMPTS = 3
 _MOST_GONE = 1024
+RUNS = 2  # see ``_walker.pyi``
 
 
 class RawThread(NamedTuple):
-    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known."""
+    """See ``_walker.pyi``. `state` is only known of the thread that captures; `python_thread` is always there."""
 
     key: int
     ident: int
@@ -39,6 +40,9 @@ class RawThread(NamedTuple):
     stack: Stack
     context: Any | None
     labels: Any | None
+    cpu_ns: int = 0
+    state: int | None = None
+    python_thread: threading.Thread | None = None
 
 
 class RawSnapshot(NamedTuple):
@@ -50,6 +54,7 @@ class RawSnapshot(NamedTuple):
     period_ns: int
     focused: bool
     since_ns: int
+    process_cpu_ns: int = 0
 
 
 class RawCollection(NamedTuple):
@@ -279,8 +284,8 @@ class PortableTicker:
         for kept in self._collections.drain():
             stack = self._make_stack(tuple(self._frame(*place) for place in kept.places), kept.truncated)
             key = self._identities.known_key(kept.ident, kept.thread)
-            native_id = (kept.thread.native_id or 0) if kept.thread is not None else 0
-            thread = RawThread(key, kept.ident, native_id, stack, kept.context, kept.labels)
+            native_id = _native_id(kept.thread)
+            thread = RawThread(key, kept.ident, native_id, stack, kept.context, kept.labels, 0, RUNS, kept.thread)
             drained.append(RawCollection(kept.time_ns, thread, kept.generation, kept.stands_for, kept.duration_ns))
         return drained
 
@@ -298,12 +303,16 @@ class PortableTicker:
         if focused and not self._has_focus():
             self._count(captured=1, held_ns=self._clock.monotonic_ns() - started)
             return
+        before = living_threads().copy()
         now, walks = self._walk(focused=focused)
         if focused and not walks:
             self._count(captured=1, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
             return
         living = living_threads().copy()
-        threads = []
+        # A walk takes a while: one that has come or gone meanwhile cannot be told by its ident.
+        walks = [walk for walk in walks if before.get(walk.ident) is living.get(walk.ident)]
+        process_cpu_ns = time.process_time_ns()  # before the threads' clocks: see `Accounts`
+        threads, here = [], threading.get_ident()
         previous = self._previous
         if not (focused and self._keeps_all):  # else the others keep theirs until the next capture of all
             self._previous = {}
@@ -311,11 +320,16 @@ class PortableTicker:
             thread = living.get(walk.ident)
             key = self._identities.key(walk.ident, thread)
             stack = self._stack(key, walk, previous)
-            native_id = (thread.native_id or 0) if thread is not None else 0
-            threads.append(RawThread(key, walk.ident, native_id, stack, walk.context, walk.labels))
+            native_id = _native_id(thread)
+            state = RUNS if walk.ident == here else None
+            threads.append(
+                RawThread(
+                    key, walk.ident, native_id, stack, walk.context, walk.labels, cpu_ns_of(native_id), state, thread
+                )
+            )
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
-        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), period_ns, focused, since_ns))
+        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), period_ns, focused, since_ns, process_cpu_ns))
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
         self._filled.set()
 
@@ -417,6 +431,10 @@ class PortableTicker:
             late_ns_sum=before.late_ns_sum + late_ns,
             held_ns_sum=before.held_ns_sum + held_ns,
         )
+
+
+def _native_id(thread: threading.Thread | None) -> int:
+    return 0 if thread is None else vars(thread).get("_native_id") or 0
 
 
 def _same(before: list[tuple[CodeType, int]], now: list[Place]) -> bool:

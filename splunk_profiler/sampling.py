@@ -99,7 +99,7 @@ class Sampling:
             parents._events.stop()  # a child has its parent's callbacks
         self._events: EventSources = make_sources(config, ticker, native=self.is_native)
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
-        clocks, internal = capture.thread_clocks(self._choice), config.include_internal_stacks
+        internal = config.include_internal_stacks
         self._capture = capture.Capture(
             associate,
             # Text has a record for each thread of each snapshot, and to choose samples by span each has to be seen.
@@ -123,7 +123,6 @@ class Sampling:
             closely = TraceCapture(
                 self._capture,
                 associate,
-                clocks,
                 selection,
                 periods,
                 include_internal=internal,

@@ -92,10 +92,7 @@ class Worker:
 
     def cpu_ns(self) -> int:
         """CPU time that the thread has used; 0 if that is not known, or it has ended."""
-        try:
-            return cpu_time_ns(self.native_id) if self.native_id else 0
-        except OSError:
-            return 0
+        return cpu_ns_of(self.native_id)
 
     def _run(self) -> None:
         try:
@@ -133,6 +130,14 @@ def cpu_time_ns(native_id: int) -> int:
     """
     # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
     return time.clock_gettime_ns((~native_id << 3) | 6)
+
+
+def cpu_ns_of(native_id: int) -> int:
+    """CPU time that a thread of this process has used; 0 if that is not known, or it has ended."""
+    try:
+        return cpu_time_ns(native_id) if native_id > 0 and sys.platform.startswith("linux") else 0
+    except OSError:
+        return 0
 
 
 def _leave_signals_to_the_application() -> None:

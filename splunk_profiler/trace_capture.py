@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from splunk_profiler.accounts import Spent
 from splunk_profiler.capture import (
     Associate,
     Capture,
@@ -17,11 +18,13 @@ from splunk_profiler.capture import (
     RawSnapshot,
     RawThread,
     is_left_out,
+    is_running,
+    on_boottime_ns,
 )
-from splunk_profiler.changes import Clocks
+from splunk_profiler.changes import os_priority
 from splunk_profiler.filtering import waiting_on
 from splunk_profiler.focus import Periods
-from splunk_profiler.lives import Life, boottime_ns
+from splunk_profiler.lives import Life
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
 
 
@@ -33,7 +36,7 @@ class Selected(Protocol):
 
 
 class _Seen(NamedTuple):
-    """A thread at its last sample."""
+    """A thread at its last sample; `time_ns`: the deadline of that."""
 
     trace_id: int
     time_ns: int
@@ -51,7 +54,6 @@ class TraceCapture:
     Args:
         capture: knows the threads.
         associate: OpenTelemetry context → span.
-        clocks: native ids → (CPU ns, nice value) each.
         selected: which traces.
         periods: the distances of ticks, where a raw snapshot does not say others.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
@@ -62,7 +64,6 @@ class TraceCapture:
         self,
         capture: Capture,
         associate: Associate,
-        clocks: Clocks,
         selected: Selected,
         periods: Periods,
         *,
@@ -72,7 +73,6 @@ class TraceCapture:
         self._labels_of = labels_of
         self._capture = capture
         self._associate = associate
-        self._clocks = clocks
         self._selected = selected
         self._periods = periods
         self._include_internal = include_internal
@@ -82,14 +82,13 @@ class TraceCapture:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """The samples of `raw` that belong to selected traces."""
         found = [(seen, span) for seen in raw.threads if (span := self._span_of(seen, raw.time_ns)) is not None]
-        lives = self._capture.lives([seen for seen, _ in found]) if found else []
-        clocks = self._clocks([life.thread.native_id for life in lives]) if found else []
+        lives = self._capture.lives([seen for seen, _ in found], raw.time_ns) if found else []
         before = {}
         samples = []
-        for (seen, span), life, clock in zip(found, lives, clocks, strict=True):
+        for (seen, span), life in zip(found, lives, strict=True):
             if self._include_internal or not is_left_out(seen.stack, life.thread.name):
-                samples.append(self._sample(raw, seen, span, life, clock))
-                before[seen.key] = _Seen(span.trace_id, raw.time_ns, clock[0])
+                samples.append(self._sample(raw, seen, span, life))
+                before[seen.key] = _Seen(span.trace_id, raw.time_ns - raw.latency_ns, seen.cpu_ns)
         self._before = before
         return Snapshot(raw.time_ns, self._period_ns(raw), tuple(samples), source=Source.SNAPSHOT)
 
@@ -108,37 +107,36 @@ class TraceCapture:
         span = None if seen.context is None or not seen.stack.frames else self._associate(seen.context)
         return span if span is not None and self._selected.wants(span.trace_id, time_ns) else None
 
-    def _sample(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, life: Life, clock: tuple[int, int]) -> Sample:
-        cpu_ns, os_priority = clock
-        wall_spent_ns, cpu_spent_ns = self._spent(raw, seen, span, cpu_ns)
-        running = cpu_spent_ns > 0
+    def _sample(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, life: Life) -> Sample:
+        spent = self._spent(raw, seen, span)
+        running = is_running(seen, spent)
         thread = ThreadSample(
             life.thread,
             seen.stack,
-            cpu_ns,
-            max(boottime_ns() - life.birth.earliest_ns, 1) if life.birth is not None else 0,
-            os_priority,
+            seen.cpu_ns,
+            life.age_ns(on_boottime_ns(raw.time_ns)),
+            os_priority(life.thread.native_id),
             running,
             "" if running else seen.stack.derive(waiting_on),
-            wall_spent_ns,
-            cpu_spent_ns,
+            spent.wall_ns,
+            spent.cpu_ns,
         )
         labels = () if seen.labels is None else self._labels_of(seen.labels)
         return Sample(raw.time_ns, self._period_ns(raw), thread, span, labels, source=Source.SNAPSHOT)
 
-    def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, cpu_ns: int) -> tuple[int, int]:
+    def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef) -> Spent:
         """Wall and CPU time that a sample stands for."""
-        period_ns = self._period_ns(raw)
+        period_ns, now_ns, cpu_ns = self._period_ns(raw), raw.time_ns - raw.latency_ns, seen.cpu_ns
         before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
         if before is not None and began is not None and began.time_ns > before.time_ns:
             before = None  # of an earlier visit: nobody ticks while there is no trace, so its end was not seen
         if before is not None and before.trace_id == span.trace_id:
-            wall_ns, used_ns = raw.time_ns - before.time_ns, cpu_ns - before.cpu_ns
+            wall_ns, used_ns = now_ns - before.time_ns, cpu_ns - before.cpu_ns
         elif began is not None and began.ident == seen.ident:
-            wall_ns, used_ns = raw.time_ns - began.time_ns, cpu_ns - began.cpu_ns
+            wall_ns, used_ns = now_ns - began.time_ns, cpu_ns - began.cpu_ns
         else:
             wall_ns, used_ns = period_ns, 0
         part_ns = min(max(wall_ns, 0), max(raw.since_ns, period_ns))
         if not cpu_ns or wall_ns <= 0:
-            return part_ns, 0
-        return part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns)
+            return Spent(part_ns, 0)
+        return Spent(part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns))

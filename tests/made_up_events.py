@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry import context
@@ -15,22 +14,10 @@ from opentelemetry import context
 from splunk_profiler.capture import RawEvent, Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.events.interface import EventSource, Registered
-from splunk_profiler.model import DataType, Event, EventKind, Stack, ValueType
+from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.user_labels import IN_FORCE
 
 KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
-
-
-@dataclass(frozen=True)
-class Here:
-    """The calling thread as a walker would see it."""
-
-    key: int
-    ident: int
-    native_id: int
-    stack: Stack
-    context: Any
-    labels: Any
 
 
 class Objects:
@@ -47,7 +34,8 @@ class Objects:
             self._ticker.capture()
             (raw,) = self._ticker.drain(0)
             seen = next(each for each in raw.threads if each.ident == threading.get_ident())
-            here = Here(seen.key, seen.ident, seen.native_id, seen.stack, context.get_current(), IN_FORCE.get(None))
+            raw_thread: Any = seen  # a named tuple, whichever walker made it
+            here = raw_thread._replace(context=context.get_current(), labels=IN_FORCE.get(None))
             event = Event(KIND, (("source.event.object", what),), count, count * size)
             self._noticed.append(RawEvent(raw.time_ns, here, event))
         return [bytearray(size) for _ in range(count)]

@@ -251,3 +251,19 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
         slack_ns += (later[0] - seen[-1]) * MS if later else 0
     assert cpu_ns == sum(life.cpu_ns_at(now_ms) for life in population) - begun_cpu_ns
     assert abs(wall_ns - lived_ns) <= slack_ns
+
+
+@pytest.mark.parametrize("life_ms", [35, 160, 900])
+def test_wall_time_adds_up_however_late_snapshots_come_after_their_deadlines(life_ms: int) -> None:
+    period_ms, chance = 10, random.Random(4)
+    born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
+    accounts, wall_ns = Accounts(lambda: 0), 0
+    for now_ms in range(0, 4_200 + life_ms, period_ms):
+        late_ms = chance.choice([0, 0, 1, 4, 9])
+        accounts.begin(now_ms * MS, 0, late_ms * MS)
+        for thread, born in enumerate(born_ms):
+            if born <= now_ms + late_ms < born + life_ms:
+                tick = born // 10 * 10 * MS
+                wall_ns += accounts.settle(thread + 1, Birth(tick, tick + TICK), 0).wall_ns
+        wall_ns += sum(remainder.wall_ns for remainder in accounts.end())
+    assert abs(wall_ns / (life_ms * len(born_ms) * MS) - 1) < 0.01

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,8 +47,7 @@ class Observer:
         self._now_ns = 0
         self._began_ns = BEGAN_NS
         self.told = 0
-        watch = PortableWatch(self._clocks, lambda _: 0, counts_rest=counts_rest)
-        self.capture = Capture(associate, watch, PERIOD_NS)
+        self.capture = Capture(associate, PortableWatch(counts_rest=counts_rest), PERIOD_NS)
         self.profiles: list[Profile] = []
         self._aggregator = Aggregator(
             self.profiles.extend,
@@ -58,9 +57,6 @@ class Observer:
             rested=self.capture.rested,
         )
 
-    def _clocks(self, native_ids: Sequence[int]) -> list[tuple[int, int]]:
-        return [(self._cpu_ns[native_id], 0) for native_id in native_ids]
-
     def see(self, threads: dict[int, Doing], *, primes: bool = False) -> None:
         """The next snapshot."""
         self._now_ns += PERIOD_NS
@@ -68,8 +64,10 @@ class Observer:
         for key, doing in sorted(threads.items()):
             native_id = FIRST_ID + key
             self._cpu_ns[native_id] = self._cpu_ns.get(native_id, MS) + 7 * MS * doing.ran
-            seen.append(RawThread(key, key, native_id, STACKS[doing.stack], SPANS[doing.span], None))
-        raw = RawSnapshot(self._began_ns + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS)
+            cpu_ns, state = self._cpu_ns[native_id], 2 * doing.ran
+            seen.append(RawThread(key, key, native_id, STACKS[doing.stack], SPANS[doing.span], None, cpu_ns, state))
+        used_ns = sum(self._cpu_ns.values())
+        raw = RawSnapshot(self._began_ns + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS, used_ns)
         if primes:
             self.capture.prime(raw)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,18 +44,12 @@ class Bench:
 
     def __init__(self, began: Began | Selected | None = None, periods: Periods = PERIODS) -> None:
         selected = began if isinstance(began, Selected) else Selected(began)
-        self._cpu_ns: dict[int, int] = {}
-        self.capture = Capture(
-            lambda context: context, PortableWatch(self._clocks, lambda _: 0, counts_rest=False), ALL_NS
-        )
-        self._closely = TraceCapture(self.capture, lambda context: context, self._clocks, selected, periods)
+        self.capture = Capture(lambda context: context, PortableWatch(counts_rest=False), ALL_NS)
+        self._closely = TraceCapture(self.capture, lambda context: context, selected, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
         }
-
-    def _clocks(self, native_ids: Sequence[int]) -> list[tuple[int, int]]:
-        return [(self._cpu_ns[native_id], 0) for native_id in native_ids]
 
     def raw(
         self,
@@ -66,10 +59,9 @@ class Bench:
         focused: bool = True,
         period_ns: int = PERIOD_NS,
     ) -> RawSnapshot:
-        self._cpu_ns |= {1000 + ident: cpu_ms * MS for ident, (_, cpu_ms) in threads.items()}
         seen = tuple(
-            RawThread(ident, ident, 1000 + ident, self._stacks[ident], context, None)
-            for ident, (context, _) in threads.items()
+            RawThread(ident, ident, 1000 + ident, self._stacks[ident], context, None, cpu_ms * MS)
+            for ident, (context, cpu_ms) in threads.items()
         )
         since_ms, self._before_ms = at_ms - self._before_ms, at_ms
         return RawSnapshot(at_ms * MS, 0, seen, period_ns, focused, since_ms * MS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import Counter
 from types import CodeType, FunctionType
@@ -133,18 +132,6 @@ def test_wrong_times_and_missing_arguments_are_refused() -> None:
         ticker.drain(0.5)
     with pytest.raises(TypeError):
         walker.Ticker()  # type: ignore[call-arg]
-
-
-def test_clocks_are_read_for_living_threads_of_this_process() -> None:
-    sum(range(100_000))
-    (cpu_ns, nice), *others = walker.thread_clocks([os.getpid(), os.getppid(), 0, -1, 2**31, 2**80])
-    assert cpu_ns > 0
-    assert nice == os.getpriority(os.PRIO_PROCESS, 0)
-    assert others == [(0, 0)] * 5
-    assert walker.thread_clocks(()) == []
-    for wrong in (1, ["x"], None):
-        with pytest.raises(TypeError):
-            walker.thread_clocks(wrong)  # type: ignore[arg-type]
 
 
 def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:

@@ -1,0 +1,162 @@
+"""CPU time is shared out among the samples in which a thread ran: to the nanosecond, and without bias."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splunk_profiler.aggregator import UNSEEN, Aggregator
+from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, Unseen
+from splunk_profiler.shares import Shares, Sum
+
+MS = 1_000_000
+PERIOD_NS = 10 * MS
+
+uses = st.tuples(
+    st.integers(1, 3),  # thread
+    st.integers(0, 4),  # sum
+    st.integers(0, 10**9),  # CPU time since its last sample
+    st.sampled_from([(0, 0), (0, PERIOD_NS), (PERIOD_NS, PERIOD_NS), (3 * PERIOD_NS, 3 * PERIOD_NS)]),
+)
+steps = st.lists(uses | st.sampled_from([1, 2, 3]) | st.none(), max_size=40)  # use, end of a thread, end of a profile
+
+
+@given(steps)
+def test_shares_give_all_that_was_used_and_no_nanosecond_twice(history: list[object]) -> None:
+    shares, given_ns, used_ns = Shares(), 0, 0
+    sums = [Sum(0) for _ in range(5)]
+    for step in [*history, None]:
+        if isinstance(step, tuple):
+            thread, which, cpu_ns, (ran_ns, wanted_ns) = step
+            shares.add(thread, sums[which], cpu_ns, ran_ns, wanted_ns)
+            used_ns += cpu_ns
+        elif isinstance(step, int):
+            shares.forget(step)
+        else:
+            shares.give()
+            given_ns += sum(found.cpu_ns for found in sums)
+            sums = [Sum(0) for _ in range(5)]  # those of a profile that is over get nothing more
+    assert given_ns + shares.left_ns() == used_ns
+
+
+def test_shares_of_a_thread_go_to_its_own_samples_in_which_it_ran() -> None:
+    shares, computes, waits, other = Shares(), Sum(0), Sum(0), Sum(0)
+    shares.add(1, waits, 6 * MS, 0, 0)  # what it did before it began to wait
+    shares.add(1, computes, 3 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(2, other, 1 * MS, PERIOD_NS, PERIOD_NS)
+    shares.give()
+    assert (computes.cpu_ns, waits.cpu_ns, other.cpu_ns) == (9 * MS, 0, 1 * MS)
+
+
+def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
+    shares, long, short = Shares(), Sum(0), Sum(0)
+    shares.add(1, long, 30 * MS, 3 * PERIOD_NS, 3 * PERIOD_NS)
+    shares.add(1, short, 10 * MS, PERIOD_NS, PERIOD_NS)
+    shares.give()
+    assert (long.cpu_ns, short.cpu_ns) == (30 * MS, 10 * MS)
+
+
+def test_shares_go_to_who_wanted_a_processor_where_nobody_had_one() -> None:
+    shares, wants, waits = Shares(), Sum(0), Sum(0)
+    shares.add(1, wants, 2 * MS, 0, PERIOD_NS)
+    shares.add(1, waits, 5 * MS, 0, 0)
+    shares.give()
+    assert (wants.cpu_ns, waits.cpu_ns) == (7 * MS, 0)
+
+
+def test_shares_of_threads_that_ended_are_for_those_of_them_that_ran() -> None:
+    shares, ran, waited = Shares(), Sum(0), Sum(0)
+    for thread in range(1, 11):
+        shares.add(thread, ran if thread == 4 else waited, 1 * MS, PERIOD_NS * (thread == 4), 0)
+        shares.forget(thread)
+    shares.give()
+    assert (ran.cpu_ns, waited.cpu_ns, shares.left_ns()) == (10 * MS, 0, 0)
+
+
+def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
+    """Of threads 1, 2, …: (stack, CPU time used since, whether it ran) each."""
+    made = [
+        Sample(
+            number * PERIOD_NS,
+            PERIOD_NS,
+            ThreadSample(
+                Thread(index, f"thread {index}", index, index),
+                stack,
+                0,
+                0,
+                0,
+                running=bool(ran),
+                waiting_on="",
+                wall_spent_ns=PERIOD_NS,
+                cpu_spent_ns=cpu_ns,
+                ran_ns=PERIOD_NS * ran,
+            ),
+            None,
+        )
+        for index, (stack, cpu_ns, ran) in enumerate(samples, 1)
+    ]
+    return Snapshot(number * PERIOD_NS, PERIOD_NS, tuple(made))
+
+
+def stack_of(function: str) -> Stack:
+    return Stack((Frame("shop", function, "shop.py", 1),), truncated=False)
+
+
+def spent(profiles: list[Profile]) -> Counter[str]:
+    found = Counter[str]()
+    for profile in profiles:
+        for aggregate in profile.aggregates:
+            found[aggregate.stack.frames[0].function] += aggregate.cpu_ns
+    return found
+
+
+def test_profiles_say_without_bias_where_a_thread_used_its_time() -> None:
+    """A made-up thread does three things in turns that are shorter than the distance of snapshots."""
+    chance = random.Random(3)
+    busy = {"compute": 1.0, "talk": 0.25, "wait": 0.0}  # share of its time in which it has a processor
+    stacks = {kind: stack_of(kind) for kind in busy}
+    now, end = 0.0, 0.0
+    kind, has_processor, used_ns, before_ns = "wait", False, 0.0, 0.0
+    true = Counter[str]()
+    profiles: list[Profile] = []
+    clock_ns = 0
+    aggregator = Aggregator(profiles.extend, interval_ns=1000 * PERIOD_NS, monotonic_ns=lambda: clock_ns)
+    aggregator.begin(0, PERIOD_NS)
+    for number in range(1, 40_001):
+        deadline = float(number * PERIOD_NS)
+        while now < deadline:
+            if now >= end:
+                kind = chance.choice(list(busy))
+                end = now + chance.uniform(1, 6) * MS
+            has_processor = chance.random() < busy[kind]
+            step = min(chance.uniform(0, 0.5) * MS, end - now, deadline - now)
+            now += step
+            used_ns += step * has_processor
+            true[kind] += int(step * has_processor)
+        clock_ns = number * PERIOD_NS
+        since_ns, before_ns = int(used_ns - before_ns), used_ns
+        aggregator.take(snapshot(number, [(stacks[kind], since_ns, has_processor)]))
+    aggregator.close(())
+    found = spent(profiles)
+    assert abs(found.total() - used_ns) < 40_000  # whole nanoseconds
+    assert found["wait"] == 0
+    for kind in busy:
+        assert abs(found[kind] / found.total() - true[kind] / true.total()) < 0.01
+
+
+def test_what_no_sample_can_have_waits_for_the_next_profile_and_is_unsampled_in_the_end() -> None:
+    profiles: list[Profile] = []
+    clock_ns = 0
+    aggregator = Aggregator(profiles.extend, interval_ns=PERIOD_NS, monotonic_ns=lambda: clock_ns)
+    aggregator.begin(0, PERIOD_NS)
+    stack = stack_of("serve")
+    for number, (cpu_ns, ran) in enumerate([(4 * MS, 0), (1 * MS, 1), (2 * MS, 0)], 1):
+        clock_ns = number * PERIOD_NS
+        aggregator.take(snapshot(number, [(stack, cpu_ns, ran)]))
+    aggregator.close(())
+    first, second, third, last = (spent([profile]) for profile in profiles)
+    assert (first["serve"], second["serve"], third["serve"]) == (0, 5 * MS, 0)
+    assert last == {UNSEEN[Unseen.UNSAMPLED].frames[0].function: 2 * MS}
