@@ -299,11 +299,12 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
 /* The same for the main thread alone. Needs no GIL. */
 static inline int compat_post_to_main(int (*call)(void *), void *argument)
 {
-#if PY_VERSION_HEX >= 0x030C0000
-    return Py_AddPendingCall(call, argument);
-#else
-    return compat_post(PyInterpreterState_Main(), call, argument);
+    int result = Py_AddPendingCall(call, argument);
+#if PY_VERSION_HEX < 0x030D0000
+    /* As above: CPython computes the breaker for the thread that posts, which runs no such calls. */
+    _Py_atomic_store_relaxed(&PyInterpreterState_Main()->ceval.eval_breaker, 1);
 #endif
+    return result;
 }
 
 /* NULL: Python has ended. */
