@@ -7,7 +7,7 @@ Must not load the SDK or gRPC: publishing works without sampling, in processes t
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from splunk_profiler import config as settings
@@ -24,6 +24,7 @@ from splunk_profiler.threads import Signal, Worker
 from splunk_profiler.user_labels import OUTLET, PUBLISHED
 
 _AUDIT_S = 1.0
+_IDLE_S = 3600.0
 _JOIN_S = 0.1
 
 
@@ -34,7 +35,7 @@ class Publishing:
         resolved: the settings.
         extension: ``splunk_profiler._context``.
         source: where the current context and labels are.
-        audited: whether somebody calls `audit` at every sample; else a thread of ours does, once a second.
+        audited: whether somebody calls `audit` at every sample; else our thread does, once a second.
     """
 
     def __init__(self, resolved: settings.Resolved, extension: Any, source: Source, *, audited: bool) -> None:
@@ -48,7 +49,7 @@ class Publishing:
         feedback = Feedback(at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size)
         self._extension = extension
         self._correlator = Correlator(feedback, extension.Mailbox, Decoration)
-        self._publisher = Publisher(extension, wishes, source, self._correlator)
+        self._publisher = Publisher(extension, wishes, source, self._correlator, self._notify)
         self._publishes_labels = config.publishes_labels
         self._ends_preload = config.preload.lower() == "auto"
         self._described = resolved.described
@@ -76,7 +77,7 @@ class Publishing:
                 OUTLET.open(extension.UserLabels, extension.set_labels)
                 if self._ends_preload:
                     preload.remove_library(str(labels_library()))
-            self._begin_audits()
+            self._begin_work()
         except BaseException:
             self.stop()
             raise
@@ -121,12 +122,25 @@ class Publishing:
     def after_fork(self) -> None:
         """See `Publisher.after_fork`."""
         self._forking = 0
+        self._auditor = None  # the parent's
         self._publisher.after_fork()
-        self._begin_audits()
+        self._begin_work()
 
-    def _begin_audits(self) -> None:
+    def catch_up(self) -> None:
+        """See `Publisher.catch_up`."""
+        self._publisher.catch_up()
+
+    def _begin_work(self) -> None:
+        self._auditor = Auditor(self._work, _IDLE_S if self._audited else _AUDIT_S)
+
+    def _work(self) -> None:
+        self.catch_up()
         if not self._audited:
-            self._auditor = Auditor(self.audit)
+            self.audit()
+
+    def _notify(self) -> None:
+        if self._auditor is not None:
+            self._auditor.wake()
 
     def _attributes(self, provider: Any) -> Mapping[str, object] | None:
         """The resource's, once it is known which service this is: there is a provider, or the environment says."""
@@ -137,18 +151,24 @@ class Publishing:
 
 
 class Auditor:
-    """Has the audit done where no samples are taken: on a thread of its own, once a second.
+    """Does what publishing leaves to a thread of ours: at its start, when woken, and every period.
 
     Args:
-        audit: never raises.
+        work: never raises.
+        period_s: seconds.
     """
 
-    def __init__(self, audit: Any) -> None:
-        self._audit = audit
+    def __init__(self, work: Callable[[], None], period_s: float) -> None:
+        self._work = work
+        self._period_s = period_s
         self._stopping = False
         self._wake = Signal()
         self._thread = Worker("auditor", self._run)
         self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to do. Safe from any thread; returns at once."""
+        self._wake.set()
 
     def stop(self, timeout_s: float) -> bool:
         """True if it has ended within `timeout_s` seconds."""
@@ -158,9 +178,8 @@ class Auditor:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(_AUDIT_S)
-            if not self._stopping:
-                self._audit()
+            self._work()
+            self._wake.wait(self._period_s)
 
 
 def make_publishing(resolved: settings.Resolved, *, audited: bool) -> Publishing | None:

@@ -143,6 +143,7 @@ def correlated(
             publishing(directory, correlation=mode, enabled=mode == "auto", **settings) as life,
         ):
             with own.get_tracer("test").start_as_current_span("met"):
+                life.catch_up()  # as a thread of ours does meanwhile
                 seen = told()
             assert seen is not None
             with Host(seen.socket) as host:

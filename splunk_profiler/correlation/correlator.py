@@ -373,8 +373,8 @@ class Correlator:
     def _say_mismatch(self, sent: str, said: str) -> None:
         self._say_once(
             logging.WARNING,
-            f"host.id is {_shown(sent)!r} here, and {_shown(said)!r} for a host profiler that has registered: the"
-            " former is kept, and what is derived from both (costs, CO2) will not match",
+            f"host.id is {_shown(sent)!r} here, and {_shown(said)!r} for the host profiler; the former"
+            " is kept, and what is derived from both (costs, CO2) will not match",
         )
 
     def _say_once(self, level: int, text: str) -> None:

@@ -2,24 +2,21 @@
 
 `Identities.of` is the slow path: the C extension asks it once for a span that carries no identity yet, on the thread
 that made the span current. Spans that start while the extension is on their provider (`providers.py`) get theirs in C.
-Loads OpenTelemetry's API; the SDK only where it is loaded already.
+Loads OpenTelemetry's API only.
 
 Specification: Elastic universal profiling integration, "Thread Local Storage Layout".
 """
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import trace
 
 ATTRIBUTE = "_splunk_profiler_identity"  # where a span keeps its identity
 _REMEMBERED = 1024
-_LONGEST_CHAIN = 10_000
 
 Make = Callable[[int, int, int, int], Any]
 
@@ -37,11 +34,6 @@ class Identities:
         self._root_before = root_before
         self._roots: OrderedDict[tuple[int, int], int] = OrderedDict()  # of spans that cannot be found by their ids
         self._unsampled: OrderedDict[int, int] = OrderedDict()  # trace id → local root of what does not record
-        self._look_at_live_spans = True
-
-    def expect_unknown_spans(self) -> None:
-        """Spans have started that nobody has seen: look for them when the first one with a local parent turns up."""
-        self._look_at_live_spans = True
 
     def of(self, span: Any) -> Any | None:
         """The identity of `span`, or None for one that is not published: invalid, or of another process."""
@@ -65,58 +57,17 @@ class Identities:
 
     def _root_of_parent(self, parent: trace.SpanContext) -> int:
         known = self._roots.get((parent.trace_id, parent.span_id))
-        if known is None and self._look_at_live_spans:
-            self._look_at_live_spans = False
-            self._learn(dict(_live_spans()))
-            known = self._roots.get((parent.trace_id, parent.span_id))
         if known is not None:
             return known
-        # The parent is over, or of another SDK. As far up as anybody can tell, it is the root.
+        # The parent is over, of another SDK, or older than the publishing. As far up as anybody can tell, it is the
+        # root: to look for the spans above it among all live objects would stop the application for long.
         return self._unsampled.get(parent.trace_id, parent.span_id)
 
-    def _learn(self, live: dict[tuple[int, int], Any]) -> None:
-        """Find the local root of each span that is under way, and remember it."""
-        roots: dict[tuple[int, int], int] = {}
-        for key in live:
-            chain: list[tuple[int, int]] = []
-            at, root = key, None
-            while root is None and len(chain) < _LONGEST_CHAIN:
-                chain.append(at)
-                span = live.get(at)
-                parent = getattr(span, "_parent", None)
-                identity = getattr(span, ATTRIBUTE, None)
-                if at in roots:
-                    root = roots[at]
-                elif identity is not None:
-                    root = identity.local_root_id
-                elif parent is None or not parent.is_valid or parent.is_remote:
-                    root = at[1]
-                else:
-                    at = (parent.trace_id, parent.span_id)
-            for visited in chain:
-                roots[visited] = root or key[1]
-        for key, root in roots.items():
-            _remember(self._roots, key, root, most=max(_REMEMBERED, len(roots)))
 
-
-def _live_spans() -> Iterator[tuple[tuple[int, int], Any]]:
-    """(trace id, span id) → span, of the SDK's spans that have not ended."""
-    sdk = sys.modules.get("opentelemetry.sdk.trace")
-    kind: Any = getattr(sdk, "ReadableSpan", None)
-    if kind is None:
-        return
-    for item in gc.get_objects():
-        if issubclass(type(item), kind):  # not isinstance: a proxy answers that with code of its own
-            # By the attributes themselves: the span may be one that is being made, or have code of its own.
-            context = getattr(item, "_context", None)
-            if context is not None and getattr(item, "_end_time", None) is None:
-                yield (context.trace_id, context.span_id), item
-
-
-def _remember(known: OrderedDict[Any, int], key: Any, value: int, *, most: int = _REMEMBERED) -> int:
+def _remember(known: OrderedDict[Any, int], key: Any, value: int) -> int:
     """What is known of `key`, which is `value` if nothing is."""
     value = known.setdefault(key, value)
-    while len(known) > most:
+    while len(known) > _REMEMBERED:
         try:
             known.popitem(last=False)
         except KeyError:  # other threads made room

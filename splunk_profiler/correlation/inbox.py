@@ -42,7 +42,6 @@ class Inbox:
         self._directory = directory
         self.path = _new_path(directory)
         self._open()
-        _remove_stale(directory)
 
     def _open(self) -> None:
         try:
@@ -60,6 +59,10 @@ class Inbox:
         """
         self.close()
         self._open()
+
+    def clear_directory(self) -> None:
+        """Remove the sockets that killed processes have left in the directory. Takes long in a large one."""
+        _remove_stale(self._directory)
 
     @property
     def address(self) -> bytes:

@@ -2,7 +2,8 @@
 
 `Publisher` owns the C extension while it is installed, the socket and the process storage. Threads publish by
 themselves, in C, at every switch of context. Runs on whichever thread starts and stops it, and for the first span of
-a provider on the application's: must be short there and must not raise. Knows neither settings nor OpenTelemetry.
+a provider on the application's: must be short there and must not raise. What takes long is left to a thread of ours
+(`catch_up`). Knows neither settings nor OpenTelemetry.
 
 Readers look once, when they see a library appear. So all that it leads to is there before: socket, storage, library,
 pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
@@ -10,6 +11,7 @@ pointer, in this order. Specification: Elastic universal profiling integration; 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -88,13 +90,17 @@ class Publisher:
         wishes: what is published.
         source: where it is found.
         listener: is told of the socket.
+        notify: called when there is something for `catch_up`; must be short.
     """
 
-    def __init__(self, extension: Any, wishes: Wishes, source: Source, listener: Listener) -> None:
+    def __init__(
+        self, extension: Any, wishes: Wishes, source: Source, listener: Listener, notify: Callable[[], None]
+    ) -> None:
         self._extension = extension
         self._wishes = wishes
         self._source = source
         self._listener = listener
+        self._notify = notify
         self._lock = real_lock()
         self._guard = Guard("publishing to host profilers")
         self._identities = Identities(extension.Identity, extension.local_root_before)
@@ -106,7 +112,8 @@ class Publisher:
         self._reopened = 0
         self._told: set[str] = set()
         self._named = False  # by a provider: those that come later are not this service's
-        self._to_describe: Mapping[str, object] | None = None  # what came while somebody else held the lock
+        self._to_describe: deque[Mapping[str, object]] = deque()  # attributes of resources
+        self._to_clear: Inbox | None = None  # one whose directory is still to be cleared
 
     def install(self) -> None:
         """Install the hooks. Comes before `start`, with the decoration of OpenTelemetry's context in between.
@@ -135,7 +142,8 @@ class Publisher:
             self._listener.meet(processors)
         if attributes is not None:
             self._named = processors is not None and service_of(attributes) is not None
-            self._describe(attributes)
+            self._to_describe.append(attributes)
+            self._describe_all()
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
@@ -166,9 +174,19 @@ class Publisher:
             if held:
                 self._lock.release()
 
+    def catch_up(self) -> None:
+        """Make the process visible if a span has said which service it is, and clear the socket's directory.
+
+        For a thread of ours: takes long in a large directory or beside busy threads. Never raises.
+        """
+        with self._guard.watching():
+            self._describe_all()
+            inbox, self._to_clear = self._to_clear, None
+            if inbox is not None:
+                inbox.clear_directory()
+
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
-        self._catch_up()
         inbox = self._inbox
         if inbox is not None and not inbox.is_open:
             self._reopen(self._reopened)
@@ -185,7 +203,6 @@ class Publisher:
     def release(self) -> None:
         """Go on after `hold`, in the parent."""
         self._lock.release()
-        self._catch_up()
 
     def after_fork(self) -> None:
         """Go on in a forked child, with a socket and a storage of its own.
@@ -213,34 +230,32 @@ class Publisher:
     def _meet(self, span: Any) -> None:
         processors = getattr(span, "_span_processor", None)
         if processors is not None and self._providers.meet(processors):
-            self._identities.expect_unknown_spans()
             self._listener.meet(processors)
             if not self._named:
                 attributes = getattr(getattr(span, "resource", None), "attributes", {})
                 self._named = service_of(attributes) is not None
-                self._describe(attributes)
+                self._to_describe.append(attributes)
+                self._notify()
+
+    def _describe_all(self) -> None:
+        with self._lock:
+            while self._to_describe:  # a child that is forked in the middle finds it there still
+                try:
+                    if self._correlates:
+                        self._describe(self._to_describe[0])
+                finally:
+                    self._to_describe.popleft()
 
     def _describe(self, attributes: Mapping[str, object]) -> None:
-        """Make the process visible as the service of these attributes, if it is not yet."""
-        self._to_describe = attributes
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Never waits: whoever holds the lock does, before or after he gives it up, what came meanwhile."""
-        while self._to_describe is not None and self._correlates and self._lock.acquire(blocking=False):
-            try:
-                attributes, self._to_describe = self._to_describe, None
-                service = None if attributes is None else service_of(attributes)
-                if attributes is not None and service is not None:
-                    self._listener.describe(attributes)
-                    self._show(service)
-                elif attributes is not None and self._service is None:
-                    self._say_once(
-                        "host profilers are not told of this process, because its service has no name:"
-                        " set OTEL_SERVICE_NAME"
-                    )
-            finally:
-                self._lock.release()
+        """Make the process visible as the service of these attributes, if it is not yet. The lock is held."""
+        service = service_of(attributes)
+        if service is not None:
+            self._listener.describe(attributes)
+            self._show(service)
+        elif self._service is None:
+            self._say_once(
+                "host profilers are not told of this process, because its service has no name: set OTEL_SERVICE_NAME"
+            )
 
     def _show(self, service: Service) -> bool:
         """The order of publication; see the head of this file."""
@@ -275,6 +290,8 @@ class Publisher:
             self._inbox = None
             inbox.close()
             raise
+        self._to_clear = inbox
+        self._notify()
 
     def _listen(self, inbox: Inbox) -> None:
         reopened = self._reopened

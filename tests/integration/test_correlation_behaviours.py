@@ -122,9 +122,10 @@ def test_nothing_waits_for_a_service_without_a_name_and_the_log_says_so_once(dir
     exported = Exported()
     own = named_provider("unknown_service:python")
     own.add_span_processor(SimpleSpanProcessor(exported))
-    with Lines().kept() as log, publishing(directory, correlation=mode, enabled=True):
+    with Lines().kept() as log, publishing(directory, correlation=mode, enabled=True) as life:
         for _ in range(3):
             with own.get_tracer("t").start_as_current_span("root"):
+                life.catch_up()
                 assert told() is None
         assert exported.names == ["root"] * 3
         assert log.count("WARNING host profilers are not told of this process, because its service has no name") == 1

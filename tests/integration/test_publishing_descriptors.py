@@ -16,10 +16,10 @@ _CONTENTS = ["in a file", "in the other", "in a socket", "in a pipe"]
 _MOST_SOCKETS = 4
 
 
-def register(path: str, host_id: str) -> None:
+def register(path: str, delay_ms: int) -> None:
     """As a host profiler that has read the path."""
     with Host(path) as host:
-        host.register(100, host_id, minor=2)
+        host.register(delay_ms, "i-1", minor=2)
 
 
 def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_look_for_it() -> None:
@@ -27,13 +27,13 @@ def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_l
         before = target.json("ready")
         path = before["storage"]
         assert before["bound"] == [path]
-        register(path, "before")
-        target.find(r"(has registered \(host\.id before\))")
+        register(path, 100)
+        target.find("(has registered .* wait 120 ms)")
         target.tell("close")
         target.line("closed")
         target.line(_ANEW)
-        register(path, "after")
-        target.find(r"(has registered \(host\.id after\))")
+        register(path, 200)
+        target.find("(has registered .* wait 220 ms)")
         target.tell("look")
         assert target.json("look") == {"storage": path, "bound": [path], "contents": _CONTENTS}
         assert list(folder.iterdir()) == [Path(path)]

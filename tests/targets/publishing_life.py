@@ -1,6 +1,8 @@
 """A service that publishes to host profilers as its environment says: ``publishing_life.py HOW [COUNT]``.
 
 HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
+``first_span`` (forks COUNT times, each time right after the first span of a provider; says how many children did not
+become visible),
 ``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works
 in one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and
 whether the span and labels that a thread shows are its own.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,35 @@ def _fork(count: int) -> None:
     sys.stdin.readline()
 
 
+def _fork_at_first_span(count: int) -> None:
+    failed = 0
+    for number in range(count):
+        splunk_profiler.start()
+        tracer = TracerProvider(resource=Resource({"service.name": f"late {number}"})).get_tracer("late")
+        with tracer.start_as_current_span("first"):
+            child = os.fork()
+            if child == 0:
+                try:
+                    _wait_until_visible()
+                finally:
+                    os._exit(not _is_own(told()))
+        _, status = os.waitpid(child, 0)
+        failed += status != 0
+        _wait_until_visible()
+        splunk_profiler.stop()
+    say("failed", failed)
+
+
+def _wait_until_visible() -> None:
+    deadline = time.monotonic() + 60
+    while not _is_own(told()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _is_own(storage: Any) -> bool:
+    return storage is not None and f"-{os.getpid()}-" in storage.socket.name
+
+
 def _threads(count: int) -> None:
     stopping = threading.Event()
     failures: list[BaseException] = []
@@ -136,6 +168,9 @@ def _threads(count: int) -> None:
 
 def main(how: str, count: int) -> None:
     OwnMemory()  # loads the libraries: a reader within the process needs them
+    if how == "first_span":
+        _fork_at_first_span(count)
+        return
     splunk_profiler.start()
     say("ready", os.getpid())
     if how == "fork":

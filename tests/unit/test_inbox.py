@@ -283,6 +283,7 @@ def test_what_processes_that_are_gone_have_left_is_removed_and_nothing_else(dire
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(living))
         with inbox(directory) as made:
+            made.clear_directory()
             assert set(directory.iterdir()) == kept | {living, Path(made.path)}
         assert stat.S_ISSOCK(living.stat().st_mode)
 

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,9 +43,10 @@ def directory() -> Iterator[Path]:
 
 def test_the_first_span_of_a_provider_makes_the_process_visible_as_its_service(directory: Path) -> None:
     tracer = provider("shop", **{"deployment.environment.name": "test"}).get_tracer("t")
-    with publishing(directory):
+    with publishing(directory) as life:
         assert told() is None
         with tracer.start_as_current_span("first") as span:
+            life.catch_up()  # as a thread of ours does meanwhile
             seen = told()
             assert shown() == ids_of(span)
         assert seen is not None
@@ -62,9 +64,10 @@ def test_a_service_that_the_environment_names_is_visible_before_any_span(directo
 
 
 def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_stays(directory: Path) -> None:
-    with publishing(directory, {"service.name": "early"}):
+    with publishing(directory, {"service.name": "early"}) as life:
         before = told()
         with provider("late").get_tracer("t").start_as_current_span("first"):
+            life.catch_up()
             after = told()
         assert before is not None
         assert after is not None
@@ -74,9 +77,10 @@ def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_
 
 
 def test_a_provider_that_comes_later_does_not_rename_the_service(directory: Path) -> None:
-    with publishing(directory, {"service.name": "early"}):
+    with publishing(directory, {"service.name": "early"}) as life:
         for name in ("shop", "a library's own", "early"):
             with provider(name).get_tracer("t").start_as_current_span("one"):
+                life.catch_up()
                 seen = told()
             assert seen is not None
             assert seen.name == "shop"
@@ -96,6 +100,7 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
         thread.join()
         meanwhile = told()
         life.release()
+        life.catch_up()
         after = told()
         assert meanwhile is None
         assert after is not None
@@ -117,9 +122,10 @@ def test_a_descriptor_that_is_the_applications_by_now_is_left_open(directory: Pa
 def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with publishing(directory):
+    with publishing(directory) as life:
         for _ in range(3):
             with provider("unknown_service:python").get_tracer("t").start_as_current_span("one"):
+                life.catch_up()
                 assert told() is None
                 assert OwnMemory().labels()
         assert caplog.text.count("set OTEL_SERVICE_NAME") == 1
@@ -160,7 +166,9 @@ def test_sockets_of_processes_that_are_gone_are_cleared_away_and_others_left(dir
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
                 gone.bind(str(path))
         with publishing(directory, {"service.name": "shop"}):
-            assert not stale.exists()
+            deadline = time.monotonic() + 60
+            while stale.exists():  # a thread of ours does it
+                assert time.monotonic() < deadline
         assert {living, other, plain} == set(directory.iterdir())
 
 
@@ -206,19 +214,20 @@ def test_a_span_that_starts_on_another_thread_has_the_root_of_its_parent(directo
         assert ids == ids_of(span, root)
 
 
-def test_spans_that_are_under_way_when_publishing_begins_have_their_roots(directory: Path) -> None:
+def test_spans_older_than_the_publishing_have_a_root_as_far_as_their_parent(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     with (
         tracer.start_as_current_span("root") as root,
         tracer.start_as_current_span("middle") as middle,
         tracer.start_as_current_span("inner") as inner,
     ):
-        with publishing(directory):
-            assert shown() == ids_of(inner, root)
-            with tracer.start_as_current_span("new") as new:
-                assert shown() == ids_of(new, root)
+        with publishing(directory) as life:
+            assert shown() == ids_of(inner, middle)  # that is as far up as it knows
             with trace.use_span(middle):
                 assert shown() == ids_of(middle, root)
+                with tracer.start_as_current_span("new") as new:
+                    assert shown() == ids_of(new, root)
+            life.catch_up()
             seen = told()
             assert seen is not None
             assert seen.name == "shop"
@@ -279,9 +288,10 @@ def test_it_can_begin_again_any_number_of_times(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     sockets = set()
     for _ in range(5):
-        with publishing(directory), tracer.start_as_current_span("one") as span, labels(route="/"):
+        with publishing(directory) as life, tracer.start_as_current_span("one") as span, labels(route="/"):
             assert shown() == ids_of(span)
             assert shown_labels() == {"route": "/"}
+            life.catch_up()
             seen = told()
             assert seen is not None
             sockets.add(seen.socket)
@@ -294,7 +304,12 @@ def test_each_abi_can_be_published_alone(directory: Path) -> None:
     with publishing(directory, correlation="false"), tracer.start_as_current_span("one"):
         assert OwnMemory().labels()
         assert told() is None
-    with publishing(directory, custom_labels="auto"), tracer.start_as_current_span("one"), labels(route="/"):
+    with (
+        publishing(directory, custom_labels="auto") as life,
+        tracer.start_as_current_span("one"),
+        labels(route="/"),
+    ):
+        life.catch_up()
         assert OwnMemory().elastic() is not None
         assert told() is not None
 
