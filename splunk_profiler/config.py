@@ -20,6 +20,7 @@ from splunk_profiler.settings import SETTINGS, Setting, setting_of
 from splunk_profiler.transport import Transport
 from splunk_profiler.transport import parse as parse_transport
 from splunk_profiler.values import (
+    Agent,
     Collector,
     ConfigError,
     Destination,
@@ -69,6 +70,8 @@ class Config:
             ``http(s)://HOST:PORT`` or ``unix:///SOCKET``; the last two take profiles only, whatever `data_format` says.
         gc_events: whether collections of garbage are sampled, with their durations, where profiles are sent: ``true``,
             ``false`` or ``auto`` (with the native walker).
+        span_runtime_id: whether the application's spans carry the id of the process: ``true``, ``false`` or ``auto``
+            (with a Datadog agent).
         walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
         correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
             ``auto`` (as `enabled`).
@@ -99,6 +102,7 @@ class Config:
     data_format: str = "text"
     output: str = "otlp"
     gc_events: str = "auto"
+    span_runtime_id: str = "auto"
     walker: str = "auto"
     correlation: str = "auto"
     socket_directory: str | None = None
@@ -154,6 +158,12 @@ class Config:
         """Whether collections of garbage are sampled, with the native walker or the portable one."""
         choice = self.gc_events.lower()
         return self.aggregates and (native if choice == "auto" else choice == "true")
+
+    @property
+    def identifies_spans(self) -> bool:
+        """Whether the application's spans carry the id of the process."""
+        choice = self.span_runtime_id.lower()
+        return isinstance(self.destination, Agent) if choice == "auto" else choice == "true"
 
     @property
     def publishes_correlation(self) -> bool:

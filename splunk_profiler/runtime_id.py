@@ -1,4 +1,4 @@
-"""Which process something came from: an id on the resource of profiles and on that of the application's spans.
+"""Which process something came from: an id on the resource of profiles and, if asked for, on that of spans.
 
 `Identified` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the provider
 and on the tracers that were made before, so that a span costs nothing more. Where an older SDK does not know its
@@ -25,7 +25,8 @@ from splunk_profiler.threads import real_lock
 
 RUNTIME_ID = "runtime-id"
 INSTANCE_ID = "service.instance.id"
-_KEYS = (RUNTIME_ID, INSTANCE_ID)
+_KEYS: tuple[str, ...] = (RUNTIME_ID, INSTANCE_ID)
+_KEYS_OF_RECORDS: tuple[str, ...] = (RUNTIME_ID,)
 _LEAVING_S = 1.0  # for another thread that is about to put the id somewhere, which takes microseconds
 
 
@@ -50,9 +51,9 @@ class RuntimeId:
         """That of a forked child of this process."""
         return RuntimeId(str(uuid4()), self.former | {self.value})
 
-    def missing(self, attributes: Mapping[str, Any]) -> dict[str, str]:
+    def missing(self, attributes: Mapping[str, Any], keys: tuple[str, ...] = _KEYS) -> dict[str, str]:
         """What is to be added to a resource: where it has no id, or one that was ours before a fork."""
-        return {key: self.value for key in _KEYS if attributes.get(key, "") in ("", *self.former)}
+        return {key: self.value for key in keys if attributes.get(key, "") in ("", *self.former)}
 
     def others(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """What a resource says without us."""
@@ -65,12 +66,14 @@ class Identified:
 
     Args:
         identity: the id.
+        on_spans: whether spans carry it. Else the application's provider is left alone.
     """
 
-    def __init__(self, identity: RuntimeId) -> None:
+    def __init__(self, identity: RuntimeId, *, on_spans: bool) -> None:
         self._identity = identity
+        self._on_spans = on_spans
         self._guard = Guard("saying on spans which process they come from")
-        self._last: tuple[Any, Any] | None = None
+        self._last: tuple[Any, tuple[str, ...], Any] | None = None
         self._lock = real_lock()  # guards what follows
         self._provider: Any = None
         self._original: Any = None  # the resource that it had
@@ -81,18 +84,23 @@ class Identified:
         self._left = False
 
     def resource(self, resource: Any) -> Any:
-        """`resource`, or one with the id: the same one as long as it is asked about the same one."""
+        """`resource`, or one with the id: the same one as long as it is asked about the same one.
+
+        ``service.instance.id`` is the application's to say. It is ours only where spans say so as well, or one process
+        would be two instances.
+        """
+        keys = _KEYS_OF_RECORDS if self._provider is None else _KEYS
         last = self._last
-        if last is not None and last[0] is resource:
-            return last[1]
-        said = self._with_id(resource)
-        self._last = (resource, said)
+        if last is not None and last[0] is resource and last[1] is keys:
+            return last[2]
+        said = self._with_id(resource, keys)
+        self._last = (resource, keys, said)
         return said
 
     def meet(self, provider: Any) -> None:
         """Have spans of `provider` carry the id from now on. Costs next to nothing where they do; never raises."""
         resource = getattr(provider, "_resource", None)
-        if resource is None or self._is_done(provider, resource) or not self._lock.acquire(False):
+        if not self._on_spans or resource is None or self._is_done(provider, resource) or not self._lock.acquire(False):
             return
         try:
             if not self._left:
@@ -164,8 +172,8 @@ class Identified:
         except Exception as error:
             self._guard.note(error)
 
-    def _with_id(self, resource: Any) -> Any:
-        missing = self._identity.missing(resource.attributes)
+    def _with_id(self, resource: Any, keys: tuple[str, ...] = _KEYS) -> Any:
+        missing = self._identity.missing(resource.attributes, keys)
         return resource.merge(type(resource)(missing)) if missing else resource
 
     def _without_id(self, resource: Any) -> Any:

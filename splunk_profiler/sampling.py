@@ -67,7 +67,7 @@ class Sampling:
         self.resolved = resolved
         self._at_sample = at_sample
         self._completed = completed
-        self._identified = Identified(runtime_id)
+        self._identified = Identified(runtime_id, on_spans=config.identifies_spans)
         self._forked = parents is not None
         self._choice = capture.choose_walker(config.walker)
         # A child goes on with its parent's: that knows what the thread that forked has attached.

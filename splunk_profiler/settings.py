@@ -104,6 +104,12 @@ SETTINGS: tuple[Setting, ...] = (
         "samples collections of garbage as well, where profiles are sent",
     ),
     Setting(
+        "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED",
+        "span_runtime_id",
+        parse_three_way,
+        "puts the id of the process on the resource of the application's spans",
+    ),
+    Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
         one_of("auto", "native", "portable"),

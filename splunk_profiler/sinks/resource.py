@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 
 from splunk_profiler.spans import tracer_provider
 
@@ -24,11 +24,18 @@ def current_resource() -> Resource:
 
 
 @lru_cache(maxsize=1)
-def _of_environment(pid: int) -> Resource:  # noqa: ARG001  # newer SDKs give each process an id, a forked child too
+def _of_environment(pid: int) -> Resource:  # noqa: ARG001  # detectors may say which process it is
     try:
-        return Resource.create()
+        return _without_instance(Resource.create())
     except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
+
+
+def _without_instance(resource: Resource) -> Resource:
+    """Without the id that newer SDKs make up: a provider that comes later may have another one, and its spans too."""
+    said = OTELResourceDetector().detect().attributes  # by the environment
+    others = {key: value for key, value in resource.attributes.items() if key != SERVICE_INSTANCE_ID or key in said}
+    return Resource(others, resource.schema_url)
 
 
 @lru_cache(maxsize=8)

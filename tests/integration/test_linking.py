@@ -47,20 +47,44 @@ def _is_of(pid: int, record: dict[str, Any]) -> bool:
     return bool(record["resource"]["process.pid"] == pid)
 
 
-@pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])
-def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(
-    data_format: str, provider: str
-) -> None:
+def _run(data_format: str, provider: str, on_spans: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], set[int]]:
+    """The records and spans of a service and its forked child, and their process ids."""
     with Receiver() as receiver:
-        env = profiled(receiver.url, 5, SPLUNK_PROFILER_DATA_FORMAT=data_format, SPLUNK_PROFILER_EXPORT_INTERVAL="200")
+        env = profiled(
+            receiver.url,
+            5,
+            SPLUNK_PROFILER_DATA_FORMAT=data_format,
+            SPLUNK_PROFILER_EXPORT_INTERVAL="200",
+            SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED=on_spans,
+            OTEL_SERVICE_NAME="linked",
+        )
         with Target("linked_service.py", provider, env=env) as target:
+            if provider == "late":
+                target.line("started")
+                receiver.records(1)  # one that was sent before there was a provider
+                target.tell("go on")
             pids = {int(pid) for pid in target.lines(_PROCESSES, "ready")}
             for pid in pids:
                 receiver.records(3, partial(_is_of, pid))
             target.tell("stop")
             assert target.line("done") == "0"
             assert target.finish() == 0, target.output
-        records, spans = receiver.records(1), receiver.spans(1)
+        return receiver.records(1), receiver.spans(1), pids
+
+
+def _instances(of: list[dict[str, Any]], key: str) -> dict[Any, set[str]]:
+    """What calls itself by which ``service.instance.id``."""
+    found: dict[Any, set[str]] = {}
+    for one in of:
+        found.setdefault(one["resource"].get(key), set()).add(one["resource"].get("service.instance.id", ""))
+    return {who: ids - {""} for who, ids in found.items()}
+
+
+@pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])
+def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(
+    data_format: str, provider: str
+) -> None:
+    records, spans, pids = _run(data_format, provider, "true")
     of_spans = _links_of(spans)
     found = _links_in(records, data_format)
     assert sum(found.values()) > 10
@@ -74,6 +98,20 @@ def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_th
     assert runtime_ids.keys() == pids
     assert len(set(runtime_ids.values())) == _PROCESSES
     assert {runtime_id for runtime_id, _, _ in found} == {runtime_id for runtime_id, _, _ in of_spans}
+    assert all(len(ids) == 1 for ids in _instances([*records, *spans], "runtime-id").values())
     for record in [*records, *spans]:
-        assert UUID(record["resource"]["runtime-id"]).version == UUID(record["resource"]["service.instance.id"]).version
+        assert UUID(record["resource"]["runtime-id"]).version == 4
         assert record["resource"]["service.name"] == "linked"
+
+
+@pytest.mark.parametrize("provider", ["early", "late"])
+def test_spans_are_the_applications_own_unless_asked_and_no_process_is_two(provider: str) -> None:
+    records, spans, pids = _run("text", provider, "auto")
+    assert not [span for span in spans if "runtime-id" in span["resource"]]
+    assert {record["span_id"] for record in records if ".price_items(" in record["body"]} <= {
+        span["span_id"] for span in spans
+    }
+    by_pid = _instances(records, "process.pid")
+    assert by_pid.keys() == pids
+    assert all(len(ids) <= 1 for ids in by_pid.values())
+    assert {record["resource"]["service.name"] for record in [*records, *spans]} == {"linked"}

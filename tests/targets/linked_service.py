@@ -1,8 +1,9 @@
 """A service whose spans are exported, and which forks, while it is profiled: ``linked_service.py WHEN``.
 
-The provider and a tracer are there before the profiler (``early``) or come after it (``late``), before the fork in any
-case; each process exports on its own, as under a server that forks its workers. Prints ``ready``; parent and child work
-in spans until a line arrives on the parent's standard input, which then says ``done`` and the status of the child.
+The provider and a tracer are there before the profiler (``early``), or come when a line has arrived after it said
+``started`` (``late``), before the fork in any case. Each process exports on its own, as under a server that forks its
+workers. Prints ``ready``; parent and child work in spans until a line arrives on the parent's standard input, which
+then says ``done`` and the status of the child.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ def main(when: str) -> None:
     load_exporter()
     if when == "late":
         assert splunk_profiler.start()
+        say("started", os.getpid())
+        sys.stdin.readline()
     provider = TracerProvider(resource=Resource({"service.name": "linked"}))
     trace.set_tracer_provider(provider)
     tracer = trace.get_tracer("before")
     if when == "early":
         assert splunk_profiler.start()
-    while "runtime-id" not in provider.resource.attributes:  # a late one is found by a thread that looks for it
-        time.sleep(0.001)
+    if os.environ["SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED"] == "true":
+        while "runtime-id" not in provider.resource.attributes:  # a late one is found by a thread that looks for it
+            time.sleep(0.001)
     of_child, kept = os.pipe()
     child = os.fork()
     if child == 0:

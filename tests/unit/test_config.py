@@ -119,6 +119,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_DATA_FORMAT": ("pprof-gzip-base64", "pprof-gzip-base64"),
         "SPLUNK_PROFILER_OUTPUT": ("file:/var/profiles", "file:/var/profiles"),
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("FALSE", "false"),
+        "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED": ("TRUE", "true"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
@@ -238,3 +239,24 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
         default = next(item.default for item in fields(Config) if item.name == setting.field)
         shown = "not set" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
         assert re.search(rf"`{setting.name}` \|[^|]*\| {re.escape(shown)} \|", text), setting.name
+
+
+@pytest.mark.parametrize(
+    ("env", "identifies"),
+    [
+        ({}, False),
+        ({"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}, False),
+        ({"SPLUNK_PROFILER_OUTPUT": "file:/profiles"}, False),
+        ({"SPLUNK_PROFILER_OUTPUT": "datadog:http://agent:8126"}, True),
+        ({"SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED": "TRUE"}, True),
+        (
+            {
+                "SPLUNK_PROFILER_OUTPUT": "datadog:http://agent:8126",
+                "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED": "false",
+            },
+            False,
+        ),
+    ],
+)
+def test_spans_are_identified_where_asked_for_or_needed(env: dict[str, str], identifies: bool) -> None:
+    assert from_env(env).config.identifies_spans is identifies

@@ -91,7 +91,7 @@ def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
 def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
     resource = Resource({"service.instance.id": "of the SDK"})
     identity = RuntimeId.new()
-    form = ProfileForms(lambda: Identified(identity).resource(resource)).form(small_profile())
+    form = ProfileForms(lambda: Identified(identity, on_spans=True).resource(resource)).form(small_profile())
     assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
 
 

@@ -88,7 +88,7 @@ def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: py
 def test_a_span_that_takes_no_resource_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
     vars(provider).pop("_tracers", None)  # as of an older SDK, where each span gets it
-    identified = Identified(RuntimeId.new())
+    identified = Identified(RuntimeId.new(), on_spans=True)
     identified.meet(provider)
     processors: Any = provider._active_span_processor
     processors.on_start(OddSpan())

@@ -56,7 +56,9 @@ def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) 
 
 def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> None:
     identity = RuntimeId.new()
-    sink = ProfileFiles(tmp_path, lambda: Identified(identity).resource(Resource({"service.name": "shop"})))
+    sink = ProfileFiles(
+        tmp_path, lambda: Identified(identity, on_spans=True).resource(Resource({"service.name": "shop"}))
+    )
     sink.export(Batch((replace(small_profile(), dropped_labels=1),), 0))
     (path,) = tmp_path.iterdir()
     profile = decode(gzip.decompress(path.read_bytes()))
