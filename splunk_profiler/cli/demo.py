@@ -29,7 +29,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.demo_agent import readable_by_descendants, told
-from splunk_profiler.cli.demo_processes import end, listening, own, process, shown, tail, wait_until_open
+from splunk_profiler.cli.demo_processes import (
+    end,
+    listening,
+    own,
+    process,
+    shown,
+    tail,
+    wait_until_heard,
+    wait_until_open,
+)
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
@@ -134,6 +143,7 @@ def _record(console: Terminal, plan: _Plan) -> Counter[str]:
             watching = [*own("host-agent"), str(service.pid), "--rate", str(_AGENT_RATE), "--json"]
             console.print(shown(3, "a stand-in for a host profiler", watching), soft_wrap=True)
             with process("host-agent", watching, environment(), directory) as agent:
+                wait_until_heard(agent, "host-agent", directory)
                 answers = _load(console, plan, text, service, port)
                 # First, so that what it has sent still finds the service.
                 end(agent, "host-agent", directory, well=(0, 1))

@@ -98,6 +98,15 @@ def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
     raise CommandError("the collector did not start", *tail(log.parent, "collector"))
 
 
+def wait_until_heard(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
+    """Wait for the first line that a child writes, or for its end."""
+    deadline = time.monotonic() + _START_SECONDS
+    while child.poll() is None and b"\n" not in (directory / f"{name}.log").read_bytes():
+        if time.monotonic() >= deadline:
+            raise CommandError(f"the {name} says nothing", *tail(directory, name))
+        time.sleep(0.05)
+
+
 def wait_until_open(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
     """Wait for the answer to one request; it stays queued on the port until the service takes it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_SECONDS)
