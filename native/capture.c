@@ -265,10 +265,10 @@ static void remember_some(core *c, const raw_snapshot *snapshot)
 }
 
 /* Keeps what this capture saw for the next one to compare with. */
-static void remember(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool by_ticker)
+static void remember(core *c, raw_snapshot *snapshot, int64_t deadline_ns)
 {
     bool is_last = !snapshot->focused || !atomic_load(&c->keeps_all);
-    clocks_fill(c, snapshot, deadline_ns, is_last, by_ticker);
+    clocks_fill(c, snapshot, deadline_ns, is_last);
     if (!is_last) {
         remember_some(c, snapshot);
         return;
@@ -401,7 +401,7 @@ bool capture_snapshot(core *c, int64_t deadline_ns, bool focused, const PyThread
     snapshot->since_ns = since_ns;
     snapshot->latency_ns = deadline_ns == 0 ? 0 : begin - deadline_ns;
     snapshot->period_ns = deadline_ns == 0 ? 0 : atomic_load(&c->waited_ns);
-    remember(c, snapshot, deadline_ns, runner != PyThreadState_Get());
+    remember(c, snapshot, deadline_ns);
     ring_put(c, snapshot);
     atomic_fetch_add(&c->captured, 1);
     if (deadline_ns != 0) {

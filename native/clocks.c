@@ -86,15 +86,15 @@ static void put_back(core *c, clock_table *table)
     free(atomic_exchange(&c->clocks, table));
 }
 
-void clocks_read(core *c, int64_t deadline_ns)
+bool clocks_read(core *c, int64_t deadline_ns)
 {
+    bool displaced = false;
     clock_table *table = atomic_exchange(&c->clocks, NULL);
     if (table == NULL) {
-        return; /* the capture that has it, or that comes first, reads them itself */
+        return false; /* the capture that has it, or that comes first, reads them itself */
     }
     table->deadline_ns = deadline_ns;
     table->process_ns = process_cpu_ns();
-    table->read_ns = monotonic_ns();
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t before_ns = entry->cpu_ns;
@@ -105,6 +105,26 @@ void clocks_read(core *c, int64_t deadline_ns)
         clock_entry *entry = &table->entries[i];
         if (entry->state == THREAD_RUNS && !has_processor(entry->native_id)) {
             entry->state = state_of(entry->native_id);
+            displaced = displaced || entry->state == THREAD_DISPLACED;
+        }
+    }
+    table->read_ns = monotonic_ns();
+    put_back(c, table);
+    return displaced;
+}
+
+void clocks_settle(core *c)
+{
+    clock_table *table = atomic_exchange(&c->clocks, NULL);
+    if (table == NULL) {
+        return;
+    }
+    int64_t elapsed_ns = monotonic_ns() - table->read_ns;
+    for (size_t i = 0; i < table->count; i++) {
+        clock_entry *entry = &table->entries[i];
+        if (entry->state == THREAD_DISPLACED) {
+            bool goes_on = thread_cpu_ns(entry->native_id) - entry->cpu_ns > elapsed_ns / 2;
+            entry->state = goes_on ? THREAD_RUNS : THREAD_READY;
         }
     }
     put_back(c, table);
@@ -131,26 +151,7 @@ static clock_table *listing(clock_table *table, const raw_snapshot *snapshot)
     return table;
 }
 
-static bool is_the_only_processor(void)
-{
-    cpu_set_t allowed;
-    return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 && CPU_COUNT(&allowed) == 1;
-}
-
-/* Whether one that the ticker has found waiting for its own processor had that until the ticker woke up. It goes on when
- * the ticker rests again, unlike one that only wanted to begin. While the ticker itself captures this cannot be seen; where
- * there is another processor the ticker would not have woken up on this one. */
-static thread_state resolved(const clock_table *table, const clock_entry *entry, bool by_ticker)
-{
-    if (entry->state != THREAD_DISPLACED) {
-        return entry->state;
-    }
-    int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
-    bool went_on = by_ticker ? is_the_only_processor() : used_ns > (monotonic_ns() - table->read_ns) / 2;
-    return went_on ? THREAD_RUNS : THREAD_READY;
-}
-
-void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last, bool by_ticker)
+void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last)
 {
     clock_table *table = atomic_exchange(&c->clocks, NULL);
     bool fits = table != NULL && !snapshot->focused && table->deadline_ns == deadline_ns;
@@ -164,7 +165,7 @@ void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_l
         const clock_entry *entry = next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
         if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
             thread->cpu_ns = entry->cpu_ns;
-            thread_state state = resolved(table, entry, by_ticker);
+            thread_state state = entry->state == THREAD_DISPLACED ? THREAD_READY : entry->state;
             thread->state = thread->state == THREAD_RUNS && state != THREAD_RUNS ? THREAD_READY : state;
         }
         else {

@@ -248,9 +248,12 @@ HIDDEN PyObject *collections_drain(core *c, const value_types *types);
 HIDDEN void known_frames_clear(core *c);
 
 /* clocks.c: CPU times, states and priorities. Needs no GIL, but for Python values. */
-HIDDEN void clocks_read(core *c, int64_t deadline_ns); /* of the threads of the last snapshot, for the next one */
+/* Reads those of the threads of the last snapshot, for the next one. True if some waited for the caller's processor: one
+ * that had it goes on when the caller rests for a moment, and one that was only woken up soon waits again. */
+HIDDEN bool clocks_read(core *c, int64_t deadline_ns);
+HIDDEN void clocks_settle(core *c); /* after that moment */
 /* Writes the clocks to a snapshot, and reads those that were not. `is_last`: the next snapshot's are of its threads. */
-HIDDEN void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last, bool by_ticker);
+HIDDEN void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
 HIDDEN int thread_nice(pid_t native_id);                       /* 0 as well if it has ended */
 HIDDEN bool native_id_take(pid_t *native_id, PyObject *given); /* false and an exception if it is no int */
 

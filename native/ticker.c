@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define PATIENCE_NS       1000000LL /* how long the pending call may take before the loop takes the GIL */
+#define DISPLACED_NS      50000LL   /* how long the ticker rests to see who had its processor */
 #define LONGEST_PERIOD_NS (86400LL * 1000000000LL)
 #define LONGEST_WAIT_NS   (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
 
@@ -222,8 +223,8 @@ static void keep_schedule(core *c, PyThreadState *self)
             r.some_at = next;
             next = next < all_at ? next : all_at;
         }
-        if (all) {
-            clocks_read(c, deadline);
+        if (all && clocks_read(c, deadline) && wait_until(c, monotonic_ns() + DISPLACED_NS)) {
+            clocks_settle(c);
         }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
         atomic_store(&c->waited_ns, period_ns);
@@ -337,7 +338,7 @@ void core_stop(core *c)
 void core_capture(core *c, bool focused)
 {
     if (!focused) {
-        clocks_read(c, 0);
+        (void)clocks_read(c, 0);
     }
     if (!capture_snapshot(c, 0, focused, PyThreadState_Get())) {
         atomic_fetch_add(&c->missed, 1);
