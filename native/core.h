@@ -2,7 +2,8 @@
  *
  * Three kinds of state, each field says which: *GIL* is read and written only with the GIL held, *mutex* only with
  * core.mutex held, *atomic* by anyone. Lock order: GIL, then the fork registry's mutex, then core.mutex, then CPython's
- * own locks. Nobody waits for the GIL while holding any of the others.
+ * own locks. Nobody waits for the GIL while holding any of the others, and nobody waits with the GIL for the first two,
+ * which a thread that forks holds for longer (`forks_lock`).
  */
 #ifndef SPLUNK_PROFILER_CORE_H
 #define SPLUNK_PROFILER_CORE_H
@@ -275,6 +276,21 @@ HIDDEN void forks_add(core *c);
 HIDDEN void forks_remove(core *c);
 HIDDEN void forks_close_all(void); /* the interpreter ends: no core may touch it any more */
 HIDDEN void forks_watch(PyInterpreterState *interp, PyObject *in_child); /* GIL held; in_child may be NULL */
+/* GIL held, and given up while it waits: a thread that forks keeps these mutexes until it has forked. */
+HIDDEN void forks_lock(pthread_mutex_t *mutex);
+
+/* gil_keeper.c: one of our threads keeps the GIL for a thread that forks without it. */
+HIDDEN void gil_keeper_init(void);
+HIDDEN void gil_keeper_own_thread(bool begins);  /* the calling thread is one of ours; GIL held */
+/* The thread that forks, without the GIL: */
+HIDDEN bool gil_keeper_is_needed(PyInterpreterState *interp);
+HIDDEN bool gil_keeper_ask(void); /* false: another thread has asked */
+HIDDEN void gil_keeper_await(PyInterpreterState *interp, bool somebody_can);
+HIDDEN void gil_keeper_release(void);
+HIDDEN void gil_keeper_after_fork_in_child(PyInterpreterState *interp);
+/* A ticker, without the GIL: */
+HIDDEN bool gil_keeper_is_asked(void);
+HIDDEN void gil_keeper_keep(PyThreadState *self);
 
 /* In a forked child: the only thread that came along, and the newest thread state of the parent. Zeros elsewhere. */
 typedef struct {

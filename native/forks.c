@@ -2,9 +2,12 @@
  *
  * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does), by a thread without the GIL,
  * by a foreign thread. Before the fork the cores' mutexes are taken, so that no ticker is between CPython's locks at that
- * instant. In the child nothing of CPython is called, since any of its locks may be held by a thread that is not there
- * any more (the GIL's own are made anew, as CPython does after its hook): the call that is to notice the child is posted before the fork, and is inherited. In the parent it does
- * nothing.
+ * instant, and none of our threads has the GIL (gil_keeper.c). In the child nothing of CPython is called, since any of its
+ * locks may be held by a thread that is not there any more (the GIL's own are made anew, as CPython does after its hook):
+ * the call that is to notice the child is posted before the fork, and is inherited. In the parent it does nothing.
+ *
+ * The mutexes are held until the fork is over. Handlers of other libraries run meanwhile, and may want the GIL: so whoever
+ * has the GIL gives it up before it waits for one of them.
  */
 #include "py_compat.h"
 
@@ -19,6 +22,7 @@ static struct {
     bool handlers;                      /* mutex */
     PyObject *in_child;                 /* owned; GIL */
     PyInterpreterState *_Atomic interp; /* whose in_child it is; NULL: nobody watches */
+    atomic_bool posted;                 /* a call of notice_child is in the interpreter's queue, which has 32 places */
     atomic_bool unnoticed;              /* this is a forked child, and in_child has not been told */
     fork_survivor survivor;             /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -34,9 +38,20 @@ void core_init_locks(core *c)
     pthread_condattr_destroy(&attributes);
 }
 
+void forks_lock(pthread_mutex_t *mutex)
+{
+    while (pthread_mutex_trylock(mutex) != 0) {
+        PyThreadState *self = PyEval_SaveThread();
+        pthread_mutex_lock(mutex); /* and not kept: nobody waits for the GIL with it */
+        pthread_mutex_unlock(mutex);
+        PyEval_RestoreThread(self);
+    }
+}
+
 static int notice_child(void *unused)
 {
     (void)unused;
+    atomic_store(&process.posted, false);
     if (PyInterpreterState_Get() != atomic_load(&process.interp) || !atomic_exchange(&process.unnoticed, false)) {
         return 0;
     }
@@ -55,57 +70,55 @@ static int notice_child(void *unused)
 static void post_notice(void)
 {
     PyInterpreterState *interp = atomic_load(&process.interp);
-    if (interp != NULL && !compat_is_finalizing()) {
-        (void)compat_post(interp, notice_child, NULL); /* a full queue: the Python hooks remain */
-    }
-}
-
-/* A thread without the GIL forks (uWSGI's master does): if one of our threads held it at that instant, it would stay held
- * in the child for ever. So it is taken for the fork. Not by a thread that Python does not know, which will not need it, and
- * not if its holder keeps it for long: that one may wait for something that this thread holds. */
-static _Thread_local bool took_gil;
-
-static void take_gil_for_fork(void)
-{
-    PyInterpreterState *interp = atomic_load(&process.interp);
-    if (interp == NULL || compat_holds_gil() || PyGILState_GetThisThreadState() == NULL || compat_is_finalizing()) {
+    if (interp == NULL || compat_is_finalizing() || atomic_exchange(&process.posted, true)) {
         return;
     }
-    const struct _gil_runtime_state *gil = compat_gil(interp);
-    const struct timespec pause = {0, 100000};
-    unsigned long switches = compat_gil_switches(gil);
-    for (int looks = 0; compat_is_gil_locked(gil) && compat_gil_switches(gil) == switches; looks++) {
-        if (looks == 2000) {
-            return;
-        }
-        nanosleep(&pause, NULL);
+    if (compat_post(interp, notice_child, NULL) != 0) {
+        atomic_store(&process.posted, false); /* a full queue: the Python hooks remain */
     }
-    (void)PyGILState_Ensure();
-    took_gil = true;
 }
 
-static void give_gil_back(void)
+/* This thread has no GIL; see gil_keeper.c. Any running ticker will do. */
+static void have_gil_kept(PyInterpreterState *interp)
 {
-    if (took_gil) {
-        took_gil = false;
-        PyGILState_Release(PyGILState_UNLOCKED);
+    bool somebody_can = false;
+    if (!gil_keeper_ask()) {
+        return;
     }
+    pthread_mutex_lock(&process.mutex);
+    for (core *c = process.cores; c != NULL; c = c->next_core) {
+        pthread_mutex_lock(&c->mutex);
+        somebody_can = somebody_can || c->running;
+        pthread_cond_broadcast(&c->tick);
+        pthread_mutex_unlock(&c->mutex);
+    }
+    pthread_mutex_unlock(&process.mutex);
+    gil_keeper_await(interp, somebody_can);
 }
 
 static void before_fork(void)
 {
-    take_gil_for_fork();
+    PyInterpreterState *interp = atomic_load(&process.interp);
+    if (interp != NULL && !compat_is_finalizing() && gil_keeper_is_needed(interp)) {
+        have_gil_kept(interp);
+    }
+    bool has_gil = compat_has_gil_to_give();
     /* With the GIL the interpreter cannot end under us, and the post might give the GIL up: not under our mutex. */
-    bool holds_gil = compat_locks_detach();
-    if (holds_gil) {
+    bool posts_first = compat_locks_detach();
+    if (posts_first) {
         post_notice();
     }
-    pthread_mutex_lock(&process.mutex);
-    if (!holds_gil) {
+    if (has_gil) {
+        forks_lock(&process.mutex);
+    }
+    else {
+        pthread_mutex_lock(&process.mutex);
+    }
+    if (!posts_first) {
         post_notice();
     }
     for (core *c = process.cores; c != NULL; c = c->next_core) {
-        pthread_mutex_lock(&c->mutex);
+        pthread_mutex_lock(&c->mutex); /* for a moment: another thread that forks would have the one above */
     }
 }
 
@@ -115,7 +128,7 @@ static void after_fork_in_parent(void)
         pthread_mutex_unlock(&c->mutex);
     }
     pthread_mutex_unlock(&process.mutex);
-    give_gil_back();
+    gil_keeper_release();
 }
 
 /* Only this thread exists. Mutexes are made anew: condition variables count waiters that are gone. */
@@ -135,14 +148,15 @@ static void after_fork_in_child(void)
         .newest_inherited = interp == NULL ? 0 : compat_newest_id(interp),
     };
     compat_recover_gil(interp);
+    gil_keeper_after_fork_in_child(interp);
     atomic_store(&process.unnoticed, true);
-    give_gil_back();
 }
 
 int forks_prepare_process(void)
 {
-    pthread_mutex_lock(&process.mutex);
+    forks_lock(&process.mutex);
     if (!process.handlers) {
+        gil_keeper_init();
         process.handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     }
     bool done = process.handlers;
@@ -152,7 +166,7 @@ int forks_prepare_process(void)
 
 void forks_add(core *c)
 {
-    pthread_mutex_lock(&process.mutex);
+    forks_lock(&process.mutex);
     c->next_core = process.cores;
     c->link = &process.cores;
     if (process.cores != NULL) {
@@ -164,7 +178,7 @@ void forks_add(core *c)
 
 void forks_remove(core *c)
 {
-    pthread_mutex_lock(&process.mutex);
+    forks_lock(&process.mutex);
     *c->link = c->next_core;
     if (c->next_core != NULL) {
         c->next_core->link = c->link;
@@ -174,7 +188,7 @@ void forks_remove(core *c)
 
 void forks_close_all(void)
 {
-    pthread_mutex_lock(&process.mutex);
+    forks_lock(&process.mutex);
     atomic_store(&process.interp, NULL);
     for (core *c = process.cores; c != NULL; c = c->next_core) {
         pthread_mutex_lock(&c->mutex);
@@ -189,9 +203,9 @@ void forks_close_all(void)
 
 void forks_watch(PyInterpreterState *interp, PyObject *in_child)
 {
+    forks_lock(&process.mutex);
     PyObject *before = process.in_child;
     process.in_child = Py_XNewRef(in_child);
-    pthread_mutex_lock(&process.mutex);
     atomic_store(&process.interp, in_child == NULL ? NULL : interp);
     pthread_mutex_unlock(&process.mutex);
     Py_XDECREF(before);

@@ -36,8 +36,8 @@ core *core_new(PyInterpreterState *interp, size_t ring_size)
     return c;
 }
 
-/* Whoever drops the last reference frees the memory: the Ticker object, or a pending call that came after its end. The
- * Python references are gone by then, so this needs no GIL. */
+/* GIL held. Whoever drops the last reference frees the memory: the Ticker object, or a pending call that came after its
+ * end. The Python references are gone by then. */
 void core_drop(core *c)
 {
     if (atomic_fetch_sub(&c->references, 1) > 1) {
@@ -115,12 +115,25 @@ static void capture_ourselves(core *c, const PyThreadState *runner)
     }
 }
 
+/* Needs the mutex, which it gives up for longer where a thread forks without the GIL. */
+static void wait_for_signal(core *c, PyThreadState *self, const struct timespec *until)
+{
+    if (gil_keeper_is_asked() && !compat_is_finalizing()) {
+        pthread_mutex_unlock(&c->mutex);
+        gil_keeper_keep(self);
+        pthread_mutex_lock(&c->mutex);
+    }
+    else {
+        pthread_cond_timedwait(&c->tick, &c->mutex, until);
+    }
+}
+
 /* Needs the mutex; false if the ticker was ended. */
-static bool wait_until(core *c, int64_t at_ns)
+static bool wait_until(core *c, PyThreadState *self, int64_t at_ns)
 {
     struct timespec at = timespec_of(at_ns);
     while (!ended(c) && monotonic_ns() < at_ns) {
-        pthread_cond_timedwait(&c->tick, &c->mutex, &at);
+        wait_for_signal(c, self, &at);
     }
     return !ended(c);
 }
@@ -129,16 +142,16 @@ static bool wait_until(core *c, int64_t at_ns)
  * snapshot at its next check, whereas asking it for the GIL could take the turns of all others, and the deadlines of that
  * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. Where it is free from the
  * beginning nobody is given time: who comes back from a system call would be seen after it, and not in it. */
-static void await_capture(core *c, int64_t patience, int64_t until_ns)
+static void await_capture(core *c, PyThreadState *self, int64_t patience, int64_t until_ns)
 {
     if (compat_gil_holder(c->interp) == NULL) {
         return;
     }
     int64_t now = monotonic_ns();
-    bool going_on = wait_until(c, now + patience < until_ns ? now + patience : until_ns);
+    bool going_on = wait_until(c, self, now + patience < until_ns ? now + patience : until_ns);
     while (going_on && atomic_load(&c->wanted_ns) != 0 && compat_is_gil_taken(c->interp)
            && (now = monotonic_ns()) < until_ns) {
-        going_on = wait_until(c, now + patience < until_ns ? now + patience : until_ns);
+        going_on = wait_until(c, self, now + patience < until_ns ? now + patience : until_ns);
     }
 }
 
@@ -186,7 +199,7 @@ static int64_t next_deadline(core *c, rhythm *r)
 }
 
 /* Needs the mutex; false if the ticker was ended. */
-static bool wait_for_tick(core *c, rhythm *r)
+static bool wait_for_tick(core *c, PyThreadState *self, rhythm *r)
 {
     for (;;) {
         int64_t now = monotonic_ns(), deadline = next_deadline(c, r);
@@ -197,7 +210,7 @@ static bool wait_for_tick(core *c, rhythm *r)
             return true;
         }
         struct timespec at = timespec_of(deadline - now < LONGEST_WAIT_NS ? deadline : now + LONGEST_WAIT_NS);
-        pthread_cond_timedwait(&c->tick, &c->mutex, &at);
+        wait_for_signal(c, self, &at);
     }
 }
 
@@ -206,7 +219,7 @@ static bool wait_for_tick(core *c, rhythm *r)
 static void keep_schedule(core *c, PyThreadState *self)
 {
     rhythm r = {c->period_ns, c->focused_period_ns, monotonic_ns(), NEVER};
-    while (wait_for_tick(c, &r)) {
+    while (wait_for_tick(c, self, &r)) {
         int64_t now = monotonic_ns(), all_at = next_of_all(&r);
         bool all = now >= all_at;
         int64_t period_ns = all ? r.all_ns : r.some_ns;
@@ -233,7 +246,7 @@ static void keep_schedule(core *c, PyThreadState *self)
         }
         atomic_fetch_add(&c->missed, (unsigned long long)skipped);
         post(c);
-        await_capture(c, patience, next);
+        await_capture(c, self, patience, next);
         if (atomic_load(&c->wanted_ns) != 0 && monotonic_ns() < next && !ended(c) && !compat_is_finalizing()) {
             const PyThreadState *holder = compat_gil_holder(c->interp); /* whom this makes give it up; only compared */
             pthread_mutex_unlock(&c->mutex);
@@ -280,7 +293,7 @@ int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
     if (!check_periods(c, period_ns, focused_period_ns)) {
         return -1;
     }
-    pthread_mutex_lock(&c->mutex);
+    forks_lock(&c->mutex);
     bool already = c->running;
     c->running = true;
     if (!already) {
@@ -291,6 +304,7 @@ int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
         PyErr_SetString(PyExc_RuntimeError, "the ticker is running already");
         return -1;
     }
+    gil_keeper_own_thread(true);
     PyThreadState *self = PyEval_SaveThread();
     pthread_mutex_lock(&c->mutex);
     keep_schedule(c, self);
@@ -298,6 +312,7 @@ int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
     PyEval_RestoreThread(self);
+    gil_keeper_own_thread(false);
     return 0;
 }
 
@@ -306,21 +321,20 @@ int core_pace(core *c, int64_t period_ns, int64_t focused_period_ns)
     if (!check_periods(c, period_ns, focused_period_ns)) {
         return -1;
     }
-    pthread_mutex_lock(&c->mutex);
+    forks_lock(&c->mutex);
     set_periods(c, period_ns, focused_period_ns);
     pthread_cond_broadcast(&c->tick);
     pthread_mutex_unlock(&c->mutex);
     return 0;
 }
 
-/* Called for each span that enters the focus: all but the first find it done. The mutex is held for moments only, by
- * threads that do not wait for the GIL meanwhile. */
+/* Called for each span that enters the focus: all but the first find it done. */
 void core_focus(core *c)
 {
     if (atomic_load(&c->focused)) {
         return;
     }
-    pthread_mutex_lock(&c->mutex);
+    forks_lock(&c->mutex);
     atomic_store(&c->focused, true);
     pthread_cond_broadcast(&c->tick);
     pthread_mutex_unlock(&c->mutex);
@@ -328,7 +342,7 @@ void core_focus(core *c)
 
 void core_stop(core *c)
 {
-    pthread_mutex_lock(&c->mutex);
+    forks_lock(&c->mutex);
     atomic_store(&c->stopped, true);
     pthread_cond_broadcast(&c->tick);
     pthread_cond_broadcast(&c->filled);
@@ -343,7 +357,7 @@ void core_capture(core *c, bool focused)
     if (!capture_snapshot(c, 0, focused, PyThreadState_Get())) {
         atomic_fetch_add(&c->missed, 1);
     }
-    pthread_mutex_lock(&c->mutex);
+    forks_lock(&c->mutex);
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
 }

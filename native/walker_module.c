@@ -26,6 +26,16 @@ static PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObje
     Py_RETURN_NONE;
 }
 
+static PyObject *own_thread(PyObject *Py_UNUSED(module), PyObject *begins)
+{
+    int truth = PyObject_IsTrue(begins);
+    if (truth < 0) {
+        return NULL;
+    }
+    gil_keeper_own_thread(truth);
+    Py_RETURN_NONE;
+}
+
 /* ---- module ---- */
 
 /* Called by CPython when it clears the interpreter: the last moment at which nothing may be posted to it any more. */
@@ -151,6 +161,8 @@ static PyMethodDef module_methods[] = {
      "sigterm_wait($module, watch, limit_ms, /)\n--\n\nWait for SIGTERM; False: the watch is over."},
     {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
     {"sigterm_end", sigterm_end, METH_NOARGS, "sigterm_end($module)\n--\n\nEnd the process by SIGTERM."},
+    {"own_thread", own_thread, METH_O,
+     "own_thread($module, begins, /)\n--\n\nThe calling thread is one of the profiler's, or ends."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -137,6 +137,9 @@ class Watch(Generic[_Stack]):
 def watch_forks(in_child: Callable[[], object] | None) -> None:
     """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""
 
+def own_thread(begins: bool, /) -> None:
+    """The calling thread is one of the profiler's, or ends: it must not have the GIL while C code forks without it."""
+
 def sigterm_open() -> int:
     """Begin a watch for SIGTERM in this process, and end the one before it. Its number is for `sigterm_wait`."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
-from target_process import Target
+from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
@@ -46,3 +48,25 @@ def test_a_child_that_execs_another_program_is_left_alone() -> None:
         assert target.finish() == 0
         assert target.line("parent") == "sampling"
         assert "child" not in target.output
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """C code that forks."""
+    made = tmp_path_factory.mktemp("library") / "libforeign.so"
+    source = TESTS / "targets" / "foreign_forks.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", made, source], check=True)
+    return made
+
+
+@pytest.mark.parametrize("how", ["lock", "os.fork", "C code without the GIL", "thread of C code"])
+def test_forks_go_on_whoever_else_wants_the_gil_and_locks(how: str, library: Path) -> None:
+    with Target("foreign_forks.py", how, str(library)) as target:
+        assert target.finish(timeout_s=240) == 0
+        assert target.line("went well") == "300"
+
+
+def test_forks_leave_room_in_the_queue_of_pending_calls(library: Path) -> None:
+    with Target("foreign_forks.py", "queue", str(library)) as target:
+        assert target.finish() == 0
+        assert target.line("posted") == "16"

@@ -80,11 +80,22 @@ def busy(over: threading.Event) -> None:
         sum(range(1000))
 
 
+def busy_as_one_of_ours(over: threading.Event) -> None:
+    """What an application's thread has the GIL for is its own affair, but none of ours may when C code forks."""
+    walker.own_thread(True)
+    while not over.wait(0.0001):
+        sum(range(1000))
+    walker.own_thread(False)
+
+
 def main(how: str) -> None:
     process = Process()
     walker.watch_forks(process.in_child)
     over = threading.Event()
-    others = [threading.Thread(target=busy, args=(over,)) for _ in range(2)]
+    others = [
+        threading.Thread(target=busy_as_one_of_ours if how == "C code without the GIL" else busy, args=(over,))
+        for _ in range(2)
+    ]
     for thread in others:
         thread.start()
     if how == "exec":

@@ -1,0 +1,108 @@
+"""Forks of C code that knows nothing of Python: ``foreign_forks.py HOW LIBRARY``; says how many went well.
+
+HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread with the GIL waits for); ``os.fork``,
+``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
+tickers what to do); or ``queue`` (many forks while the main thread runs no Python).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from walker_forks import start
+
+from splunk_profiler import _walker as walker
+
+FORKS = 300
+CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)  # kept: it is called later
+
+
+def _until(over: threading.Event, turn: Callable[[], object]) -> threading.Thread:
+    def run() -> None:
+        while not over.is_set():
+            turn()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def _fork() -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def _busy() -> None:
+    sum(range(1000))
+
+
+def _fill_queue() -> int:
+    """Of 16 calls that are posted after many forks, how many find room, while the main thread runs no Python."""
+    posted: list[int] = []
+    over = threading.Lock()
+    over.acquire()
+
+    def fork() -> None:
+        for _ in range(FORKS):
+            assert _fork() == 0
+        posted.extend(ctypes.pythonapi.Py_AddPendingCall(CALL, None) for _ in range(16))
+        over.release()
+
+    threading.Thread(target=fork).start()
+    over.acquire()
+    return posted.count(0)
+
+
+def main(how: str, path: str) -> None:
+    over = threading.Event()
+    library, with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
+    forks: dict[str, Callable[[], int]] = {
+        "os.fork": _fork,
+        "C code without the GIL": library.fork_with_lock,
+        "thread of C code": library.fork_on_thread,
+    }
+    if how in forks:
+        assert library.handle_forks() == 0  # before the walker's handlers, and so after them at each fork
+    ticker, run = start()
+    walker.watch_forks(lambda: None)
+    if how == "queue":
+        print("posted", _fill_queue(), flush=True)
+        threads: list[threading.Thread] = []
+    elif how == "lock":
+        threads = [_until(over, _busy), _until(over, with_gil.want_lock), _until(over, lambda: ticker.drain(1_000))]
+        print("went well", sum(library.fork_with_lock() == 0 for _ in range(FORKS)), flush=True)
+    else:
+
+        def tell() -> None:
+            ticker.pace(500_000)
+            ticker.capture()
+            walker.watch_forks(lambda: None)
+            other = walker.Ticker(
+                context_var=None,
+                max_depth=1,
+                make_frame=lambda _code, _offset, _globals: "",
+                make_stack=lambda _frames, _truncated: (),
+                ring_size=1,
+                focus=({}, "span"),
+            )
+            other.focus()
+            other.stop()
+
+        threads = [_until(over, tell), _until(over, tell)]
+        print("went well", sum(forks[how]() == 0 for _ in range(FORKS)), flush=True)
+    over.set()
+    for thread in threads:
+        thread.join()
+    walker.watch_forks(None)
+    ticker.stop()
+    run.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
