@@ -27,6 +27,17 @@ _SINKS: dict[type, str] = {
 }
 
 
+def load_sink(resolved: Resolved) -> Any:
+    """Import what the sink takes; its module. A process must not fork meanwhile.
+
+    Raises:
+        ConfigError: records go nowhere.
+    """
+    if isinstance(resolved.destination, Nowhere):
+        raise ConfigError(resolved.destination.reason)
+    return import_module(f"splunk_profiler.sinks.{_SINKS[type(resolved.destination)]}")
+
+
 def make_sink(
     resolved: Resolved, resource: Callable[[], Any], provenance: Provenance | None = None, *, share_connection: bool
 ) -> Sink[Any]:
@@ -35,10 +46,7 @@ def make_sink(
     Raises:
         ConfigError: they go nowhere.
     """
-    if isinstance(resolved.destination, Nowhere):
-        raise ConfigError(resolved.destination.reason)
-    module = import_module(f"splunk_profiler.sinks.{_SINKS[type(resolved.destination)]}")
-    sink: Sink[Any] = module.open_sink(Opening(resolved, resource, provenance, share_connection))
+    sink: Sink[Any] = load_sink(resolved).open_sink(Opening(resolved, resource, provenance, share_connection))
     return sink
 
 

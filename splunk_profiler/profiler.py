@@ -32,7 +32,8 @@ _START_WAIT_S = 5.0  # for a stop on another thread
 _LEAST_S = 0.1  # for threads to end
 _SIGTERM_S = 1.2  # less than `SigtermWatch` allows
 _EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
-_FORK_WAIT_S = 0.5
+_FORK_WAIT_S = 0.02
+_EXEC = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 _SHARE_OF_PUBLISHING = 0.25  # of the time that stopping may take; what it does not need is the sampling's
 
 
@@ -49,12 +50,14 @@ class ProcessProfiler:
         self._pid = os.getpid()
         self._hooked = False
         self._told: set[str] = set()
-        self._forking = 0  # ident of the thread that is between Python's hooks before and after a fork
+        # Idents of the threads that are between Python's hooks before and after a fork, and what each of them holds.
+        self._forking: dict[int, Profiler | None] = {}
         self._resolved: settings.Resolved | None = None
         self._settled = False  # these settings hold for the life of the process
         self._profiler: Profiler | None = None
         self._unfinished: Profiler | None = None
         self._abandoned: list[Profiler] = []
+        self._postponed: Profiler | None = None  # of the parent, in a child that is only to run another program
         self._runtime_id: RuntimeId | None = (
             None  # made by the first start: it loads what a process that is off need not
         )
@@ -86,6 +89,7 @@ class ProcessProfiler:
     def _start(self, config: settings.Config | None) -> None:
         with self._guard.watching():
             self._end(0)
+            self._go_on()
             resolved = self._settings(config)
             wanted = resolved.runs and not resolved.sdk_disabled
             if self._profiler is None and wanted and self._may_run_here() and not sys.is_finalizing():
@@ -93,6 +97,7 @@ class ProcessProfiler:
 
     def _stop(self, until: float) -> None:
         with self._guard.watching():
+            self._postponed = None
             if self._profiler is not None and self._pid == os.getpid():
                 self._unfinished, self._profiler = self._profiler, None
             try:
@@ -203,16 +208,16 @@ class ProcessProfiler:
         self._at_exit()
 
     def _before_fork(self) -> None:
-        self._forking = _thread.get_ident()
+        profiler = self._forking[_thread.get_ident()] = self._profiler or self._unfinished
         with self._guard.watching():
-            if self._profiler is not None:
-                self._profiler.hold(_FORK_WAIT_S)
+            if profiler is not None:
+                profiler.hold(_FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        self._forking = 0
+        profiler = self._forking.pop(_thread.get_ident(), None)
         with self._guard.watching():
-            if self._profiler is not None:
-                self._profiler.release()
+            if profiler is not None:
+                profiler.release()
 
     def _noticed_to_be_a_child(self) -> None:
         """Called by the other ways of noticing a fork, which serve where Python's hooks are not run.
@@ -220,12 +225,12 @@ class ProcessProfiler:
         Where they are run, these may come in the middle of them: `threading` would then take the threads that
         begin here for ones of the parent and forget them.
         """
-        if self._forking != _thread.get_ident():
+        if _thread.get_ident() not in self._forking:
             self._after_fork_in_child()
 
     def _after_fork_in_child(self) -> None:
         """Begin again in a forked child. Called by every way of noticing a fork; the first one counts."""
-        self._forking = 0
+        self._forking.clear()
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -240,7 +245,26 @@ class ProcessProfiler:
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
                 self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
-                self._begin(profiler.resolved, forked=True)
+                self._postponed = profiler
+            if not _is_forked_to_exec():
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin in a forked child what its parent did, unless that is done."""
+        profiler, self._postponed = self._postponed, None
+        if profiler is not None and profiler.is_whole_in_child():
+            self._begin(profiler.resolved, forked=True)
+
+
+def _is_forked_to_exec() -> bool:
+    """Whether `subprocess` has forked to run another program, with Python before it (``preexec_fn``)."""
+    hook = sys._getframe(1)
+    frame = hook.f_back
+    while frame is not None and frame.f_globals.get("__name__") == "gevent.os":
+        frame = frame.f_back
+    if frame is None:  # C code has forked
+        return False
+    return frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") in _EXEC
 
 
 def _in_main_interpreter() -> bool:
@@ -287,13 +311,14 @@ class Profiler:
         Raises:
             RuntimeError: the process can make no more threads; `stop` ends what has begun.
         """
+        self._watch_forks(self._in_child)  # first: threads that start are then known to the walker, which it loads
         if self._publishing is not None:
             self._start_publishing(self._publishing)
         if self._sampling is not None:
             self._sampling.start()
         runs = self._sampling is not None or self._publishing is not None
-        if runs:
-            self._watch_forks(self._in_child)
+        if not runs:
+            self._watch_forks(None)
         return runs
 
     def stop(self, timeout_s: float) -> None:
@@ -309,11 +334,27 @@ class Profiler:
             self._sampling.stop(max(until - time.monotonic(), timeout_s * (1 - _SHARE_OF_PUBLISHING)))
 
     def hold(self, timeout_s: float) -> None:
-        """Let nothing be under way that must not be forked; waits at most about `timeout_s` seconds for it."""
+        """Let nothing be under way that must not be forked.
+
+        Waits for imports of ours as long as they get on, and at most about `timeout_s` seconds for the rest.
+        """
+        if self._sampling is not None:
+            self._sampling.hold_imports()
+        until = time.monotonic() + timeout_s
         if self._sampling is not None:
             self._sampling.hold(timeout_s)
         if self._publishing is not None:
-            self._publishing.hold(timeout_s)
+            self._publishing.hold(max(until - time.monotonic(), 0.0))
+
+    def is_whole_in_child(self) -> bool:
+        """In a forked child of this: whether another can begin; says so if it cannot."""
+        if self._sampling is None or self._sampling.abandon_imports():
+            return True
+        logger.warning(
+            "this process was forked while the profiler of its parent was loading what it exports with,"
+            " and is not profiled; fork outside of imports, or later"
+        )
+        return False
 
     def release(self) -> None:
         """Go on after `hold`."""

@@ -6,6 +6,7 @@ Must not load the SDK or gRPC: publishing works without sampling, in processes t
 
 from __future__ import annotations
 
+import time
 from _thread import get_ident
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -108,9 +109,10 @@ class Publishing:
 
     def hold(self, timeout_s: float) -> None:
         """Before a fork; see `Publisher.hold` and `Correlator.hold`. Two threads may fork at once."""
+        until = time.monotonic() + timeout_s
         if self._publisher.hold(timeout_s):
             self._forking = get_ident()
-        self._correlator.hold(timeout_s)
+        self._correlator.hold(max(until - time.monotonic(), 0.0))
 
     def release(self) -> None:
         """See `Publisher.release` and `Correlator.release`."""

@@ -203,15 +203,16 @@ class Recorder(Generic[Record]):
     def hold_for_fork(self, timeout_s: float) -> bool:
         """Wait until no export is in flight and begin none until `release_after_fork`.
 
-        An export that takes longer than `timeout_s` seconds is interrupted, and sent again after the fork. True
-        if none is in flight; False if the fork has to go on regardless.
+        Half of `timeout_s` seconds is for an export to end by itself. One that takes longer is interrupted, for which
+        there is the other half, and sent again after the fork. True if none is in flight; False if the fork has to go
+        on regardless.
         """
         travelling = self._travelling
         stuck = travelling is self._stuck  # no fork waits for it twice: on a dead file system it would be every fork
-        held = self._exporting.acquire(timeout=0 if stuck else timeout_s)
+        held = self._exporting.acquire(timeout=0 if stuck else timeout_s / 2)
         if not held and not stuck:
             self._sink.interrupt()
-            held = self._exporting.acquire(timeout=_LEAVE_S)
+            held = self._exporting.acquire(timeout=timeout_s / 2)
             self._stuck = None if held else travelling
         if held:
             self._forking = get_ident()

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from splunk_profiler.provenance import Provenance
 
 _JOIN_S = 0.1
-_OPENING_S = 3.0  # loading gRPC takes a fraction of that, once
 
 
 class Sampling:
@@ -108,7 +107,9 @@ class Sampling:
             include_internal=internal,
             labels_of=sample_labels.on_samples,
         )
-        self._sink: LateSink[Any] = LateSink(self._open_sink, self._is_described)
+        self._sink: LateSink[Any] = LateSink(
+            self._open_sink, self._is_described, load=self._load_sink, detect=self._detect_resource
+        )
         interval_ns = config.export_interval_ns
         self._recording: Recording = (
             SampleRecording(self._sink, interval_ns)
@@ -207,10 +208,17 @@ class Sampling:
             self._roots.leave()
         self._identified.leave()
 
+    def hold_imports(self) -> None:
+        """Let nothing be imported while the process forks; see `LateSink.hold_for_fork`."""
+        self._sink.hold_for_fork()
+
     def hold(self, timeout_s: float) -> None:
-        """Let no export be in flight while the process forks; waits at most `timeout_s` seconds for one."""
-        self._sink.hold_for_fork(_OPENING_S)
+        """Let no export be in flight while the process forks; see `Recorder.hold_for_fork`."""
         self._recorder.hold_for_fork(timeout_s)
+
+    def abandon_imports(self) -> bool:
+        """In a forked child; see `LateSink.abandon`."""
+        return self._sink.abandon()
 
     def release(self) -> None:
         """Go on after `hold`."""
@@ -296,11 +304,24 @@ class Sampling:
         self._identified.meet(spans.tracer_provider())  # soon after the application has set it, not a sample later
         return self._forked or is_described()
 
+    def _load_sink(self) -> None:
+        import concurrent.futures.thread  # noqa: F401, PLC0415  # detectors run on a pool
+
+        from splunk_profiler import provenance  # noqa: F401, PLC0415
+        from splunk_profiler.sinks import resource  # noqa: F401, PLC0415  # loads the SDK
+
+        destinations.load_sink(self.resolved)
+        "".encode("idna")  # imports the codec that each look-up of a host's name takes
+
+    def _detect_resource(self) -> None:
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+
+        current_resource()  # kept; detectors may ask the network, and a process that ends cannot wait for that
+
     def _open_sink(self) -> Any:
         from splunk_profiler.provenance import Provenance  # noqa: PLC0415
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415  # loads the SDK
+        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
 
-        current_resource()  # detectors import too, and a process that ends or forks cannot wait for that
         completed, identified = self._completed, self._identified.resource
 
         def resource() -> Any:

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 NAME_PREFIX = "splunk-profiler-"
+_ASLEEP = "S"  # the kernel's word for a thread that waits for anything but a disk
 
 
 class Signal:
@@ -101,6 +103,7 @@ class Worker:
             if self._failure is None:
                 self._body()
         finally:
+            _be_known_to_walker(False)
             _OWN_THREADS.discard((os.getpid(), self.ident))
             self._ended.set()
 
@@ -110,6 +113,7 @@ class Worker:
             self.ident = _original("_thread", "get_ident")()
             self.native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
             _OWN_THREADS.add((os.getpid(), self.ident))
+            _be_known_to_walker(True)
         except Exception as error:  # is the starter's to hear of, who waits
             self._failure = error
 
@@ -120,6 +124,33 @@ _OWN_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child 
 def on_own_thread() -> bool:
     """Whether a `Worker` calls, perhaps from a finaliser or a callback of the application."""
     return (os.getpid(), _original("_thread", "get_ident")()) in _OWN_THREADS
+
+
+class Activity:
+    """Whether the thread that makes it gets on: it uses the processor, or waits for a disk. Tells nothing but on Linux.
+
+    Attributes:
+        ident: the thread's, as the import system knows it.
+    """
+
+    def __init__(self) -> None:
+        self.ident = _thread.get_ident()
+        self._native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
+        self._seen: object = None
+        self._since = 0.0
+
+    def stands_still_s(self) -> float:
+        """For how many seconds it has not got on; counted from the first call that finds so."""
+        now = time.monotonic()
+        try:
+            cpu_ns = cpu_time_ns(self._native_id) if self._native_id else 0
+            state = Path(f"/proc/self/task/{self._native_id}/stat").read_text("ascii", "replace").rpartition(")")[2]
+            seen = (cpu_ns, state.split()[0])
+        except OSError:
+            seen = (0, _ASLEEP)
+        if seen != self._seen or seen[1] != _ASLEEP:
+            self._seen, self._since = seen, now
+        return now - self._since
 
 
 def cpu_time_ns(native_id: int) -> int:
@@ -138,6 +169,13 @@ def cpu_ns_of(native_id: int) -> int:
         return cpu_time_ns(native_id) if native_id > 0 and sys.platform.startswith("linux") else 0
     except OSError:
         return 0
+
+
+def _be_known_to_walker(begins: bool) -> None:
+    """Say that the calling thread is one of ours, or ends: C code may fork without the GIL when none of ours has it."""
+    walker = sys.modules.get("splunk_profiler._walker")
+    if walker is not None:
+        walker.own_thread(begins)
 
 
 def _leave_signals_to_the_application() -> None:

@@ -3,26 +3,36 @@
 gRPC and the OpenTelemetry SDK are large and import much else (`ssl`, `socket`): loading them while the
 application is still importing would slow its start, could meet it half-way through a circular import, and
 would come before the application could patch those modules (gevent). So they are loaded when nobody has
-imported anything for a moment. A fork waits for that: in a child, a module that the exporting thread was
-importing would stay locked for ever. Imports the model and `threads` only.
+imported anything for a moment. A fork waits for that as long as it gets on: in a child, a module that the exporting
+thread was importing would stay locked for ever. Imports the model, `imports` and `threads` only.
 """
 
 from __future__ import annotations
 
+import _thread
 import sys
 import time
-from _thread import get_ident
 from collections.abc import Callable
 from typing import Generic
 
+from splunk_profiler import imports
 from splunk_profiler.guard import logger
 from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sink
-from splunk_profiler.threads import Signal, patch_pending, real_lock
+from splunk_profiler.threads import (
+    Activity,
+    Signal,
+    living_threads,
+    patch_pending,
+    threads_are_greenlets,
+)
 
 _PATIENCE_S = 10.0
 _DESCRIPTION_S = 5.0
 _QUIET_S = 0.3
 _LOOK_AGAIN_S = 0.05
+_FORK_LOOK_AGAIN_S = 0.005
+_POOLS = "concurrent.futures.thread"
+_STANDSTILL_S = 5.0  # a thread that neither runs nor reads for so long, while it imports, waits for somebody
 
 
 class LateSink(Generic[Record]):
@@ -31,14 +41,28 @@ class LateSink(Generic[Record]):
     Args:
         open_sink: makes the real one; called once, on the exporting thread.
         is_described: whether it is known which service sends; asked once the sink is made.
+        load: imports all that this takes; called before. No fork comes in the middle of it.
+        detect: finds out what else it takes, perhaps over the network; called in between. A fork waits for no more
+            than what it imports.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink[Record]], is_described: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        open_sink: Callable[[], Sink[Record]],
+        is_described: Callable[[], bool] = lambda: True,
+        *,
+        load: Callable[[], object] = lambda: None,
+        detect: Callable[[], object] = lambda: None,
+    ) -> None:
         self._open_sink = open_sink
         self._is_described = is_described
+        self._load, self._detect = load, detect
         self._sink: Sink[Record] | None = None
-        self._opening = real_lock()  # held while the sink is made, and by a thread that forks
-        self._forking = 0
+        self._maker: Activity | None = None  # of the thread that makes it, while it does
+        self._loading = False  # set before `_forks` is looked at, and looked at after that was added to
+        self._forks: list[int] = []  # idents of the threads between `hold_for_fork` and `release_after_fork`
+        self._forked = Signal()
+        self._before_detecting: frozenset[int] | None = None  # idents of threads
         self._hurry = Signal()
         self._hurried_s: float | None = None
         self._closed = False
@@ -53,7 +77,7 @@ class LateSink(Generic[Record]):
         quiet_since = began = time.monotonic()
         while not self._ending():
             now = time.monotonic()
-            if _somebody_imports() or patch_pending():
+            if imports.is_under_way() or patch_pending():
                 quiet_since = now
             if now - quiet_since >= _QUIET_S or now - began >= _PATIENCE_S:
                 break
@@ -91,16 +115,49 @@ class LateSink(Generic[Record]):
         if self._sink is not None:
             self._sink.shutdown()
 
-    def hold_for_fork(self, timeout_s: float) -> None:
-        """Wait until the sink is not being made and let it not be made until `release_after_fork`."""
-        if self._opening.acquire(timeout=timeout_s):
-            self._forking = get_ident()
+    def hold_for_fork(self) -> None:
+        """Wait until nothing is imported here and let nothing be until `release_after_fork`; as long as that gets on.
+
+        If it waits for the calling thread, which is importing itself, it cannot.
+        """
+        own = _thread.get_ident()
+        had_pools = imports.is_loaded(_POOLS)
+        self._forks.append(own)
+        while (maker := self._maker) is not None and self._imports(maker, own):
+            if maker.stands_still_s() > _STANDSTILL_S or any(imports.waits_for(one, own) for one in self._importing()):
+                break
+            Signal().wait(_FORK_LOOK_AGAIN_S)
+        if not had_pools and imports.is_loaded(_POOLS):
+            # Its hook before the fork came too late for this one, and that after the fork releases what it would take.
+            sys.modules[_POOLS]._global_shutdown_lock.acquire(blocking=False)
 
     def release_after_fork(self) -> None:
         """Go on after `hold_for_fork`, in the parent; does nothing on a thread that does not hold."""
-        if self._forking == get_ident():
-            self._forking = 0
-            self._opening.release()
+        own = _thread.get_ident()
+        if own in self._forks:
+            self._forks.remove(own)
+            self._forked.set()
+
+    def abandon(self) -> bool:
+        """In a forked child: have modules imported anew that were being imported here. False if much is half-done."""
+        maker, self._maker = self._maker, None
+        if maker is None or maker.ident == _thread.get_ident():
+            return True
+        imports.abandon({maker.ident, *self._importing()})
+        return not self._loading
+
+    def _imports(self, maker: Activity, own: int) -> bool:
+        if maker.ident == own:
+            return False  # it forks itself, and is there in the child
+        return self._loading or bool(imports.held_by(self._importing() - {own}))
+
+    def _importing(self) -> set[int]:
+        """Threads that may import for us: who makes the sink, and those that detectors run on."""
+        maker, before = self._maker, self._before_detecting
+        threads = set() if maker is None else {maker.ident}
+        if before is not None and not threads_are_greenlets():
+            threads |= living_threads().copy().keys() - before
+        return threads
 
     def _described(self) -> bool:
         try:
@@ -113,22 +170,35 @@ class LateSink(Generic[Record]):
         return self._closed or self._hurried_s is not None
 
     def _make(self) -> None:
-        with self._opening:
-            if self._sink is not None or self._broken:
-                return
-            try:
-                sink = self._open_sink()
-            except Exception as error:
-                self._broken = f"the exporter cannot be made: {error}"
-                logger.debug("the exporter cannot be made", exc_info=True)
-                return
-            if self._hurried_s is not None:
-                sink.hurry(self._hurried_s)
-            if self._closed:  # while it was being made
-                sink.shutdown()
-            self._sink = sink
+        if self._sink is not None or self._broken:
+            return
+        self._maker = Activity()
+        try:
+            self._without_forks(self._load)
+            self._before_detecting = frozenset(living_threads().copy())
+            self._detect()
+            self._without_forks(self._open)
+        except Exception as error:
+            self._broken = f"the exporter cannot be made: {error}"
+            logger.debug("the exporter cannot be made", exc_info=True)
+        finally:
+            self._maker = self._before_detecting = None
 
+    def _without_forks(self, step: Callable[[], object]) -> None:
+        self._loading = True
+        while self._forks:
+            self._loading = False
+            self._forked.wait(_LOOK_AGAIN_S)
+            self._loading = True
+        try:
+            step()
+        finally:
+            self._loading = False
 
-def _somebody_imports() -> bool:
-    """Whether any thread is inside an import: the import system keeps a lock for each module under way."""
-    return bool(getattr(sys.modules.get("_frozen_importlib"), "_module_locks", ()))
+    def _open(self) -> None:
+        sink = self._open_sink()
+        if self._hurried_s is not None:
+            sink.hurry(self._hurried_s)
+        if self._closed:  # while it was being made
+            sink.shutdown()
+        self._sink = sink

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,37 @@ def test_a_fork_during_an_export_that_hangs_leaves_parent_and_child_sending() ->
         assert_goes_on(receiver, pid)
         target.tell("stop")
         assert target.finish() == 0, target.output
+
+
+def _off_the_record() -> dict[str, str]:
+    """Settings of a profiler whose collector does not matter."""
+    return profiled("http://127.0.0.1:9", 10, OTEL_SERVICE_NAME="forking")
+
+
+def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Path) -> None:
+    with Target("importing_forks.py", "outside", str(tmp_path), env=_off_the_record()) as target:
+        pid = target.line("forked")
+        assert target.line("child") == f"{pid} with threads grpc"
+        target.line("over")
+        assert "Traceback" not in target.output, target.output
+
+
+def test_a_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_unprofiled(tmp_path: Path) -> None:
+    with Target("importing_forks.py", "inside", str(tmp_path), env=_off_the_record()) as target:
+        pid = target.line("forked")
+        assert target.line("child") == f"{pid} alone grpc"
+        target.line("over")
+        assert "was forked while the profiler of its parent was loading" in target.output
+        assert "Traceback" not in target.output, target.output
+
+
+@pytest.mark.parametrize("how", ["subprocess", "gevent"])
+def test_nothing_is_started_between_fork_and_exec(how: str) -> None:
+    pytest.importorskip("gevent", reason="gevent is not installed")
+    with Target("preexec.py", how, env=_off_the_record()) as target:
+        assert target.finish() == 0
+        assert target.line("before exec") == "1"
+        if how == "subprocess":
+            assert target.line("forked there:") == "with threads"
+            assert target.line("started there:") == "with threads"
+        assert target.line("parent") == "with threads"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,30 @@ class Taking:
 BATCH = Batch((make_sample(),), 1)
 
 
+class Gate:
+    """What a module that is being imported comes by."""
+
+    def __init__(self) -> None:
+        self.here, self.over = threading.Event(), threading.Event()
+        self.inside: Callable[[], object] = self.over.wait
+
+    def enter(self) -> None:
+        self.here.set()
+        self.inside()
+
+
+@pytest.fixture
+def slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A module ``slow_to_import`` that says when it is being imported, and waits to be let go on."""
+    gate = Gate()
+    (tmp_path / "slow_to_import.py").write_text("import gate_of_test\ngate_of_test.enter()\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "gate_of_test", gate)
+    yield gate
+    gate.over.set()
+    sys.modules.pop("slow_to_import", None)
+
+
 def test_the_sink_is_made_by_the_first_export_and_once() -> None:
     made: list[Taking] = []
     late = LateSink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
@@ -48,22 +74,14 @@ def test_the_sink_is_made_by_the_first_export_and_once() -> None:
     assert made[0].batches == [BATCH, BATCH]
 
 
-def test_it_is_not_made_while_somebody_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = tmp_path / "slow_to_import.py"
-    gate.write_text("import gate_of_test\ngate_of_test.here.set()\ngate_of_test.over.wait()\n", "utf-8")
-
-    class Gate:
-        here, over = threading.Event(), threading.Event()
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "gate_of_test", Gate)
+def test_it_is_not_made_while_somebody_imports(slow_module: Gate) -> None:
     importing = threading.Thread(target=__import__, args=("slow_to_import",))
     importing.start()
-    Gate.here.wait()
+    slow_module.here.wait()
     imports_were_over: list[bool] = []
 
     def make() -> Taking:
-        imports_were_over.append(Gate.over.is_set())
+        imports_were_over.append(slow_module.over.is_set())
         return Taking()
 
     opening = threading.Thread(target=LateSink(make).open)
@@ -72,10 +90,9 @@ def test_it_is_not_made_while_somebody_imports(tmp_path: Path, monkeypatch: pyte
         opening.join(0.6)  # twice the quiet that it waits for
         assert not imports_were_over
     finally:
-        Gate.over.set()
+        slow_module.over.set()
         importing.join()
         opening.join()
-        sys.modules.pop("slow_to_import", None)
     assert imports_were_over == [True]
 
 
@@ -87,7 +104,7 @@ def test_it_is_not_made_while_the_process_forks() -> None:
         return Taking()
 
     late = LateSink(make)
-    late.hold_for_fork(60)
+    late.hold_for_fork()
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
     exporting.join(0.2)
@@ -97,32 +114,80 @@ def test_it_is_not_made_while_the_process_forks() -> None:
     assert made.is_set()
 
 
-def test_a_fork_waits_for_a_sink_that_is_being_made() -> None:
-    making, go_on = threading.Event(), threading.Event()
+def test_a_fork_waits_for_imports_and_not_for_detectors() -> None:
+    loading, loaded, detecting, detected = (threading.Event() for _ in range(4))
 
-    def make() -> Taking:
-        making.set()
-        go_on.wait()
-        return Taking()
+    def load() -> None:
+        loading.set()
+        loaded.wait()
 
-    late = LateSink(make)
+    def detect() -> None:
+        detecting.set()
+        detected.wait()
+
+    late = LateSink(Taking, load=load, detect=detect)
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
-    making.wait()
-    late.hold_for_fork(0.01)
-    late.release_after_fork()  # it was not held: nothing happens
+    loading.wait()
+    were_loaded: list[bool] = []
 
     def fork() -> None:
-        late.hold_for_fork(60)
+        late.hold_for_fork()
+        were_loaded.append(loaded.is_set())
         late.release_after_fork()
 
     forking = threading.Thread(target=fork)
     forking.start()
     forking.join(0.2)
-    assert forking.is_alive()
-    go_on.set()
+    assert not were_loaded
+    loaded.set()
+    forking.join()
+    assert were_loaded == [True]
+    detecting.wait()
+    fork()  # returns, though nothing ends the detection
+    detected.set()
+    exporting.join()
+
+
+def test_a_fork_waits_for_what_a_detector_imports_on_a_thread_of_its_own(slow_module: Gate) -> None:
+    def detect() -> None:
+        with ThreadPoolExecutor() as pool:  # as the SDK does
+            pool.submit(__import__, "slow_to_import").result()
+
+    late = LateSink(Taking, detect=detect)
+    exporting = threading.Thread(target=late.export, args=(BATCH,))
+    exporting.start()
+    slow_module.here.wait()
+    were_over: list[bool] = []
+
+    def fork() -> None:
+        late.hold_for_fork()
+        were_over.append(slow_module.over.is_set())
+        late.release_after_fork()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    forking.join(0.2)
+    assert not were_over
+    slow_module.over.set()
     forking.join()
     exporting.join()
+    assert were_over == [True]
+
+
+def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -> None:
+    late = LateSink(Taking, load=lambda: __import__("slow_to_import"))
+    exporting = threading.Thread(target=late.export, args=(BATCH,))
+
+    def fork() -> None:
+        exporting.start()
+        late.hold_for_fork()  # returns, or never
+        late.release_after_fork()
+
+    slow_module.inside = fork
+    __import__("slow_to_import")
+    exporting.join()
+    assert late.export(BATCH).delivery is Delivery.DELIVERED
 
 
 def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() -> None:

@@ -1,0 +1,101 @@
+"""What the import system has under way, seen in this process: it looks the same in one that was forked from it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splunk_profiler import imports
+
+
+class Gate:
+    """What the module comes by."""
+
+    def __init__(self) -> None:
+        self.here, self.over = threading.Event(), threading.Event()
+
+    def enter(self) -> None:
+        self.here.set()
+        self.over.wait()
+
+
+def importing(name: str) -> threading.Thread:
+    """A thread that imports it; an exception there is of no interest."""
+
+    def run() -> None:
+        with contextlib.suppress(ImportError, KeyError):
+            __import__(name)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Modules ``half_done``, ``half_done_extension`` and ``on_the_way``, which imports the first."""
+    made = Gate()
+    enter = "import gate_of_imports\ngate_of_imports.enter()\n"
+    loader = "from importlib.machinery import ExtensionFileLoader as L\n__spec__.loader = L(__name__, 'none.so')\n"
+    (tmp_path / "half_done.py").write_text(enter, "utf-8")
+    (tmp_path / "half_done_extension.py").write_text(loader + enter, "utf-8")
+    (tmp_path / "on_the_way.py").write_text("import half_done\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "gate_of_imports", made)
+    yield made
+    made.over.set()
+    for name in ("half_done", "half_done_extension", "on_the_way"):
+        sys.modules.pop(name, None)
+
+
+def test_who_imports_what_and_who_waits_for_whom_is_known(gate: Gate) -> None:
+    first = importing("half_done")
+    gate.here.wait()
+    second = importing("on_the_way")
+    assert first.ident is not None
+    assert second.ident is not None
+    assert imports.held_by({first.ident}) == ["half_done"]
+    assert imports.is_under_way()
+    assert not imports.is_loaded("half_done")
+    while not imports.waits_for(second.ident, first.ident):
+        assert second.is_alive()
+    assert not imports.waits_for(first.ident, second.ident)
+    third = importing("on_the_way")
+    assert third.ident is not None
+    while not imports.waits_for(third.ident, first.ident):
+        assert third.is_alive()
+    gate.over.set()
+    for thread in (first, second, third):
+        thread.join()
+    assert imports.is_loaded("on_the_way")
+    assert not imports.held_by({first.ident, second.ident})
+
+
+def test_a_module_that_is_abandoned_half_done_is_imported_anew(gate: Gate) -> None:
+    gone = importing("half_done")
+    gate.here.wait()
+    half_done = sys.modules["half_done"]
+    assert gone.ident is not None
+    imports.abandon({gone.ident})
+    again = importing("half_done")
+    gate.over.set()
+    again.join()
+    assert imports.is_loaded("half_done")
+    assert sys.modules["half_done"] is not half_done
+    gone.join()
+
+
+def test_an_extension_that_is_abandoned_half_done_cannot_be_imported(gate: Gate) -> None:
+    gone = importing("half_done_extension")
+    gate.here.wait()
+    assert gone.ident is not None
+    imports.abandon({gone.ident})
+    with pytest.raises(ImportError):
+        __import__("half_done_extension")
+    gate.over.set()
+    gone.join()
