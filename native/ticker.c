@@ -236,7 +236,7 @@ static void keep_schedule(core *c, PyThreadState *self)
             r.some_at = next;
             next = next < all_at ? next : all_at;
         }
-        if (all && clocks_read(c, deadline) && wait_until(c, monotonic_ns() + DISPLACED_NS)) {
+        if (all && clocks_read(c, deadline) && wait_until(c, self, monotonic_ns() + DISPLACED_NS)) {
             clocks_settle(c);
         }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
