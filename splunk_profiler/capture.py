@@ -35,7 +35,7 @@ from splunk_profiler.model import (
     Unseen,
 )
 from splunk_profiler.naming import FrameNamer
-from splunk_profiler.portable import RUNS, PortableTicker
+from splunk_profiler.portable import RUNS, PortableTicker, is_gil_on
 from splunk_profiler.portable_collections import CollectionLog
 from splunk_profiler.threads import let_others_run, living_threads
 
@@ -157,7 +157,7 @@ class Ticker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which walker serves and why: ``native`` or ``portable``, and a sentence for the log."""
+    """Which walker serves and why: ``native``, ``portable`` or ``none``, and a sentence for the log."""
 
     name: str
     reason: str
@@ -165,6 +165,10 @@ class Choice:
 
 def choose_walker(wanted: str = "auto") -> Choice:
     """The walker for this interpreter; `wanted` is ``auto``, ``native`` or ``portable``. Never raises."""
+    if not is_gil_on():
+        return Choice(
+            "none", "the GIL is off, and frames of threads that run cannot be read safely (PYTHON_GIL=1 turns it on)"
+        )
     if wanted == "portable":
         return Choice("portable", "it was asked for")
     if not sys.platform.startswith("linux"):

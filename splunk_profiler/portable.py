@@ -105,6 +105,12 @@ class _Walk(NamedTuple):
     labels: Any | None
 
 
+def is_gil_on() -> bool:
+    """True if one thread at a time runs Python. A free-threaded build may turn the GIL on, and does so for imports."""
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # CPython 3.13
+    return enabled is None or enabled()
+
+
 def _other_interpreters() -> bool:
     """Whether there are interpreters that may run without our GIL (CPython 3.12).
 
@@ -294,7 +300,7 @@ class PortableTicker:
         return self._counters
 
     def _capture(self, late_ns: int, period_ns: int, *, focused: bool) -> None:
-        if _other_interpreters():
+        if not is_gil_on() or _other_interpreters():
             self._count(missed=1)
             return
         started = self._clock.monotonic_ns()

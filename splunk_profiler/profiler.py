@@ -117,6 +117,9 @@ class ProcessProfiler:
 
     def _may_run_here(self) -> bool:
         """False in a subinterpreter: its end would come while threads of ours are in gRPC, which is not made for it."""
+        if sys.platform == "win32":
+            self._say_once("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
+            return False
         if _in_main_interpreter():
             return True
         self._say_once(
@@ -380,9 +383,14 @@ class Profiler:
         sampled_often = self.resolved.samples and config.enabled and config.call_stack_interval_ms <= 1000
         return make_publishing(self.resolved, audited=sampled_often)
 
-    def _make_sampling(self, parents: Profiler | None) -> Sampling:
+    def _make_sampling(self, parents: Profiler | None) -> Sampling | None:
+        from splunk_profiler.capture import choose_walker  # noqa: PLC0415  # loaded where it is wanted
         from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
 
+        choice = choose_walker(self.resolved.config.walker)
+        if choice.name == "none":
+            logger.warning("no stacks are sampled: %s", choice.reason)
+            return None
         publishing = self._publishing
         audit = publishing.audit if publishing is not None else _nothing
         before = None if parents is None else parents._sampling
@@ -395,6 +403,7 @@ class Profiler:
             resource,
             local_root,
             runtime_id=self._runtime_id,
+            choice=choice,
             parents=before,
         )
 

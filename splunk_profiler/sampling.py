@@ -48,6 +48,7 @@ class Sampling:
         completed: adds to a resource what is known of it from elsewhere.
         local_root: the id of a span's local root, where somebody has kept it.
         runtime_id: the process's.
+        choice: the walker.
         parents: in a forked child, what its parent had opened, which must not be used; else None.
     """
 
@@ -60,6 +61,7 @@ class Sampling:
         local_root: Callable[[Any], int | None],
         *,
         runtime_id: RuntimeId,
+        choice: capture.Choice,
         parents: Sampling | None,
     ) -> None:
         config = resolved.config
@@ -68,7 +70,7 @@ class Sampling:
         self._completed = completed
         self._identified = Identified(runtime_id, on_spans=config.identifies_spans)
         self._forked = parents is not None
-        self._choice = capture.choose_walker(config.walker)
+        self._choice = choice
         # A child goes on with its parent's: that knows what the thread that forked has attached.
         self._shadow: ContextShadow = (
             ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow

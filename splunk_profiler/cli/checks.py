@@ -113,6 +113,8 @@ def interpreter(resolved: Resolved) -> list[Finding]:
     choice = choose_walker(resolved.config.walker)
     if choice.name == "native":
         found.append(Finding(Verdict.GOOD, "walker", f"native: {choice.reason}"))
+    elif choice.name == "none":
+        found.append(Finding(Verdict.FAILURE, "walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1"))
     else:
         fact = f"portable: {choice.reason}; it costs more, and spans of asyncio tasks are found approximately"
         remedy = (

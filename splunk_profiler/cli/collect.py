@@ -6,7 +6,6 @@ synchronously, so no handler of ours ever runs in the middle of something.
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from rich.text import Text
 
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import Counts, Receiver
+from splunk_profiler.cli.stopping import signal_came, signals_wait
 from splunk_profiler.cli.store import Store
 from splunk_profiler.cli.terminal import Terminal, text
 
 DEFAULT_DIRECTORY = "profiles"
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _LIVE_SECONDS = 0.25
 _LINE_SECONDS = 5.0
 _SERVICES_SHOWN = 12
@@ -68,8 +67,7 @@ def collect(  # noqa: PLR0917
     acknowledged and dropped. Only you can read the files, and the directory if it is made here. Ctrl-C ends it.
     """
     console = Terminal()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    try:
+    with signals_wait():
         store = Store(output, sync=sync)
         try:
             receiver = Receiver(
@@ -90,10 +88,6 @@ def collect(  # noqa: PLR0917
             print_line(f"saved in {output}; see it: splunk-profiler report {output}")
         finally:
             store.close()
-    finally:
-        while signal.sigtimedwait(_STOPPING, 0) is not None:
-            pass  # an impatient second Ctrl-C, while the requests under way were finished
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _End:
@@ -108,7 +102,7 @@ class _End:
         """Wait up to `seconds` for the end; True when it has come."""
         if self._deadline is not None:
             seconds = max(0.0, min(seconds, self._deadline - time.monotonic()))
-        if signal.sigtimedwait(_STOPPING, seconds) is not None:
+        if signal_came(seconds):
             return True
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return True

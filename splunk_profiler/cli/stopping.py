@@ -1,7 +1,7 @@
-"""Waiting that a signal ends, for commands that stop threads of other processes.
+"""Waiting that a signal ends, for commands that must not be interrupted between two steps.
 
 Runs on the main thread, which has SIGINT and SIGTERM blocked: they are taken synchronously, so that none arrives while
-a thread is held.
+a thread of another process is held, or a file is half written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,22 @@ def signals_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        while signal.sigtimedwait(_STOPPING, 0) is not None:
+        while signal_came(0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def signal_came(timeout_s: float) -> bool:
+    """Wait up to `timeout_s` seconds for a signal inside `signals_wait`; True if one came, which is gone then."""
+    if hasattr(signal, "sigtimedwait"):
+        return signal.sigtimedwait(_STOPPING, timeout_s) is not None
+    until = time.monotonic() + timeout_s  # macOS has only the other two calls
+    while signal.sigpending().isdisjoint(_STOPPING):
+        if (left_s := until - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(left_s, _SETTLING_S))
+    signal.sigwait(_STOPPING)
+    return True
 
 
 def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
@@ -38,6 +51,6 @@ def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
     while (left_s := deadline - time.monotonic()) > 0:
         if not settle():
             left_s = min(left_s, _SETTLING_S)
-        if signal.sigtimedwait(_STOPPING, left_s) is not None:
+        if signal_came(left_s):
             return True
-    return signal.sigtimedwait(_STOPPING, 0) is not None
+    return signal_came(0)

@@ -366,3 +366,14 @@ def test_the_ticker_runs_until_it_is_stopped(watcher: Watcher) -> None:
 def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_is_said() -> None:
     chosen = choose_walker("portable")
     assert chosen == Choice("portable", "it was asked for")
+
+
+def test_the_portable_walker_takes_no_snapshot_while_the_gil_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticker = Watcher(Choice("portable", "tested")).ticker
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    ticker.capture()
+    assert (ticker.drain(0), ticker.counters().missed) == ([], 1)
+    assert choose_walker("portable").name == "none"
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True)
+    ticker.capture()
+    assert len(ticker.drain(0)) == 1
