@@ -3,6 +3,7 @@
  * The contract is splunk_profiler/_context.pyi.
  */
 #include "known_contexts.h"
+#include "layouts.h"
 #include "mailbox.h"
 #include "publisher.h"
 #include "switches.h"
@@ -177,7 +178,7 @@ static int module_exec(PyObject *module)
         PyErr_SetString(PyExc_ImportError, "contexts are published of the main interpreter only");
         return -1;
     }
-    if (note_end_of_interpreter() != 0) {
+    if (layouts_check() != 0 || note_end_of_interpreter() != 0) {
         return -1;
     }
     state->identity = add_type(module, &identity_spec);

@@ -171,9 +171,7 @@ static inline PyObject *compat_context_around(PyObject *context)
 }
 
 /* The mapping in which a context has its variables. Immutable: a context that changes gets another one. */
-typedef PyHamtObject compat_variables;
-
-/* Borrowed from the context. */
+typedef PyHamtObject compat_variables; /* borrowed from the context */
 static inline compat_variables *compat_variables_of(PyObject *context)
 {
     return ((PyContext *)context)->ctx_vars;
@@ -209,38 +207,32 @@ static inline PyCodeObject *compat_code(compat_frame *frame)
  * code or no globals, so they must be told apart before anything else of them is read. */
 static inline compat_frame *compat_first_complete(compat_frame *frame)
 {
-    while (frame != NULL) {
+    for (; frame != NULL; frame = frame->previous) {
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
-        if (frame->owner != FRAME_OWNED_BY_CSTACK && !_PyFrame_IsIncomplete(frame)) {
-            break;
+        if (frame->owner == FRAME_OWNED_BY_CSTACK) {
+            continue;
         }
-#else
+#endif
         if (!_PyFrame_IsIncomplete(frame)) {
             break;
         }
-#endif
-        frame = frame->previous;
     }
     return frame;
 }
 
-static inline compat_frame *compat_top_frame(const PyThreadState *thread)
+/* Where a thread's newest frame is kept. */
+static inline _PyInterpreterFrame *const *compat_frame_place(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030D0000
-    return compat_first_complete(thread->current_frame);
+    return &thread->current_frame;
 #else
-    return thread->cframe == NULL ? NULL : compat_first_complete(thread->cframe->current_frame);
+    return thread->cframe == NULL ? NULL : &thread->cframe->current_frame;
 #endif
 }
 
-static inline compat_frame *compat_calling_frame(compat_frame *frame)
+static inline compat_frame *compat_frame_below(compat_frame *frame)
 {
-    return compat_first_complete(frame->previous);
-}
-
-static inline PyObject *compat_globals(compat_frame *frame)
-{
-    return frame->f_globals;
+    return frame->previous; /* complete or not */
 }
 
 /* Offset in bytes as frame.f_lasti has it, -1 before the first instruction. */
@@ -259,19 +251,19 @@ static inline PyCodeObject *compat_code(compat_frame *frame)
     return frame->f_code;
 }
 
-static inline compat_frame *compat_top_frame(const PyThreadState *thread)
+static inline compat_frame *compat_first_complete(compat_frame *frame)
 {
-    return thread->frame;
+    return frame;
 }
 
-static inline compat_frame *compat_calling_frame(compat_frame *frame)
+static inline PyFrameObject *const *compat_frame_place(const PyThreadState *thread)
+{
+    return &thread->frame;
+}
+
+static inline compat_frame *compat_frame_below(compat_frame *frame)
 {
     return frame->f_back;
-}
-
-static inline PyObject *compat_globals(compat_frame *frame)
-{
-    return frame->f_globals;
 }
 
 static inline int compat_offset(compat_frame *frame)
@@ -280,6 +272,22 @@ static inline int compat_offset(compat_frame *frame)
 }
 
 #endif
+
+static inline PyObject *compat_globals(compat_frame *frame)
+{
+    return frame->f_globals;
+}
+
+static inline compat_frame *compat_top_frame(const PyThreadState *thread)
+{
+    compat_frame *const *place = compat_frame_place(thread);
+    return place == NULL ? NULL : compat_first_complete(*place);
+}
+
+static inline compat_frame *compat_calling_frame(compat_frame *frame)
+{
+    return compat_first_complete(compat_frame_below(frame));
+}
 
 /* ---- pending calls: any thread, with or without the GIL ---- */
 

@@ -4,6 +4,8 @@
  */
 #include "walker.h"
 
+#include "layouts.h"
+
 #define END_CAPSULE "splunk_profiler._walker"
 
 /* ---- functions ---- */
@@ -89,6 +91,9 @@ static int module_exec(PyObject *module)
     int result = -1;
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "the native walker serves the main interpreter only");
+        return -1;
+    }
+    if (layouts_check() != 0) {
         return -1;
     }
     collections = PyImport_ImportModule("collections");

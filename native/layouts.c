@@ -1,0 +1,203 @@
+/* Compares what py_compat.h reads of the interpreter with what CPython's public functions say.
+ *
+ * A patch release may change the insides of CPython, and a wheel serves all of them. Called once, when an extension is
+ * imported: one that would read something else refuses to load. Values are compared before they are followed, and memory
+ * that nobody has vouched for is looked at only if it is readable.
+ */
+#include "py_compat.h"
+
+#include "layouts.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The kernel reads a mask before it looks at what is to be done with it. Nothing is. */
+static bool is_readable(const void *memory)
+{
+    return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT);
+}
+
+static bool is_whole(const void *memory, size_t size)
+{
+    return is_readable(memory) && is_readable((const char *)memory + size - 8);
+}
+
+/* ---- thread states ---- */
+
+/* Threads that come and go without the GIL change the list between two looks. */
+static bool list_agrees(PyInterpreterState *interp, PyThreadState *self)
+{
+    for (int attempt = 0; attempt < 100; attempt++) {
+        if (PyInterpreterState_ThreadHead(interp) == compat_first_thread(interp)
+            && PyThreadState_Next(self) == self->next) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
+{
+#ifdef PY_HAVE_THREAD_NATIVE_ID
+    unsigned long native_id = compat_native_id(self);
+    if (native_id != 0 && native_id != PyThread_get_thread_native_id()) {
+        return false;
+    }
+#endif
+    return self->interp == interp && self->id == PyThreadState_GetID(self)
+           && self->thread_id == PyThread_get_thread_ident() && !compat_is_ending(self)
+           && compat_newest_id(interp) >= self->id;
+}
+
+static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
+{
+    const struct _gil_runtime_state *gil = compat_gil(interp);
+    return is_whole(gil, sizeof(*gil)) && compat_gil_holder(interp) == self && compat_is_alone(PyInterpreterState_Head());
+}
+
+/* ---- contexts ---- */
+
+/* Whether the collector finds `wanted` in an object, too. */
+typedef struct {
+    PyObject *wanted;
+    bool found;
+} reference;
+
+static int visit(PyObject *object, void *argument)
+{
+    reference *sought = argument;
+    sought->found |= object == sought->wanted;
+    return 0;
+}
+
+static bool refers_to(PyObject *object, PyObject *wanted)
+{
+    reference sought = {wanted, false};
+    traverseproc traverse = Py_TYPE(object)->tp_traverse;
+    return traverse != NULL && traverse(object, visit, &sought) == 0 && sought.found;
+}
+
+/* `context` is empty, and entered; around it is the one that the thread was in. */
+static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *around)
+{
+    if (self->context != context || compat_context_around(context) != around) {
+        return false;
+    }
+    PyObject *variables = (PyObject *)compat_variables_of(context);
+    if (!refers_to(context, variables) || Py_TYPE(variables)->tp_weaklistoffset != offsetof(PyHamtObject, h_weakreflist)) {
+        return false;
+    }
+    return compat_variable_count(context) == 0 && PyObject_Size(variables) == 0;
+}
+
+/* -1 and an exception, or whether it agrees. */
+static int contexts_agree(PyThreadState *self)
+{
+    PyObject *variable = NULL, *token = NULL;
+    PyObject *context = PyContext_New();
+    if (context == NULL) {
+        return -1;
+    }
+    PyObject *around = self->context;
+    if (PyContext_Enter(context) != 0) {
+        Py_DECREF(context);
+        return -1;
+    }
+    int result = context_agrees(self, context, around);
+    if (result) {
+        variable = PyContextVar_New("splunk_profiler", NULL);
+        token = variable == NULL ? NULL : PyContextVar_Set(variable, Py_None);
+        result = token == NULL ? -1 : compat_variable_count(context) == 1;
+    }
+    Py_XDECREF(token);
+    Py_XDECREF(variable);
+    if (PyContext_Exit(context) != 0) {
+        result = -1;
+    }
+    Py_DECREF(context);
+    return result;
+}
+
+/* ---- frames ---- */
+
+static bool attribute_is(PyObject *object, const char *name, PyObject *wanted)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    Py_XDECREF(value); /* `object` has it */
+    return value != NULL && value == wanted;
+}
+
+static bool offset_is(PyObject *object, int wanted)
+{
+    PyObject *value = PyObject_GetAttrString(object, "f_lasti");
+    long offset = value == NULL ? -2 : PyLong_AsLong(value);
+    Py_XDECREF(value);
+    return offset == wanted;
+}
+
+/* A frame, and the object that CPython makes of it. */
+static bool frame_agrees(compat_frame *frame, PyObject *object)
+{
+    return is_whole(frame, sizeof(*frame)) && attribute_is(object, "f_code", (PyObject *)compat_code(frame))
+           && attribute_is(object, "f_globals", compat_globals(frame)) && offset_is(object, compat_offset(frame));
+}
+
+static bool frames_agree(PyThreadState *self)
+{
+    PyFrameObject *top = PyThreadState_GetFrame(self);
+    PyFrameObject *caller = top == NULL ? NULL : PyFrame_GetBack(top);
+    compat_frame *const *place = compat_frame_place(self);
+    compat_frame *frame = is_readable(place) ? *place : NULL;
+    bool result = top == NULL || (frame != NULL && frame_agrees(frame, (PyObject *)top));
+    if (result && caller != NULL) {
+        compat_frame *below = compat_frame_below(frame);
+        result = is_whole(below, sizeof(*below)) && frame_agrees(compat_calling_frame(frame), (PyObject *)caller);
+    }
+    Py_XDECREF(caller);
+    Py_XDECREF(top);
+    return result;
+}
+
+static bool code_agrees(void)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    return PyCode_Type.tp_basicsize == offsetof(PyCodeObject, co_code_adaptive);
+#else
+    return PyCode_Type.tp_basicsize == sizeof(PyCodeObject);
+#endif
+}
+
+int layouts_check(void)
+{
+    PyThreadState *self = PyThreadState_Get();
+    PyInterpreterState *interp = PyThreadState_GetInterpreter(self);
+    const char *differs = NULL;
+    int contexts = 1;
+    if (!list_agrees(interp, self) || !thread_agrees(interp, self)) {
+        differs = "thread states";
+    }
+    else if (!gil_agrees(interp, self)) {
+        differs = "the GIL";
+    }
+    else if (!code_agrees() || !frames_agree(self)) {
+        differs = "frames";
+    }
+    else if ((contexts = contexts_agree(self)) == 0) {
+        differs = "contexts";
+    }
+    if (contexts < 0) {
+        return -1;
+    }
+    if (differs != NULL) {
+        PyErr_Clear();
+        char running[32]; /* without the date and the compiler */
+        PyOS_snprintf(running, sizeof(running), "%.*s", (int)strcspn(Py_GetVersion(), " "), Py_GetVersion());
+        PyErr_Format(PyExc_ImportError, "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s",
+                     differs, running);
+        return -1;
+    }
+    return 0;
+}
