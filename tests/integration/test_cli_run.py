@@ -239,7 +239,7 @@ def test_no_command_is_wrong_usage() -> None:
 def test_a_value_that_a_setting_does_not_take_is_wrong_usage() -> None:
     ended = launched("--interval-ms", "0", "--", "true")
     assert ended.returncode == 2
-    assert "'0' is outside 1 to 3600000" in ended.stderr
+    assert "'0' is not usable: outside 1 to 3600000" in ended.stderr
 
 
 def test_a_command_that_does_not_exist_ends_with_127_as_in_a_shell() -> None:
