@@ -3,10 +3,11 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+SOAK_SECONDS ?= 600
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench soak clean
 .DELETE_ON_ERROR:
 
 help:  ## what can be made here
@@ -27,6 +28,9 @@ lint: $(VENV)/.ready-test  ## ruff and mypy --strict
 
 bench: $(VENV)/.ready-test  ## the measures of docs/performance.md, one JSON line each
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+soak: $(VENV)/.ready-test  ## the reliability run of docs/reliability.md; SOAK_SECONDS=600, or ARGS=--quick
+	PYTHONPATH=benchmarks $(VENV)/bin/python -m soak --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:  ## removes .venv
 	rm -rf $(VENV)

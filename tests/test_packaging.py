@@ -80,7 +80,7 @@ def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/reliability.md"])
 def test_pages_name_only_make_targets_that_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.M)) <= _make_targets()

@@ -1,0 +1,175 @@
+"""Forks in every way while records are exported: ``os.fork``, `multiprocessing`, and C code without the GIL.
+
+First the main thread forks in C code whose children return to Python; no other thread of the application is there, for
+a child would wait for ever for one that had the GIL. Then two threads fork and four work in spans. Most children end at
+once; some work in a span and stop the profiler, so that there is a line in the ledger. A child that has not ended
+after `HANG_S` hangs: it writes its stacks and is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import splunk_profiler
+from soak.stage import HANG_S, Stage, stacks_of
+
+FORKING = 2
+WORKING = 4
+LIVES = 0.03  # share of the children that work before they end
+BACK_IN_PYTHON = 0.05  # share of the forks whose child returns from C code to Python
+SOURCE = Path(__file__).with_name("forking.c")
+_MULTIPROCESSING: Any = multiprocessing.get_context("fork")
+
+
+def library() -> tuple[Any, Any] | None:
+    """The compiled C library, called without the GIL and with it; None where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        built = str(Path(folder) / "forking.so")
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-pthread", str(SOURCE), "-o", built], check=True)
+        return ctypes.CDLL(built), ctypes.PyDLL(built)
+
+
+class Storm:
+    """The forks, and what became of the children.
+
+    Attributes:
+        forks: how many in each way.
+        faults: what went wrong, and how often.
+    """
+
+    def __init__(self, stage: Stage, built: tuple[Any, Any] | None) -> None:
+        self.forks: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._stage = stage
+        self._forking = threading.Lock()  # gRPC aborts a process in which two threads fork at once
+        self._touch: Callable[[], object] = lambda: None
+        self._ways: list[tuple[str, Callable[[], int]]] = [("os.fork", os.fork)] * 5
+        if built is not None:
+            without_gil, with_gil = built
+            self._touch = with_gil.soak_touch
+            self._ways += [
+                ("C code with the GIL", with_gil.soak_fork_exit),
+                ("C code without the GIL", without_gil.soak_fork_exit),
+                ("C code with a lock", without_gil.soak_fork_holding),
+                ("a thread of C", without_gil.soak_fork_on_thread),
+            ]
+
+    def work(self) -> None:
+        """Be one of the application's threads."""
+        while not self._stage.is_over:
+            with self._stage.tracer.start_as_current_span("work"):
+                sum(index * index for index in range(2000))
+                self._touch()
+                time.sleep(0.002)
+
+    def fork(self) -> None:
+        """Fork again and again."""
+        chance = random.Random(threading.get_native_id())
+        while not self._stage.is_over:
+            with self._stage.tracer.start_as_current_span("fork"):
+                if chance.random() < LIVES / 2:
+                    self._multiprocess()
+                else:
+                    self.fork_once(*chance.choice(self._ways), lives=chance.random() < LIVES)
+
+    def fork_once(self, way: str, fork: Callable[[], int], *, lives: bool) -> None:
+        """Fork, and wait for the child."""
+        with self._forking:
+            child = fork()
+            if child == 0:
+                _be_a_child(self._stage, lives)
+        self._end_of(way, child, partial(_wait_for, child))
+
+    def _multiprocess(self) -> None:
+        process = _MULTIPROCESSING.Process(target=_live, args=(self._stage,))
+        with self._forking:
+            process.start()
+
+        def wait(timeout_s: float) -> int | None:
+            process.join(timeout_s)
+            return process.exitcode  # type: ignore[no-any-return]
+
+        self._end_of("multiprocessing", process.pid, wait)
+        if process.exitcode is not None:
+            process.close()
+
+    def _end_of(self, way: str, child: int, wait: Callable[[float], int | None]) -> None:
+        status = wait(HANG_S)
+        if status is None:
+            self.faults[f"{way}: child hangs"] += 1
+            stacks_of(child)
+            os.kill(child, signal.SIGKILL)
+            wait(HANG_S)
+        elif status:
+            self.faults[f"{way}: child ended with {status}"] += 1
+        self.forks[way] += 1
+        self._stage.did()
+
+
+def _be_a_child(stage: Stage, lives: bool) -> None:
+    """Never returns."""
+    try:
+        if lives:
+            _live(stage)
+            splunk_profiler.stop(HANG_S / 2)
+        os._exit(0)
+    finally:
+        os._exit(9)
+
+
+def _live(stage: Stage) -> None:
+    with stage.tracer.start_as_current_span("child"):
+        for _ in range(20):
+            sum(index * index for index in range(2000))
+            time.sleep(0.002)
+
+
+def _wait_for(child: int, timeout_s: float) -> int | None:
+    """The child's exit code; None if it still runs after that time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    return None
+
+
+def main() -> None:
+    """The whole storm."""
+    stage = Stage()
+    built = library()
+    storm = Storm(stage, built)
+    if built is not None and os.environ["SPLUNK_PROFILER_WALKER"] != "portable":  # which sees no fork of C code
+        chance = random.Random(1)
+        for _ in range(int(stage.count * BACK_IN_PYTHON)):
+            if not stage.is_over:
+                storm.fork_once("C code, back in Python", built[0].soak_fork, lives=chance.random() < LIVES)
+    working = [threading.Thread(target=storm.work) for _ in range(WORKING)]
+    for thread in working:
+        thread.start()
+    stage.together(storm.fork, FORKING)
+    for thread in working:
+        thread.join()
+    stage.end(forks=storm.forks, faults=storm.faults)
+
+
+if __name__ == "__main__":
+    main()

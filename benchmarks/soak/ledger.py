@@ -1,0 +1,53 @@
+"""What the profilers of a scenario say of their records: a line in a file for each of them, when it stops.
+
+Imported by scenarios before the profiler starts; `read` is the runner's. Lines of forked children are in it as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+LEDGER = "SOAK_LEDGER"  # the variable that names the file
+
+
+def keep() -> None:
+    """Have each profiler of this process, and of its forked children, leave a line."""
+    from splunk_profiler import recording  # noqa: PLC0415  # the runner has no need of it
+    from splunk_profiler.recorder import Recorder  # noqa: PLC0415
+
+    descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    class Noted(Recorder[Any]):
+        """A recorder whose counters are known when it has stopped."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            _CURRENT[:] = [self]
+
+        def stop(self, timeout_s: float) -> None:
+            """See `Recorder.stop`."""
+            super().stop(timeout_s)
+            line = {"pid": os.getpid(), "timeout_s": timeout_s, **asdict(self.counters())}
+            os.write(descriptor, (json.dumps(line) + "\n").encode())
+
+    setattr(recording, "Recorder", Noted)  # noqa: B010  # a name of the module, which mypy takes for a constant
+
+
+def delivered() -> int:
+    """Records that the profiler of this process has delivered so far."""
+    return sum(recorder.counters().delivered for recorder in _CURRENT)
+
+
+def read(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines there are."""
+    if file.exists():
+        for line in file.read_text("utf-8").splitlines():
+            yield json.loads(line)
+
+
+_CURRENT: list[Any] = []

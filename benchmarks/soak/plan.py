@@ -1,0 +1,110 @@
+"""The scenarios: what each does, how much of it in ten minutes, and with which settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from soak.collector import Collector
+
+FULL_S = 600.0  # the run that the counts are meant for
+LANES = 2  # scenarios at once
+
+# Sends a signal to the process, and switches its collector; yields the seconds until it goes on.
+Disturb = Callable[[Callable[[int], None], Collector], Iterator[float]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One program with one set of settings.
+
+    Attributes:
+        program: the module.
+        what: what it counts.
+        count: how much of it in `FULL_S`.
+        weight: its share of the time, if that has to be shared out.
+        format: "text" or "pprof".
+        walker: "native" or "portable".
+        settings: environment variables besides.
+        disturb: what the runner does to it meanwhile.
+        loses_nothing: whether every record has to arrive.
+    """
+
+    program: str
+    what: str
+    count: int
+    weight: float
+    format: str = "text"
+    walker: str = "native"
+    settings: dict[str, str] = field(default_factory=dict)
+    disturb: Disturb | None = None
+    loses_nothing: bool = True
+
+    @property
+    def name(self) -> str:
+        """Program, format and walker."""
+        return f"{self.program} {self.format} {self.walker}"
+
+
+OUTAGES = (
+    "dead",
+    "silent",
+    "slow 0.3",
+    "refuse UNAVAILABLE",
+    "refuse RESOURCE_EXHAUSTED 0.2",
+    "refuse UNAUTHENTICATED",
+)
+
+
+def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[float]:
+    """One outage after the other, in between a collector that answers; at the end it answers."""
+    chance = random.Random(1)
+    while True:
+        for mode in chance.sample(OUTAGES, len(OUTAGES)):
+            yield chance.uniform(0.5, 2.0)
+            collector.switch(mode)
+            yield chance.uniform(0.5, 4.0)
+            collector.switch("ok")
+
+
+def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[float]:
+    """Signals at random moments, now and then several at once."""
+    from soak.signal_storm import SIGNALS  # noqa: PLC0415  # it loads the profiler
+
+    chance = random.Random(2)
+    while True:
+        for _ in range(chance.choice((1, 1, 1, 5))):
+            signal(chance.choice(SIGNALS))
+        yield chance.uniform(0.0, 0.04)
+
+
+PUBLISHING = {
+    "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": "true",
+    "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true",
+}
+TRACES = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_PROFILER_SAMPLING_PROBABILITY": "0.01"}
+
+SCENARIOS = (
+    Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
+    Scenario("outages", "turns", 100_000, 2, disturb=outages),
+    Scenario("fork_storm", "forks", 3_000, 3, "pprof"),
+    Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
+    Scenario("outages", "turns", 100_000, 2, "pprof", disturb=outages),
+    Scenario("thread_churn", "threads", 50_000, 1),
+    Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
+    Scenario("thread_churn", "threads", 10_000, 0.7, walker="portable"),
+    Scenario("span_churn", "spans", 400_000, 0.7),
+    Scenario("span_churn", "spans", 500_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
+    Scenario("span_churn", "spans", 100_000, 0.7, "pprof", "portable"),
+    Scenario("signal_storm", "signals", 5_000, 1.5, settings=PUBLISHING, disturb=signals, loses_nothing=False),
+    Scenario("signal_storm", "signals", 2_000, 1, "pprof", "portable", disturb=signals, loses_nothing=False),
+    Scenario("endings", "ends", 100, 1.5, settings=PUBLISHING, loses_nothing=False),
+    Scenario("endings", "ends", 60, 1, "pprof", loses_nothing=False),
+)
+
+
+def seconds_for(scenarios: tuple[Scenario, ...], seconds: float) -> dict[str, float]:
+    """How long each may take so that all of them take `seconds`."""
+    whole = sum(scenario.weight for scenario in scenarios)
+    return {scenario.name: scenario.weight / whole * min(LANES, len(scenarios)) * seconds for scenario in scenarios}

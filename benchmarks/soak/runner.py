@@ -1,0 +1,222 @@
+"""Runs one scenario: starts its collector and its process, watches it from outside, and judges what it promised."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soak import ledger
+from soak.collector import Collector
+from soak.plan import Scenario
+from soak.stage import HANG_S, stacks_of
+from soak.watched import Usage, faults_of, usage_of
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+_LOOK_S = 0.25
+_OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
+_ENOUGH_S = 10.0  # a stop that had so long has had the chance to send all
+
+
+@dataclass
+class Report:
+    """What became of a scenario.
+
+    Attributes:
+        name: which one.
+        what: what it counted.
+        wanted, done: how much of it.
+        seconds: how long it took.
+        memory: MiB at the start and at the end.
+        records: what the profilers say of their records, summed.
+        arrived: different records of these that the collector has accepted.
+        facts: what the process said at its end.
+        faults: broken promises.
+    """
+
+    name: str
+    what: str
+    wanted: int
+    done: int = 0
+    seconds: float = 0.0
+    memory: tuple[float, float] = (0.0, 0.0)
+    records: Counter[str] = field(default_factory=Counter)
+    arrived: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(
+            {
+                "scenario": self.name,
+                self.what: self.done,
+                "wanted": self.wanted,
+                "seconds": round(self.seconds),
+                "memory_mib": [round(mib) for mib in self.memory],
+                "records": {**self.records, "arrived": self.arrived},
+                **self.facts,
+                "faults": self.faults,
+            }
+        )
+
+
+class Run:
+    """One run of a scenario.
+
+    Args:
+        scenario: which one.
+        count: how much it has to do.
+        seconds: how long it may take.
+        folder: for its output and for what was received.
+    """
+
+    def __init__(self, scenario: Scenario, count: int, seconds: float, folder: Path) -> None:
+        self._scenario = scenario
+        self._seconds = seconds
+        self._folder = folder
+        self._memory: list[float] = []
+        self._first: Usage | None = None
+        self._last: Usage | None = None
+        self.report = Report(scenario.name, scenario.what, count)
+
+    def run(self) -> Report:
+        """Run it; returns when its process is gone."""
+        self._folder.mkdir(parents=True)
+        began = time.monotonic()
+        with Collector(self._folder / "accepted") as collector, Collector(self._folder / "silent") as silent:
+            silent.switch("silent")
+            with (self._folder / "output").open("wb") as output:
+                process = self._start(collector, silent, output)
+                try:
+                    status = self._watch(process, collector)
+                finally:
+                    _end_group(process)
+            if status:
+                self.report.faults.append(f"CRASH: ended with {status}")
+            self._judge(collector)
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def _start(self, collector: Collector, silent: Collector, output: Any) -> subprocess.Popen[bytes]:
+        scenario = self._scenario
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        env |= {
+            "PYTHONPATH": str(BENCHMARKS),
+            "PYTHONWARNINGS": "ignore::DeprecationWarning",  # newer versions warn of forks beside threads
+            "OTEL_SERVICE_NAME": "soak",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+            "SPLUNK_PROFILER_ENABLED": "true",
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": collector.url,
+            "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "20",
+            "SPLUNK_PROFILER_EXPORT_INTERVAL": "100",
+            "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
+            "SPLUNK_PROFILER_WALKER": scenario.walker,
+            "SPLUNK_PROFILER_DATA_FORMAT": "text" if scenario.format == "text" else "pprof-gzip-base64",
+            "SOAK_SILENT": silent.url,
+            ledger.LEDGER: str(self._folder / "ledger"),
+            **scenario.settings,
+        }
+        command = [sys.executable, "-m", f"soak.{scenario.program}", str(self.report.wanted), str(self._seconds)]
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True
+        )
+
+    def _watch(self, process: subprocess.Popen[bytes], collector: Collector) -> int | None:
+        """Follow what the process says until it ends: its exit code; None if it hangs."""
+        assert process.stdout is not None
+        disturbing: Iterator[float] | None = None
+        began = moved = disturbed = time.monotonic()
+        rest = b""
+        while True:
+            wait_s = _LOOK_S if disturbing is None else min(max(disturbed - time.monotonic(), 0), _LOOK_S)
+            if select.select([process.stdout], [], [], wait_s)[0]:
+                more = os.read(process.stdout.fileno(), 1 << 16)
+                if not more:
+                    break
+                *lines, rest = (rest + more).split(b"\n")
+                for said in map(json.loads, lines):
+                    moved = time.monotonic()
+                    if "ready" in said and self._scenario.disturb is not None:
+                        disturbing, disturbed = self._scenario.disturb(process.send_signal, collector), moved
+                    if "quiet" in said:
+                        disturbing = None
+                        collector.switch("ok")
+                    self._hear(said, process)
+            now = time.monotonic()
+            if disturbing is not None and now >= disturbed:
+                disturbed = now + next(disturbing)
+            # A child that hangs is noticed by its parent before.
+            if now - moved > 2 * HANG_S or now - began > self._seconds + 4 * HANG_S:
+                self.report.faults.append(f"HANG: no progress after {self.report.done} {self.report.what}")
+                stacks_of(process.pid)
+                return None
+            self._measure(process.pid)
+        try:
+            return process.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            self.report.faults.append("HANG: the process does not end")
+            stacks_of(process.pid)
+            return None
+
+    def _hear(self, said: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+        self.report.done = said.get("done", self.report.done)
+        self.report.facts |= said.get("result", {})
+        if "ready" in said:
+            self._first = usage_of(process.pid)
+        if "quiet" in said:
+            self._last = usage_of(process.pid)
+            assert process.stdin is not None
+            process.stdin.write(b"end\n")
+            process.stdin.flush()
+
+    def _measure(self, pid: int) -> None:
+        usage = usage_of(pid)
+        if self._first is not None and self._last is None and usage is not None:
+            self._memory.append(usage.rss_mib)
+
+    def _judge(self, collector: Collector) -> None:
+        report = self.report
+        report.faults += [f"{count} x {fault}" for fault, count in report.facts.pop("faults", {}).items()]
+        if self._first is not None and self._last is not None and self._memory:
+            report.memory = self._first.rss_mib, self._last.rss_mib
+            report.faults += faults_of(self._first, self._last, self._memory)
+        delivered: Counter[int] = Counter()
+        lost = 0
+        for line in ledger.read(self._folder / "ledger"):
+            timeout_s, pid = line.pop("timeout_s"), line.pop("pid")
+            report.records.update(line)
+            delivered[pid] += line["delivered"]
+            accounted = sum(count for name, count in line.items() if name != "recorded")
+            if accounted < line["recorded"]:
+                report.faults.append(f"LOST: {line['recorded']} records, {accounted} accounted for")
+            lost += line["queue_full"] + line["rejected"]
+            lost += line["lost_at_exit"] if timeout_s > _ENOUGH_S else 0
+        if lost and self._scenario.loses_nothing:
+            report.faults.append(f"LOST: {lost} records were dropped")
+        accepted = collector.accepted()
+        for pid, count in delivered.items():
+            arrived = accepted.get(pid, (0, 0))[1]
+            report.arrived += min(arrived, count)
+            if arrived < count:
+                report.faults.append(f"LOST: process {pid} delivered {count} records, {arrived} have arrived")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Nothing of a scenario outlives it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()

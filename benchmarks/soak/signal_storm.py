@@ -1,0 +1,98 @@
+"""Signals at random moments, sent by the runner, whose handlers start and stop the profiler, fork, and open spans.
+
+Handlers run in the main thread, in the middle of whatever it does: `start`, `stop`, a fork, an import, a span.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from types import FrameType
+
+import splunk_profiler
+from soak.stage import Stage
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
+DEEPEST = 3  # handlers that interrupt each other
+
+
+class Storm:
+    """The signals that have come, and what their handler does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.seen: Counter[str] = Counter()
+        self.chance = random.Random(1)
+        self._stage = stage
+        self._depth = 0
+        self._forking = False  # hooks of the standard library (concurrent.futures) do not bear a fork within a fork
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The handler of all of them."""
+        self.seen[signal.Signals(number).name] += 1
+        if self._depth >= DEEPEST:
+            return
+        self._depth += 1
+        try:
+            choice = self.chance.random()
+            if choice < 0.1:
+                splunk_profiler.stop(0.2)
+            elif choice < 0.4:
+                splunk_profiler.start()
+            elif choice < 0.45 and not self._forking:
+                self._fork()
+            else:
+                with self._stage.tracer.start_as_current_span("handler"), splunk_profiler.labels(signal=str(number)):
+                    pass
+        finally:
+            self._depth -= 1
+
+    def work(self) -> None:
+        """Be another thread."""
+        while not self._stage.is_over:
+            with self._stage.tracer.start_as_current_span("work"):
+                time.sleep(0.002)
+
+    def _fork(self) -> None:
+        self._forking = True
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        self._forking = False
+        os.waitpid(child, 0)
+
+
+def main() -> None:
+    """Be interrupted until there have been enough signals."""
+    stage = Stage()
+    storm = Storm(stage)
+    for number in SIGNALS:
+        signal.signal(number, storm.handle)
+    working = [threading.Thread(target=storm.work) for _ in range(3)]
+    for thread in working:
+        thread.start()
+    before = 0
+    while not stage.is_over:
+        # Here and not in the handler: that runs while the main thread waits for a lock, also for ever.
+        stage.did(storm.seen.total() - before)
+        before = storm.seen.total()
+        with stage.tracer.start_as_current_span("main"):
+            splunk_profiler.start()
+            if storm.chance.random() < 0.02:
+                subprocess.run(["/bin/true"], check=False)  # its end is a signal as well
+            if storm.chance.random() < 0.02:
+                splunk_profiler.stop(0.2)
+            time.sleep(0.001)
+    for thread in working:
+        thread.join()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    splunk_profiler.start()
+    stage.end(signals=storm.seen)
+
+
+if __name__ == "__main__":
+    main()

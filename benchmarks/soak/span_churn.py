@@ -1,0 +1,46 @@
+"""Spans on threads, in tasks and in copied contexts, with labels: what is kept of a span goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+
+import splunk_profiler
+from soak.stage import Stage
+
+THREADS = 3
+AT_ONCE = 100
+
+
+def main() -> None:
+    """Open and close spans until there have been enough."""
+    stage = Stage()
+    start = stage.tracer.start_as_current_span
+
+    def nested() -> None:
+        for number in range(AT_ONCE // 2):
+            with start(f"GET /{number % 20}"), splunk_profiler.labels(route=str(number % 20)), start("inner"):
+                pass
+
+    async def request(number: int) -> None:
+        with start(f"task {number % 20}"):
+            await asyncio.sleep(0)
+            with start("inner"):
+                await asyncio.sleep(0)
+
+    async def requests() -> None:
+        await asyncio.gather(*(request(number) for number in range(AT_ONCE // 2)))
+
+    def churn() -> None:
+        while not stage.is_over:
+            nested()
+            contextvars.copy_context().run(nested)
+            asyncio.run(requests())
+            stage.did(3 * AT_ONCE)
+
+    stage.together(churn, THREADS)
+    stage.end()
+
+
+if __name__ == "__main__":
+    main()

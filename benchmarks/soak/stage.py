@@ -1,0 +1,109 @@
+"""What every scenario process does: start the profiler, report progress, stand still to be measured, and end.
+
+The runner reads its standard output: lines of JSON with ``ready``, ``done``, ``quiet`` or ``result``. Standard input
+ends when the process has to.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from soak import ledger
+
+HANG_S = float(os.environ.get("SOAK_HANG_S", "60"))  # what makes no progress for so long hangs
+STACKS_SIGNAL = signal.SIGRTMIN + 5
+NAMES = ("service.name", "soak")
+
+
+def say(**facts: Any) -> None:
+    """A line to the runner. One write, so that those of several threads stay whole."""
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+class Stage:
+    """The life of a scenario process.
+
+    Args:
+        warm: whether to wait until a record has been delivered, so that all that is loaded late is loaded.
+
+    Attributes:
+        count: how much is to be done.
+        is_over: whether to stop before that: the time is up.
+    """
+
+    def __init__(self, *, warm: bool = True) -> None:
+        from opentelemetry import trace  # noqa: PLC0415  # not before the stacks of a hang can be asked for
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+
+        import splunk_profiler  # noqa: PLC0415
+
+        faulthandler.register(STACKS_SIGNAL, all_threads=True)
+        self.count = int(sys.argv[1])
+        self._until = time.monotonic() + float(sys.argv[2])
+        self._profiler = splunk_profiler
+        self._lock = threading.RLock()  # signal handlers come by as well
+        self._done = 0
+        self._said = 0.0
+        ledger.keep()
+        trace.set_tracer_provider(TracerProvider(resource=Resource.create({NAMES[0]: NAMES[1]})))
+        self.tracer = trace.get_tracer("soak")
+        if not splunk_profiler.start():
+            raise RuntimeError("the profiler did not start")
+        deadline = time.monotonic() + HANG_S
+        while warm and not ledger.delivered():
+            if time.monotonic() > deadline:
+                raise RuntimeError("no record was delivered")
+            time.sleep(0.05)
+        say(ready=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is done, or the time is up."""
+        return self._done >= self.count or time.monotonic() > self._until
+
+    def did(self, more: int = 1) -> None:
+        """So much more is done; tells the runner now and then."""
+        with self._lock:
+            self._done += more
+            now = time.monotonic()
+            if more and now - self._said > 0.5:
+                self._said = now
+                say(done=self._done)
+
+    def end(self, **facts: Any) -> None:
+        """Be measured at rest, stop the profiler and say what happened."""
+        say(done=self._done, quiet=True)
+        sys.stdin.readline()
+        began = time.monotonic()
+        self._profiler.stop(2 * HANG_S)
+        say(result={**facts, "stop_s": round(time.monotonic() - began, 2)})
+
+    def together(self, body: Callable[[], None], threads: int) -> None:
+        """Run `body` on so many threads until each has returned."""
+        running = [threading.Thread(target=body) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+
+def stacks_of(pid: int) -> None:
+    """Have another scenario process write its stacks to its standard error."""
+    try:
+        program = Path(f"/proc/{pid}/status").read_text("utf-8")
+    except OSError:
+        return
+    caught = next(line for line in program.splitlines() if line.startswith("SigCgt:"))
+    if int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1:  # else it would end it
+        os.kill(pid, STACKS_SIGNAL)
+        time.sleep(1)  # to write them

@@ -1,0 +1,52 @@
+"""What the kernel says of a process from outside: memory, threads, descriptors; and whether they stay as they are."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+MORE_MIB = 12.0  # growth that allocators make without a leak
+MORE_SHARE = 0.10
+MORE_THREADS = 4  # of gRPC, which starts its threads when it needs them
+MORE_DESCRIPTORS = 4
+
+
+class Usage(NamedTuple):
+    """What a process has at one moment."""
+
+    rss_mib: float
+    threads: int
+    descriptors: int
+
+
+def usage_of(pid: int) -> Usage | None:
+    """What process `pid` has now; None if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8")
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  # only their number
+        return Usage(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), descriptors)
+    except (OSError, KeyError):
+        return None
+
+
+def growth_of(memory: Sequence[float]) -> float:
+    """MiB that a process has grown by: its last sixth against its second one; the first is its start."""
+    sixth = max(len(memory) // 6, 1)
+    return statistics.median(memory[-sixth:]) - statistics.median(memory[sixth : 2 * sixth] or memory)
+
+
+def faults_of(first: Usage, last: Usage, memory: Sequence[float]) -> list[str]:
+    """What has grown that should not have, between two moments at rest."""
+    faults = []
+    growth, base = growth_of(memory), memory[len(memory) // 6]
+    if growth > MORE_MIB + MORE_SHARE * base:
+        faults.append(f"memory grew by {growth:.0f} MiB from {base:.0f}")
+    if last.threads > first.threads + MORE_THREADS:
+        faults.append(f"{last.threads - first.threads} more threads at the end")
+    if last.descriptors > first.descriptors + MORE_DESCRIPTORS:
+        faults.append(f"{last.descriptors - first.descriptors} more descriptors at the end")
+    return faults
