@@ -8,11 +8,13 @@ the profiler's own threads too; and the CPU time of those threads alone, which o
 from __future__ import annotations
 
 import json
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from counting_sink import CountingSink, Totals
 from opentelemetry import trace
@@ -25,6 +27,8 @@ from splunk_profiler.sinks import otlp, resource  # noqa: F401  # loads gRPC, wh
 
 BUSY = 8
 IDLE = 24
+P = ParamSpec("P")
+T = TypeVar("T")
 ORDER = [{"number": number, "name": f"item {number}", "price": number * 1.19} for number in range(40)]
 
 
@@ -83,6 +87,13 @@ def application_cpu_s() -> float:
     )  # the kernel's id of its clock
 
 
+def in_new_process(body: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call `body` in a fresh process: the settings of a process's first start hold for its life, so each configuration
+    needs one of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        return processes.submit(body, *arguments, **named).result()
+
+
 def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
     """Start, and wait until the first records have arrived: gRPC is loaded, connections are made."""
     before = sink.totals().records
@@ -95,12 +106,23 @@ def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
         time.sleep(0.05)
 
 
-def compare(config: splunk_profiler.Config, sink: CountingSink, seconds: float, rounds: int) -> dict[str, list[float]]:
-    """Ratios with / without of each ABBA round: ``rate``, ``cpu``; ``noise``: without / without;
-    ``others``: the share of a core that the profiler's threads used."""
+def compare(
+    walker: str, interval_ms: int, export_ms: int, seconds: float, rounds: int
+) -> tuple[dict[str, list[float]], Totals]:
+    """Return what arrived, and ratios with / without of each ABBA round: ``rate``, ``cpu``; ``noise``: without /
+    without; ``others``: the share of a core that the profiler's threads used."""
+    trace.set_tracer_provider(TracerProvider())
     service = Service()
     ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": [], "others": []}
-    with Still(IDLE, FRAMES), busy(BUSY, service.work):
+    with CountingSink() as sink, Still(IDLE, FRAMES), busy(BUSY, service.work):
+        config = splunk_profiler.Config(
+            enabled=True,
+            call_stack_interval_ms=interval_ms,
+            max_overhead="off",
+            export_interval_ms=export_ms,
+            logs_endpoint=sink.url,
+            walker=walker,
+        )
         segment(service, seconds)
         for _ in range(rounds):
             first = segment(service, seconds)
@@ -112,7 +134,7 @@ def compare(config: splunk_profiler.Config, sink: CountingSink, seconds: float, 
             ratios["cpu"].append(sum(part.cpu_s for part in within) / (first.cpu_s + last.cpu_s))
             ratios["noise"].append(last.rate / first.rate)
             ratios["others"].append(sum(part.others for part in within) / 2)
-    return ratios
+        return ratios, sink.totals()
 
 
 def results(name: str, ratios: dict[str, list[float]], limit: float | None, arrived: Totals) -> Iterator[Result]:
@@ -152,23 +174,15 @@ def results(name: str, ratios: dict[str, list[float]], limit: float | None, arri
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """At 1 s and at 10 ms with the native walker, and at 10 ms with the portable one."""
-    trace.set_tracer_provider(TracerProvider())
+    """Compare at 1 s and at 10 ms with the native walker, and at 10 ms with the portable one."""
     cases: list[tuple[str, str, int, float | None]]
     cases = [("native, 1 s", "native", 1000, 0.2), ("native, 10 ms", "native", 10, 5.0)]
     cases += [] if quick else [("portable, 10 ms", "portable", 10, None)]
     for name, walker, interval_ms, limit in cases:
-        with CountingSink() as sink:
-            config = splunk_profiler.Config(
-                enabled=True,
-                call_stack_interval_ms=min(interval_ms, 100) if quick else interval_ms,
-                max_overhead="off",
-                export_interval_ms=100 if quick else 1000,
-                logs_endpoint=sink.url,
-                walker=walker,
-            )
-            ratios = compare(config, sink, *((0.3, 1) if quick else (4.0, 8 if interval_ms == 1000 else 5)))
-            yield from results(name, ratios, limit, sink.totals())
+        at_ms, export_ms = (min(interval_ms, 100), 100) if quick else (interval_ms, 1000)
+        seconds, rounds = (0.3, 1) if quick else (4.0, 8 if interval_ms == 1000 else 5)
+        ratios, arrived = in_new_process(compare, walker, at_ms, export_ms, seconds, rounds)
+        yield from results(name, ratios, limit, arrived)
 
 
 if __name__ == "__main__":

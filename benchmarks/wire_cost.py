@@ -1,7 +1,8 @@
 """What a process spends on being profiled in each format, from the capture to the wire: CPU time, bytes, records.
 
-50 threads with stacks of 43 frames, of which 8 move on between two snapshots; text and pprof in turns in one process.
-Text is exported each second, pprof each ten, which are the defaults; a stretch is long enough for several exports.
+50 threads with stacks of 43 frames, of which 8 move on between two snapshots; text and pprof in turns, each stretch
+in a process of its own. Text is exported each second, pprof each ten, which are the defaults; a stretch is long enough
+for several exports.
 
 What counts is the CPU time of all threads that were not there before the profiler, gRPC's among them: at 1 s it is less
 than that by which two stretches of the application differ. A capture that one of the application's threads takes, as
@@ -19,7 +20,7 @@ from counting_sink import CountingSink
 from population import FRAMES, Stepping, Still
 from record_cost import spend
 from result import Result, main, median, middle_half, significant
-from throughput import start
+from throughput import in_new_process, start
 
 import splunk_profiler
 
@@ -44,10 +45,10 @@ def cpu_s(threads: list[threading.Thread]) -> float:
     return sum(time.clock_gettime(clock) for clock in clocks)
 
 
-def spent(population: Stepping, data_format: str, interval_ms: int, seconds: float, export_ms: int) -> Spent:
-    """One stretch in one format."""
-    applications = threading.enumerate()
-    with CountingSink() as sink:
+def spent(data_format: str, interval_ms: int, seconds: float, export_ms: int) -> Spent:
+    """Measure one stretch in one format."""
+    with Still(THREADS - MOVING - 1, FRAMES), Stepping(MOVING, FRAMES) as population, CountingSink() as sink:
+        applications = threading.enumerate()
         config = splunk_profiler.Config(
             enabled=True,
             call_stack_interval_ms=interval_ms,
@@ -71,44 +72,44 @@ def spent(population: Stepping, data_format: str, interval_ms: int, seconds: flo
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """At 1 s and at 10 ms."""
-    with Still(THREADS - MOVING - 1, FRAMES), Stepping(MOVING, FRAMES) as population:
-        for name, interval_ms in (("1 s", 1000), ("10 ms", 10)):
-            seconds, rounds, faster = (1.0, 1, 20) if quick else (30.0, 3, 1)
-            at_ms = max(interval_ms // faster, 10)
-            found: dict[str, list[Spent]] = {data_format: [] for data_format in FORMATS}
-            for _ in range(rounds):
-                for data_format, export_ms in FORMATS.items():
-                    found[data_format].append(spent(population, data_format, at_ms, seconds, export_ms // faster))
-            text, pprof = found.values()
-            cpu = [ours.cpu_s / theirs.cpu_s for ours, theirs in zip(pprof, text, strict=True)]
-            per_sample = 1e6 * at_ms / 1000 / THREADS
-            yield Result(
-                f"CPU of profiling as pprof, {THREADS} threads at {name}, in times of text",
-                median(cpu),
-                "",
-                0.25,
-                details={
-                    "middle_half": middle_half(cpu),
-                    "text_us_per_sample": median(per_sample * one.cpu_s for one in text),
-                    "pprof_us_per_sample": median(per_sample * one.cpu_s for one in pprof),
-                    "text_exporting_thread_us": median(per_sample * one.exporter_s for one in text),
-                    "pprof_exporting_thread_us": median(per_sample * one.exporter_s for one in pprof),
-                    "rounds": rounds,
-                },
-            )
-            yield Result(
-                f"bytes on the wire as pprof, {THREADS} threads at {name}, in times of text",
-                significant(sum(one.size for one in pprof) / sum(one.size for one in text)),
-                "",
-                0.05,
-                details={
-                    "text_bytes_per_s": median(one.size for one in text),
-                    "pprof_bytes_per_s": median(one.size for one in pprof),
-                    "text_records_per_s": median(one.records for one in text),
-                    "pprof_records_per_s": median(one.records for one in pprof),
-                },
-            )
+    """Compare at 1 s and at 10 ms."""
+    for name, interval_ms in (("1 s", 1000), ("10 ms", 10)):
+        seconds, rounds, faster = (1.0, 1, 20) if quick else (30.0, 3, 1)
+        at_ms = max(interval_ms // faster, 10)
+        found: dict[str, list[Spent]] = {data_format: [] for data_format in FORMATS}
+        for _ in range(rounds):
+            for data_format, export_ms in FORMATS.items():
+                stretch = in_new_process(spent, data_format, at_ms, seconds, export_ms // faster)
+                found[data_format].append(stretch)
+        text, pprof = found.values()
+        cpu = [ours.cpu_s / theirs.cpu_s for ours, theirs in zip(pprof, text, strict=True)]
+        per_sample = 1e6 * at_ms / 1000 / THREADS
+        yield Result(
+            f"CPU of profiling as pprof, {THREADS} threads at {name}, in times of text",
+            median(cpu),
+            "",
+            0.25,
+            details={
+                "middle_half": middle_half(cpu),
+                "text_us_per_sample": median(per_sample * one.cpu_s for one in text),
+                "pprof_us_per_sample": median(per_sample * one.cpu_s for one in pprof),
+                "text_exporting_thread_us": median(per_sample * one.exporter_s for one in text),
+                "pprof_exporting_thread_us": median(per_sample * one.exporter_s for one in pprof),
+                "rounds": rounds,
+            },
+        )
+        yield Result(
+            f"bytes on the wire as pprof, {THREADS} threads at {name}, in times of text",
+            significant(sum(one.size for one in pprof) / sum(one.size for one in text)),
+            "",
+            0.05,
+            details={
+                "text_bytes_per_s": median(one.size for one in text),
+                "pprof_bytes_per_s": median(one.size for one in pprof),
+                "text_records_per_s": median(one.records for one in text),
+                "pprof_records_per_s": median(one.records for one in pprof),
+            },
+        )
 
 
 if __name__ == "__main__":
