@@ -130,7 +130,7 @@ class ProcessProfiler:
 
     def _settings(self, config: settings.Config | None) -> settings.Resolved:
         initial = self._resolved
-        if initial is not None and (config is None or self._settled):
+        if initial is not None and (config is None or self._settled or self._profiler is not None):
             if config is not None:
                 self._compare(initial.config, settings.from_config(config).config)
             return initial  # read once: not again, and not warned of again
@@ -237,6 +237,7 @@ class ProcessProfiler:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
+        self._settled = False  # this process has not been told its settings; until it is, the parent's hold
         self._calls = CallQueue()  # a thread that is not here may have been in it
         with self._guard.watching():
             if self._runtime_id is not None:

@@ -134,6 +134,7 @@ class Publishing:
 
     def _begin_work(self) -> None:
         self._auditor = Auditor(self._work, _IDLE_S if self._audited else _AUDIT_S)
+        self._auditor.start()  # known before it runs: a signal handler may raise here, and `stop` has to find it
 
     def _work(self) -> None:
         self.catch_up()
@@ -166,6 +167,13 @@ class Auditor:
         self._stopping = False
         self._wake = Signal()
         self._thread = Worker("auditor", self._run)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the process can make no more threads.
+        """
         self._thread.start()
 
     def wake(self) -> None:
