@@ -17,7 +17,10 @@ ENDPOINT_FORMS = "http(s)://HOST:PORT, HOST:PORT, dns:HOST:PORT or unix:PATH"
 DESTINATION_FORMS = "otlp, file:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
 _QUERY = re.compile(r"\?.+", re.DOTALL)
 # A line break, a key or certificate in PEM form, base64 of one, or base64 of its binary form.
-_PRIVATE = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|-----BEGIN|PRIVATE KEY|LS0tLS1CRUdJTi|MII[A-Za-z0-9+/]{40}")
+_PRIVATE = re.compile(
+    r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|-----BEGIN|PRIVATE KEY|LS0tLS1CRUdJTi"
+    r"|MII[A-Za-z0-9+/]{40}|(?<![A-Za-z0-9+/])M[A-P][A-Za-z0-9+/]{40}"  # the binary form begins with a SEQUENCE
+)
 _MOST_PRIVATE = 20
 _MOST_SHOWN = 300
 _MOST_SOCKET_BYTES = 107  # of the path of a Unix socket

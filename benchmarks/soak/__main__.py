@@ -84,7 +84,7 @@ def _table(reports: list[Report], machine: str) -> str:
         rows.append(
             (
                 report.name,
-                f"{report.done:,} {report.what}",
+                f"{report.done:,} of {report.wanted:,} {report.what}",
                 f"{report.seconds:.0f}",
                 f"{before:.0f} → {after:.0f}",
                 f"{report.records['recorded']:,}",

@@ -22,12 +22,15 @@ OTHERS = sorted({*re.findall(r"`(OTEL_[A-Z_]+)`", DOCUMENTED), "DD_TAGS"})
 NAMES = [*(setting.name for setting in SETTINGS), *OTHERS]
 _KEY = "".join(base64.b64encode(bytes([number, 77, 255 - number])).decode() for number in range(3, 80))
 _PEM = f"-----BEGIN PRIVATE KEY-----\n{_KEY}\n-----END PRIVATE KEY-----"
+_ELLIPTIC = f"MIGHAgEAMBMG{_KEY}"
 _LINES = "a line of text that goes on\nand another one with the secret in it"
 VALUES = (
     _PEM,
     _PEM.replace("\n", "\\n"),
     base64.b64encode(_PEM.encode()).decode(),
     f"MIIE{_KEY}",
+    _ELLIPTIC,
+    f"MC4CAQAwBQYDK2VwBCIE{_KEY}",
     _LINES,
     f"/run/secrets\n{_KEY}",
     f"https://collector:4317\n{_KEY}",
@@ -93,7 +96,7 @@ _GOOD = {
 }
 
 
-@pytest.mark.parametrize("value", [_PEM, _LINES], ids=["pem", "lines"])
+@pytest.mark.parametrize("value", [_PEM, _LINES, _ELLIPTIC], ids=["pem", "lines", "binary"])
 @pytest.mark.parametrize("reached", [False, True], ids=["all settings", "all that records need"])
 def test_a_secret_in_all_settings_is_in_no_log_and_not_in_what_the_doctor_says(value: str, reached: bool) -> None:
     env = {**dict.fromkeys(NAMES, value), **(_GOOD if reached else {"SPLUNK_PROFILER_ENABLED": "true"})}
