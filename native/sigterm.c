@@ -63,6 +63,10 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
         atomic_store(&watch.sent_here, true);
     }
     atomic_store(&watch.came, true);
+    if (pid != atomic_load(&watch.pid)) { /* closed meanwhile, and nobody waits */
+        take_default();
+        (void)kill(pid, SIGTERM);
+    }
     wake_waiter();
     for (int polls = 0; sent_here && !atomic_load(&watch.parks) && polls < PARK_POLLS; polls++) {
         (void)poll(NULL, 0, 1);
@@ -163,8 +167,9 @@ PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
         unsigned seen = atomic_load(&watch.changes);
-        came = atomic_load(&watch.came); /* before the life: a signal may come while it is being ended */
-        if (came || life != atomic_load(&watch.life)) {
+        unsigned now = atomic_load(&watch.life); /* before `came`: a signal may come while the watch is closed */
+        came = atomic_load(&watch.came);
+        if (came || life != now) {
             break;
         }
         (void)syscall(SYS_futex, &watch.changes, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
@@ -183,7 +188,8 @@ PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
 PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     struct sigaction now;
-    if (getpid() != atomic_load(&watch.pid)) {
+    const pid_t pid = getpid();
+    if (pid != atomic_load(&watch.pid)) {
         Py_RETURN_TRUE;
     }
     if (sigaction(SIGTERM, NULL, &now) == 0 && is_ours(&now)) {
@@ -193,6 +199,10 @@ PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
         Py_RETURN_FALSE;
     }
     atomic_store(&watch.pid, 0); /* whoever has our handler saved and puts it back gets the default action */
+    if (atomic_load(&watch.came)) { /* just now: the handler may have seen that there is a watch */
+        atomic_store(&watch.pid, pid);
+        Py_RETURN_FALSE;
+    }
     atomic_fetch_add(&watch.life, 1);
     wake_waiter();
     Py_RETURN_TRUE;

@@ -11,6 +11,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from splunk_profiler.config import Config
+    from splunk_profiler.profiler import ProcessProfiler
     from splunk_profiler.user_labels import labels
     from splunk_profiler.values import ConfigError, ProfilerError
 
@@ -52,9 +53,13 @@ def start(config: Config | None = None) -> bool:
 
         if SURELY_OFF:
             return False
-    from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # loaded only where it is wanted
-
-    return process_profiler().start(config)
+    profiler = _loaded_profiler()
+    runs = profiler is not None and profiler.start(config)
+    if profiler is not None and _STOPS:
+        _STOPS.clear()
+        profiler.stop(2.0)
+        runs = False
+    return runs
 
 
 def stop(timeout_s: float = 2.0) -> None:
@@ -65,6 +70,19 @@ def stop(timeout_s: float = 2.0) -> None:
     """
     if "splunk_profiler.profiler" not in sys.modules:
         return
-    from splunk_profiler.profiler import process_profiler  # noqa: PLC0415  # see start
+    profiler = _loaded_profiler()
+    if profiler is None:
+        _STOPS.append(timeout_s)
+    else:
+        profiler.stop(timeout_s)
 
-    process_profiler().stop(timeout_s)
+
+_STOPS: list[float] = []  # asked for by signal handlers while the first start loads the profiler
+
+
+def _loaded_profiler() -> ProcessProfiler | None:
+    """Load the profiler. None on a thread that is doing so: a signal handler has interrupted that."""
+    from splunk_profiler import profiler  # noqa: PLC0415  # loaded only where it is wanted
+
+    process_profiler = getattr(profiler, "process_profiler", None)
+    return None if process_profiler is None else process_profiler()

@@ -17,6 +17,9 @@ def make_printable(record: logging.LogRecord) -> bool:
     """Make what a log line names (a service, a path, an answer) safe to print, so that it stays one line."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_printable, record.args))
+    if record.exc_info and not record.exc_text:  # what formatters take, if it is there
+        lines = logging.Formatter().formatException(record.exc_info).split("\n")
+        record.exc_text = "\n".join(map(printable, lines))
     return True
 
 

@@ -362,10 +362,12 @@ class Profiler:
 
     def release(self) -> None:
         """Go on after `hold`."""
-        if self._publishing is not None:
-            self._publishing.release()
-        if self._sampling is not None:
-            self._sampling.release()
+        try:
+            if self._publishing is not None:
+                self._publishing.release()
+        finally:
+            if self._sampling is not None:
+                self._sampling.release()
 
     def _start_publishing(self, publishing: Publishing) -> None:
         try:

@@ -74,7 +74,7 @@ class Worker:
             RuntimeError: the process can make no more threads, or this one could not be prepared.
         """
         self._started.acquire()
-        if threads_are_greenlets():
+        if threads_are_greenlets() or _interrupts_threading():
             _original("_thread", "start_new_thread")(self._run, ())
         else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
@@ -118,6 +118,15 @@ class Worker:
             self._failure = error
 
 
+def _interrupts_threading() -> bool:
+    """Whether the caller is a signal handler or finaliser in the middle of a function of `threading`.
+
+    A new `threading.Thread` waits for the lock that such a function holds, and the function for the caller.
+    """
+    is_owned: Callable[[], bool] | None = getattr(vars(threading).get("_active_limbo_lock"), "_is_owned", None)
+    return is_owned is not None and is_owned()
+
+
 _OWN_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child has none of its parent's
 
 
@@ -129,13 +138,17 @@ def on_own_thread() -> bool:
 class Activity:
     """Whether the thread that makes it gets on: it uses the processor, or waits for a disk. Tells nothing but on Linux.
 
+    Args:
+        thread: another one than the caller.
+
     Attributes:
         ident: the thread's, as the import system knows it.
     """
 
-    def __init__(self) -> None:
-        self.ident = _thread.get_ident()
-        self._native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
+    def __init__(self, thread: threading.Thread | None = None) -> None:
+        self.ident = _thread.get_ident() if thread is None else thread.ident or 0
+        own_id = _original("_thread", "get_native_id") if sys.platform.startswith("linux") else int
+        self._native_id: int = own_id() if thread is None else thread.native_id or 0
         self._seen: object = None
         self._since = 0.0
 

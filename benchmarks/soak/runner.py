@@ -23,6 +23,7 @@ from soak.stage import HANG_S, stacks_of
 from soak.watched import Usage, faults_of, usage_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
+_BACK_S = 15.0  # within which records flow again when a collector is back
 _LOOK_S = 0.25
 _OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
 _ENOUGH_S = 10.0  # a stop that had so long has had the chance to send all
@@ -136,6 +137,7 @@ class Run:
         """Follow what the process says until it ends: its exit code; None if it hangs."""
         assert process.stdout is not None
         disturbing: Iterator[float] | None = None
+        end_at: float | None = None
         began = moved = disturbed = time.monotonic()
         rest = b""
         while True:
@@ -150,10 +152,14 @@ class Run:
                     if "ready" in said and self._scenario.disturb is not None:
                         disturbing, disturbed = self._scenario.disturb(process.send_signal, collector), moved
                     if "quiet" in said:
+                        end_at = moved + (_BACK_S if disturbing is not None else 0)
                         disturbing = None
                         collector.switch("ok")
                     self._hear(said, process)
             now = time.monotonic()
+            if end_at is not None and now >= end_at:
+                end_at, moved = None, now
+                _tell_to_end(process)
             if disturbing is not None and now >= disturbed:
                 disturbed = now + next(disturbing)
             # A child that hangs is noticed by its parent before.
@@ -176,9 +182,6 @@ class Run:
             self._first = usage_of(process.pid)
         if "quiet" in said:
             self._last = usage_of(process.pid)
-            assert process.stdin is not None
-            process.stdin.write(b"end\n")
-            process.stdin.flush()
 
     def _measure(self, pid: int) -> None:
         usage = usage_of(pid)
@@ -210,6 +213,12 @@ class Run:
             report.arrived += min(arrived, count)
             if arrived < count:
                 report.faults.append(f"LOST: process {pid} delivered {count} records, {arrived} have arrived")
+
+
+def _tell_to_end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"end\n")
+    process.stdin.flush()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

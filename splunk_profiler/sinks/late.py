@@ -61,6 +61,7 @@ class LateSink(Generic[Record]):
         self._maker: Activity | None = None  # of the thread that makes it, while it does
         self._loading = False  # set before `_forks` is looked at, and looked at after that was added to
         self._forks: list[int] = []  # idents of the threads between `hold_for_fork` and `release_after_fork`
+        self._at_fork: set[int] = set()  # threads that a fork has left behind, of which a child knows none
         self._forked = Signal()
         self._before_detecting: frozenset[int] | None = None  # idents of threads
         self._hurry = Signal()
@@ -123,10 +124,16 @@ class LateSink(Generic[Record]):
         own = _thread.get_ident()
         had_pools = imports.is_loaded(_POOLS)
         self._forks.append(own)
+        others: dict[int, Activity] = {}
         while (maker := self._maker) is not None and self._imports(maker, own):
-            if maker.stands_still_s() > _STANDSTILL_S or any(imports.waits_for(one, own) for one in self._importing()):
+            for thread in living_threads().copy().values():
+                if thread.ident in self._importing() - {maker.ident, *others}:
+                    others[thread.ident] = Activity(thread)
+            stand_still = [one.stands_still_s() > _STANDSTILL_S for one in (maker, *others.values())]
+            if all(stand_still) or any(imports.waits_for(one, own) for one in self._importing()):
                 break
             Signal().wait(_FORK_LOOK_AGAIN_S)
+        self._at_fork = self._importing() - {own}
         if not had_pools and imports.is_loaded(_POOLS):
             # Its hook before the fork came too late for this one, and that after the fork releases what it would take.
             sys.modules[_POOLS]._global_shutdown_lock.acquire(blocking=False)
@@ -143,7 +150,7 @@ class LateSink(Generic[Record]):
         maker, self._maker = self._maker, None
         if maker is None or maker.ident == _thread.get_ident():
             return True
-        imports.abandon({maker.ident, *self._importing()})
+        imports.abandon({maker.ident, *self._importing(), *self._at_fork})
         return not self._loading
 
     def _imports(self, maker: Activity, own: int) -> bool:

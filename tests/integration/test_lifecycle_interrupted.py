@@ -13,7 +13,8 @@ _NOBODY = "http://127.0.0.1:9"
 
 @pytest.mark.parametrize("walker", ["auto", "portable"])
 @pytest.mark.parametrize(
-    "case", ["handler_in_stop", "handler_in_start", "handler_raises", "finaliser", "own_thread", "threads"]
+    "case",
+    ["handler_in_stop", "handler_in_start", "handler_raises", "finaliser", "own_thread", "threads", "inside_threading"],
 )
 def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: str) -> None:
     with Target("interrupted.py", case, env=profiled(_NOBODY, 10, walker, OTEL_SERVICE_NAME="shop")) as target:

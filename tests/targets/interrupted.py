@@ -162,6 +162,14 @@ def own_thread() -> None:
     _say_done()
 
 
+def inside_threading() -> None:
+    """A handler starts it while its thread is in a function of `threading`, and so has the lock of that module."""
+    with vars(threading)["_active_limbo_lock"]:
+        assert splunk_profiler.start()
+    splunk_profiler.stop()
+    _say_done()
+
+
 def threads() -> None:
     """Many threads start and stop at once."""
 
@@ -182,6 +190,7 @@ _CASES = {
     function.__name__: function
     for function in (
         handler_at_exit, handler_in_stop, handler_in_start, handler_raises, finaliser, own_thread, threads,
+        inside_threading,
     )
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.terminal import Terminal, lines, text
-from splunk_profiler.guard import logger, make_printable
+from splunk_profiler.guard import Guard, logger, make_printable
 from splunk_profiler.printable import printable
 
 
@@ -95,3 +95,10 @@ def test_json_is_ascii_and_keeps_every_character(capsys: pytest.CaptureFixture[s
     assert written.isascii()
     assert "".join(written.split("\n")).isprintable()
     assert json.loads(written) == value
+
+
+def test_an_exception_in_a_log_line_holds_no_escapes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "splunk_profiler"), Guard("a test").watching():
+        raise ValueError("\x1b[2J gone")
+    assert "\x1b" not in caplog.text
+    assert "\\x1b[2J gone" in caplog.text
