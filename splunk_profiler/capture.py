@@ -368,7 +368,11 @@ class Capture:
         samples = []
         for happened in events:
             seen = happened.thread
-            life = self._gone.get(seen.key) or self._between(seen, on_boottime_ns(happened.time_ns))
+            life = self._gone.get(seen.key)
+            if life is None:
+                life = self._between(seen, on_boottime_ns(happened.time_ns))
+            else:
+                life.follow(seen.python_thread)  # `threading` may not have known it yet when it was seen last
             stack, span = seen.stack, None
             labels: Labels = ()
             if not self._include_internal and (not stack.frames or is_left_out(stack, life.thread.name)):

@@ -33,6 +33,5 @@ def test_stop_in_a_handler_during_the_stop_at_exit_does_not_hang() -> None:
             target.line("exits")
             target.signal(signal.SIGTERM)
             target.line("handled")
-            target.signal(signal.SIGTERM)
             assert target.finish() == 0, target.output
         receiver.switch("ok")
