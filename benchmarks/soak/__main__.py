@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ def main() -> int:
     )
     if not chosen:
         parser.error(f"no scenario is called so; there are {', '.join(scenario.name for scenario in SCENARIOS)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started this beside itself
     machine = f"{platform.machine()}, {os.cpu_count()} processors, CPython {platform.python_version()}"
     print(json.dumps({"machine": machine, "day": time.strftime("%Y-%m-%d"), "seconds": seconds}), flush=True)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))

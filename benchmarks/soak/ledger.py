@@ -43,6 +43,11 @@ def delivered() -> int:
     return sum(recorder.counters().delivered for recorder in _CURRENT)
 
 
+def waiting() -> int:
+    """Records that the profiler of this process has not delivered yet."""
+    return sum(recorder.counters().waiting for recorder in _CURRENT)
+
+
 def read(file: Path) -> Iterator[dict[str, Any]]:
     """The lines there are."""
     if file.exists():

@@ -85,12 +85,14 @@ PUBLISHING = {
 }
 TRACES = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.01"}
 
+OFTEN_ENOUGH = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue holds what comes during an outage
+
 SCENARIOS = (
     Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
-    Scenario("outages", "turns", 100_000, 2, disturb=outages),
+    Scenario("outages", "turns", 100_000, 2, settings=OFTEN_ENOUGH, disturb=outages),
     Scenario("fork_storm", "forks", 3_000, 3, "pprof"),
     Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
-    Scenario("outages", "turns", 100_000, 2, "pprof", disturb=outages),
+    Scenario("outages", "turns", 100_000, 2, "pprof", settings=OFTEN_ENOUGH, disturb=outages),
     Scenario("thread_churn", "threads", 50_000, 1),
     Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
     Scenario("thread_churn", "threads", 10_000, 0.7, walker="portable"),

@@ -21,6 +21,7 @@ from soak import ledger
 
 HANG_S = float(os.environ.get("SOAK_HANG_S", "60"))  # what makes no progress for so long hangs
 STACKS_SIGNAL = signal.SIGRTMIN + 5
+MOST_WAITING = 20  # of records that come while others go; the stop sends them
 NAMES = ("service.name", "soak")
 
 
@@ -81,9 +82,12 @@ class Stage:
                 say(done=self._done)
 
     def end(self, **facts: Any) -> None:
-        """Be measured at rest, stop the profiler and say what happened."""
+        """Be measured at rest, let what waits be delivered, stop the profiler and say what happened."""
         say(done=self._done, quiet=True)
         sys.stdin.readline()
+        until = time.monotonic() + HANG_S / 2
+        while ledger.waiting() > MOST_WAITING and time.monotonic() < until:
+            time.sleep(0.05)
         began = time.monotonic()
         self._profiler.stop(2 * HANG_S)
         say(result={**facts, "stop_s": round(time.monotonic() - began, 2)})
