@@ -68,10 +68,12 @@ class Storm:
 
 def main() -> None:
     """Be interrupted until there have been enough signals."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they come as soon as the stage is ready
     stage = Stage()
     storm = Storm(stage)
     for number in SIGNALS:
         signal.signal(number, storm.handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     working = [threading.Thread(target=storm.work) for _ in range(3)]
     for thread in working:
         thread.start()
