@@ -33,7 +33,9 @@ def _stop_in_handler(*_: object) -> None:
 
 
 def _names() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("splunk-profiler-")}
+    # A handler that raises in `Thread.start` leaves a thread listed that has never begun.
+    alive = [thread for thread in threading.enumerate() if thread.is_alive()]
+    return {thread.name for thread in alive if thread.name.startswith("splunk-profiler-")}
 
 
 def _say_done() -> None:
@@ -116,7 +118,8 @@ def handler_raises() -> None:
         except InterruptedWorkError:
             signal.setitimer(signal.ITIMER_REAL, 0)
         assert splunk_profiler.start()
-        roles = [thread.name for thread in threading.enumerate() if thread.name == "splunk-profiler-ticker"]
+        listed = [thread for thread in threading.enumerate() if thread.is_alive()]
+        roles = [thread.name for thread in listed if thread.name == "splunk-profiler-ticker"]
         assert len(roles) == 1, roles
     _say_done()
 
