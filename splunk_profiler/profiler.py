@@ -233,10 +233,10 @@ class ProcessProfiler:
 
     def _after_fork_in_child(self) -> None:
         """Begin again in a forked child. Called by every way of noticing a fork; the first one counts."""
-        self._forking.clear()
         if self._pid == os.getpid():
-            return
+            return  # asked by the portable walker at each attach: what other threads hold for their forks stays
         self._pid = os.getpid()
+        self._forking.clear()
         self._settled = False  # this process has not been told its settings; until it is, the parent's hold
         self._calls = CallQueue()  # a thread that is not here may have been in it
         with self._guard.watching():

@@ -110,3 +110,16 @@ def test_nothing_is_started_between_fork_and_exec(how: str) -> None:
             assert target.line("forked there:") == "with threads"
             assert target.line("started there:") == "with threads"
         assert target.line("parent") == "with threads"
+
+
+@pytest.mark.parametrize("walker", ["native", "portable"])
+def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: str) -> None:
+    with Receiver() as receiver, Target("attaching_fork.py", env=profiled(receiver.url, walker=walker)) as target:
+        target.line("ready")
+        receiver.record()
+        target.tell("fork")
+        target.line("forked")
+        forked_ns = time.time_ns()
+        receiver.record(lambda record: record["time_ns"] > forked_ns)
+        target.tell("end")
+        assert target.finish() == 0
