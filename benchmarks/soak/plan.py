@@ -76,7 +76,7 @@ def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[fl
     while True:
         for _ in range(chance.choice((1, 1, 1, 5))):
             signal(chance.choice(SIGNALS))
-        yield chance.uniform(0.0, 0.04)
+        yield chance.uniform(0.0, 0.12)
 
 
 PUBLISHING = {
