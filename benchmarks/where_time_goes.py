@@ -1,4 +1,4 @@
-"""Whether profiles say where the time of a thread goes: what arrives is compared with the thread's own clocks.
+"""Measures where profiles say that the time of a thread goes: what arrives is compared with the thread's own clocks.
 
 One worker does six kinds of work in turns of some milliseconds, alone and beside threads that never wait; its process
 is profiled every 10 ms and sends to a real receiver. A figure is the largest difference of a kind's share, in points of

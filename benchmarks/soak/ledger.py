@@ -1,4 +1,4 @@
-"""What the profilers of a scenario say of their records: a line in a file for each of them, when it stops.
+"""Counters of the profilers of a scenario: a line in a file for each of them, when it stops.
 
 Imported by scenarios before the profiler starts; `read` is the runner's. Lines of forked children are in it as well.
 """

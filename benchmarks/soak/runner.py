@@ -31,7 +31,7 @@ _ENOUGH_S = 10.0  # a stop that had so long has had the chance to send all
 
 @dataclass
 class Report:
-    """What became of a scenario.
+    """Result of a scenario.
 
     Attributes:
         name: which one.

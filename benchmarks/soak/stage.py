@@ -1,4 +1,4 @@
-"""What every scenario process does: start the profiler, report progress, stand still to be measured, and end.
+"""The frame of every scenario process: start the profiler, report progress, stand still to be measured, and end.
 
 The runner reads its standard output: lines of JSON with ``ready``, ``done``, ``quiet`` or ``result``. Standard input
 ends when the process has to.
@@ -69,7 +69,7 @@ class Stage:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, or the time is up."""
+        """True once all is done, or the time is up."""
         return self._done >= self.count or time.monotonic() > self._until
 
     def did(self, more: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process from outside: memory, threads, descriptors; and whether they stay as they are."""
+"""Reads memory, threads and descriptors of a process from the kernel, and finds growth in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MORE_DESCRIPTORS = 4
 
 
 class Usage(NamedTuple):
-    """What a process has at one moment."""
+    """Resources of a process at one moment."""
 
     rss_mib: float
     threads: int
@@ -23,7 +23,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """What process `pid` has now; None if it has ended."""
+    """Read the resources of process `pid`; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8")
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
@@ -40,7 +40,7 @@ def growth_of(memory: Sequence[float]) -> float:
 
 
 def faults_of(first: Usage, last: Usage, memory: Sequence[float]) -> list[str]:
-    """What has grown that should not have, between two moments at rest."""
+    """Return a fault for each resource that has grown between two moments at rest."""
     faults = []
     growth, base = growth_of(memory), memory[len(memory) // 6]
     if growth > MORE_MIB + MORE_SHARE * base:
