@@ -1,9 +1,13 @@
-/* CPU times, states and priorities of threads, asked of the kernel without the GIL. */
+/* CPU times, states and priorities of threads, asked of the kernel without the GIL.
+ *
+ * Whether a thread has a processor at an instant cannot be asked: who asks may have woken up on that processor. So the
+ * clocks are read at the deadline, and again after a rest of some ten microseconds. Who has used a part of the rest had a
+ * processor at an instant of it that is chosen by chance with just that probability.
+ */
 #include "core.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PROCESSOR_FIELD 39 /* of /proc/self/task/ID/stat: the last one that the thread had */
+#define GOLDEN_STEP 2654435769u /* of 2^32, the golden section */
+#define MOST_BUSY   8           /* that one processor can have; of the others nobody asks whether they are ready */
 
 static int64_t clock_or_zero(clockid_t clock)
 {
@@ -30,38 +35,19 @@ static int64_t thread_cpu_ns(pid_t native_id)
     return native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)native_id << 3) | 6));
 }
 
-/* Whether a thread's clock goes with the time, from one look to the next. The caller may be put aside in between. */
-static bool has_processor(pid_t native_id)
+bool thread_is_runnable(pid_t native_id)
 {
-    int64_t used_ns = thread_cpu_ns(native_id), now_ns = monotonic_ns();
-    used_ns = thread_cpu_ns(native_id) - used_ns;
-    return used_ns > (monotonic_ns() - now_ns) / 2;
-}
-
-/* Of a thread that uses no CPU time at this moment. */
-static thread_state state_of(pid_t native_id)
-{
-    char text[1024];
+    char text[512];
     (void)snprintf(text, sizeof(text), "/proc/self/task/%d/stat", (int)native_id);
     int file = open(text, O_RDONLY | O_CLOEXEC);
     if (file < 0) {
-        return THREAD_UNKNOWN;
+        return false;
     }
     ssize_t length = read(file, text, sizeof(text) - 1);
     (void)close(file);
     text[length > 0 ? length : 0] = '\0';
     const char *field = strrchr(text, ')'); /* the name, which is the second field */
-    field = field == NULL ? NULL : strchr(field, ' ');
-    if (field == NULL) {
-        return THREAD_UNKNOWN;
-    }
-    if (field[1] != 'R') {
-        return THREAD_WAITS; /* for the GIL, too */
-    }
-    for (int number = 3; field != NULL && number < PROCESSOR_FIELD; number++) {
-        field = strchr(field + 1, ' ');
-    }
-    return field != NULL && atoi(field) == sched_getcpu() ? THREAD_DISPLACED : THREAD_READY;
+    return field != NULL && strncmp(field, ") R", 3) == 0;
 }
 
 int thread_nice(pid_t native_id)
@@ -88,43 +74,48 @@ static void put_back(core *c, clock_table *table)
 
 bool clocks_read(core *c, int64_t deadline_ns)
 {
-    bool displaced = false;
+    bool moved = false;
     clock_table *table = atomic_exchange(&c->clocks, NULL);
     if (table == NULL) {
         return false; /* the capture that has it, or that comes first, reads them itself */
     }
     table->deadline_ns = deadline_ns;
     table->process_ns = process_cpu_ns();
+    table->readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID);
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
-        int64_t before_ns = entry->cpu_ns;
-        entry->cpu_ns = thread_cpu_ns(entry->native_id);
-        entry->state = entry->cpu_ns > before_ns ? THREAD_RUNS : THREAD_WAITS;
+        int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
+        entry->moved = used_ns > 0;
+        entry->busy = used_ns > (now_ns - entry->read_ns) / MOST_BUSY;
+        entry->read_ns = now_ns;
+        entry->cpu_ns = cpu_ns;
+        entry->state = THREAD_WAITS;
+        moved = moved || entry->moved;
     }
-    for (size_t i = 0; i < table->count; i++) { /* who uses time right now has a processor */
-        clock_entry *entry = &table->entries[i];
-        if (entry->state == THREAD_RUNS && !has_processor(entry->native_id)) {
-            entry->state = state_of(entry->native_id);
-            displaced = displaced || entry->state == THREAD_DISPLACED;
-        }
-    }
-    table->read_ns = monotonic_ns();
     put_back(c, table);
-    return displaced;
+    return moved;
 }
 
-void clocks_settle(core *c)
+void clocks_read_again(core *c)
 {
     clock_table *table = atomic_exchange(&c->clocks, NULL);
     if (table == NULL) {
         return;
     }
-    int64_t elapsed_ns = monotonic_ns() - table->read_ns;
+    int64_t readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - table->readers_ns;
+    c->instant += GOLDEN_STEP; /* modulo 2^32: no two are close, and no rhythm of the application's is met */
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
-        if (entry->state == THREAD_DISPLACED) {
-            bool goes_on = thread_cpu_ns(entry->native_id) - entry->cpu_ns > elapsed_ns / 2;
-            entry->state = goes_on ? THREAD_RUNS : THREAD_READY;
+        if (!entry->moved) {
+            continue;
+        }
+        int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
+        int64_t rest_ns = monotonic_ns() - entry->read_ns - readers_ns;
+        if (used_ns > (int64_t)((double)rest_ns * c->instant / UINT32_MAX)) {
+            entry->state = THREAD_RUNS;
+        }
+        else if (used_ns == 0 && entry->busy && thread_is_runnable(entry->native_id)) {
+            entry->state = THREAD_READY;
         }
     }
     put_back(c, table);
@@ -144,9 +135,11 @@ static clock_table *listing(clock_table *table, const raw_snapshot *snapshot)
     }
     table->deadline_ns = -1;
     table->count = snapshot->count;
+    int64_t now_ns = monotonic_ns();
     for (size_t i = 0; i < snapshot->count; i++) {
         const raw_thread *thread = &snapshot->threads[i];
-        table->entries[i] = (clock_entry){thread->key, (pid_t)thread->native_id, thread->cpu_ns, THREAD_UNKNOWN};
+        table->entries[i] = (clock_entry){
+            .key = thread->key, .native_id = (pid_t)thread->native_id, .cpu_ns = thread->cpu_ns, .read_ns = now_ns};
     }
     return table;
 }
@@ -165,8 +158,7 @@ void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_l
         const clock_entry *entry = next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
         if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
             thread->cpu_ns = entry->cpu_ns;
-            thread_state state = entry->state == THREAD_DISPLACED ? THREAD_READY : entry->state;
-            thread->state = thread->state == THREAD_RUNS && state != THREAD_RUNS ? THREAD_READY : state;
+            thread->state = thread->state == THREAD_RUNS && entry->state != THREAD_RUNS ? THREAD_READY : entry->state;
         }
         else {
             thread->cpu_ns = thread_cpu_ns((pid_t)thread->native_id);

@@ -38,15 +38,8 @@ typedef struct raw_stack {
 } raw_stack;
 
 /* What a thread was doing. RUNS: it had a processor at the deadline. READY: it waited for one, or held the GIL at the
- * capture without having had one at the deadline. UNKNOWN: nobody has looked.
- * DISPLACED, in the table of clocks only: it waited for the processor that the ticker has woken up on. */
-typedef enum {
-    THREAD_UNKNOWN = -1,
-    THREAD_WAITS = 0,
-    THREAD_READY = 1,
-    THREAD_RUNS = 2,
-    THREAD_DISPLACED = 3
-} thread_state;
+ * capture without having had one at the deadline. UNKNOWN: nobody has looked. */
+typedef enum { THREAD_UNKNOWN = -1, THREAD_WAITS = 0, THREAD_READY = 1, THREAD_RUNS = 2 } thread_state;
 
 typedef struct {
     uint64_t key;
@@ -114,15 +107,17 @@ typedef struct {
 typedef struct {
     uint64_t key;
     pid_t native_id;
-    int64_t cpu_ns; /* 0: it has ended, or cannot be read */
+    int64_t cpu_ns;  /* 0: it has ended, or cannot be read */
+    int64_t read_ns; /* when, monotonic */
+    bool moved, busy; /* since the deadline before it has used CPU time, or much of it */
     thread_state state;
 } clock_entry;
 
 /* Their clocks at a deadline. Who takes the table out of core.clocks has it alone, and puts it back. */
 typedef struct {
     int64_t deadline_ns; /* of the capture that they were read for; 0: it was taken at none */
-    int64_t read_ns;     /* when they were read, monotonic */
     int64_t process_ns;  /* CPU time of the process, read before all others */
+    int64_t readers_ns;  /* of the thread that reads, then */
     size_t count, room;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;
@@ -180,6 +175,7 @@ typedef struct core {
     int64_t collection_began_ns;    /* of the one under way; 0: none */
 
     _Atomic(clock_table *) clocks; /* NULL: there are none, or somebody works on them */
+    uint32_t instant;              /* of the rest after a deadline, in parts of 2^32; who has the table */
 
     known_frame *known; /* open addressing; GIL */
     size_t known_size;
@@ -249,12 +245,14 @@ HIDDEN PyObject *collections_drain(core *c, const value_types *types);
 HIDDEN void known_frames_clear(core *c);
 
 /* clocks.c: CPU times, states and priorities. Needs no GIL, but for Python values. */
-/* Reads those of the threads of the last snapshot, for the next one. True if some waited for the caller's processor: one
- * that had it goes on when the caller rests for a moment, and one that was only woken up soon waits again. */
+/* Reads those of the threads of the last snapshot, for the next one. True if some have run since the deadline before: the
+ * caller rests for a moment, and reads them again to see which of them run now. */
 HIDDEN bool clocks_read(core *c, int64_t deadline_ns);
-HIDDEN void clocks_settle(core *c); /* after that moment */
+HIDDEN void clocks_read_again(core *c);
+#define CLOCKS_REST_NS 50000LL /* the moment: longer than most waits for a wakened thread, shorter than most work */
 /* Writes the clocks to a snapshot, and reads those that were not. `is_last`: the next snapshot's are of its threads. */
 HIDDEN void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
+HIDDEN bool thread_is_runnable(pid_t native_id);               /* it runs, or would if there was a processor for it */
 HIDDEN int thread_nice(pid_t native_id);                       /* 0 as well if it has ended */
 HIDDEN bool native_id_take(pid_t *native_id, PyObject *given); /* false and an exception if it is no int */
 

@@ -10,9 +10,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #define PATIENCE_NS       1000000LL /* how long the pending call may take before the loop takes the GIL */
-#define DISPLACED_NS      50000LL   /* how long the ticker rests to see who had its processor */
 #define LONGEST_PERIOD_NS (86400LL * 1000000000LL)
 #define LONGEST_WAIT_NS   (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
 
@@ -236,8 +236,8 @@ static void keep_schedule(core *c, PyThreadState *self)
             r.some_at = next;
             next = next < all_at ? next : all_at;
         }
-        if (all && clocks_read(c, deadline) && wait_until(c, self, monotonic_ns() + DISPLACED_NS)) {
-            clocks_settle(c);
+        if (all && clocks_read(c, deadline) && wait_until(c, self, monotonic_ns() + CLOCKS_REST_NS)) {
+            clocks_read_again(c);
         }
         atomic_fetch_add(&c->due, (unsigned long long)skipped + 1);
         atomic_store(&c->waited_ns, period_ns);
@@ -306,11 +306,14 @@ int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
     }
     gil_keeper_own_thread(true);
     PyThreadState *self = PyEval_SaveThread();
+    int slack_ns = prctl(PR_GET_TIMERSLACK);
+    (void)prctl(PR_SET_TIMERSLACK, 1); /* else the kernel ends waits together with those of the application's threads */
     pthread_mutex_lock(&c->mutex);
     keep_schedule(c, self);
     c->running = false;
     pthread_cond_broadcast(&c->filled);
     pthread_mutex_unlock(&c->mutex);
+    (void)prctl(PR_SET_TIMERSLACK, slack_ns);
     PyEval_RestoreThread(self);
     gil_keeper_own_thread(false);
     return 0;
@@ -351,8 +354,9 @@ void core_stop(core *c)
 
 void core_capture(core *c, bool focused)
 {
-    if (!focused) {
-        (void)clocks_read(c, 0);
+    if (!focused && clocks_read(c, 0)) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = CLOCKS_REST_NS}, NULL);
+        clocks_read_again(c);
     }
     if (!capture_snapshot(c, 0, focused, PyThreadState_Get())) {
         atomic_fetch_add(&c->missed, 1);
