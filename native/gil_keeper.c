@@ -7,18 +7,23 @@
  * application has the GIL nothing is done: that is as it would be without us.
  *
  * Handlers of other libraries may want the GIL before the fork, on the thread that forks. Then it is let go: when that
- * thread has not worked for 20 ms. A large process takes longer to fork, but works on it.
+ * thread has slept for 20 ms. A large process takes longer to fork, but works on it.
  *
- * Both times are made of several waits. A process that gets no processor for a while stands still as a whole, and each
- * of its threads has a chance when it goes on.
+ * A thread that waits for a processor counts as one that works, for half a second: beside busy processes 20 ms are soon
+ * over. If the GIL is still one of our threads' in the child it is unlocked all the same. What that thread was changing
+ * may be half changed then, but nothing else could ever unlock it.
  */
 #include "py_compat.h"
 
 #include "core.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #define ASKING_NS  2000000LL
 #define KEEPING_NS 10000000LL
 #define WORKED_NS  1000000LL /* CPU time; who waits for the GIL uses little, to ask for it again and again */
+#define LONGEST_NS 500000000LL
 
 enum { ASKING_WAITS = 10, KEEPING_WAITS = 2, MOST_THREADS = 32 };
 
@@ -29,7 +34,11 @@ static struct {
     pthread_cond_t changed;
     _Atomic keeping state; /* changed with the mutex */
     clockid_t clock;       /* mutex: CPU time of the thread that asks */
-    _Atomic(const void *) own_threads[MOST_THREADS]; /* thread states, as addresses; NULL: free */
+    pid_t native_id;       /* mutex: the same thread's */
+    struct {
+        _Atomic(const void *) state; /* as an address; NULL: the place is free */
+        atomic_int native_id;        /* set after it */
+    } own_threads[MOST_THREADS];
 } keeper = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* This thread has asked, and is to say when it has forked. */
@@ -60,27 +69,22 @@ static void change(keeping state)
     pthread_cond_broadcast(&keeper.changed);
 }
 
-/* Puts `new` in the place of `old`; no room: a thread more or less is known, and so is helped or is not. */
-static void replace_own(const void *old, const void *new)
+void gil_keeper_own_thread(bool begins)
 {
-    for (size_t i = 0; i < MOST_THREADS; i++) {
-        const void *expected = old;
-        if (atomic_compare_exchange_strong(&keeper.own_threads[i], &expected, new)) {
+    const void *self = PyThreadState_Get();
+    for (size_t i = 0; i < MOST_THREADS; i++) { /* no room: a thread more or less is known, and so is helped or is not */
+        const void *expected = begins ? NULL : self;
+        if (atomic_compare_exchange_strong(&keeper.own_threads[i].state, &expected, begins ? self : NULL)) {
+            atomic_store(&keeper.own_threads[i].native_id, begins ? (int)syscall(SYS_gettid) : 0);
             return;
         }
     }
 }
 
-void gil_keeper_own_thread(bool begins)
-{
-    const void *self = PyThreadState_Get();
-    replace_own(begins ? NULL : self, begins ? self : NULL);
-}
-
 static bool is_own(const void *thread)
 {
     for (size_t i = 0; i < MOST_THREADS; i++) {
-        if (atomic_load(&keeper.own_threads[i]) == thread) {
+        if (atomic_load(&keeper.own_threads[i].state) == thread) {
             return true;
         }
     }
@@ -114,24 +118,38 @@ bool gil_keeper_ask(void)
     asking = atomic_load(&keeper.state) == NOT_WANTED;
     if (asking) {
         pthread_getcpuclockid(pthread_self(), &keeper.clock); /* cannot fail for oneself */
+        keeper.native_id = (pid_t)syscall(SYS_gettid);
         change(ASKED);
     }
     pthread_mutex_unlock(&keeper.mutex);
     return asking;
 }
 
-static bool has_ours_the_gil(PyInterpreterState *interp)
+/* Whether the thread on which all depends would go on if it had a processor: the one of ours that has the GIL, or any if
+ * it is free. */
+static bool is_under_way(const void *holder)
 {
-    const void *holder = gil_holder(interp);
-    return holder != NULL && is_own(holder);
+    for (size_t i = 0; i < MOST_THREADS; i++) {
+        const void *state = atomic_load(&keeper.own_threads[i].state);
+        if (state != NULL && (holder == NULL || holder == state)
+            && thread_is_runnable(atomic_load(&keeper.own_threads[i].native_id))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void gil_keeper_await(PyInterpreterState *interp, bool somebody_can)
 {
+    int64_t until_ns = monotonic_ns() + LONGEST_NS;
     pthread_mutex_lock(&keeper.mutex);
     for (int waits = 0; waits < ASKING_WAITS && atomic_load(&keeper.state) == ASKED; waits++) {
-        if (!somebody_can && !has_ours_the_gil(interp)) {
+        const void *holder = gil_holder(interp);
+        if (!somebody_can && (holder == NULL || !is_own(holder))) {
             break;
+        }
+        if (monotonic_ns() < until_ns && is_under_way(holder)) {
+            waits = -1;
         }
         wait_for_change(ASKING_NS);
     }
@@ -154,13 +172,14 @@ void gil_keeper_release(void)
 
 void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
 {
-    if (asking && atomic_load(&keeper.state) == KEPT) {
+    const void *holder = interp == NULL || compat_holds_gil() ? NULL : compat_gil_holder(interp);
+    if (holder != NULL && is_own(holder)) { /* the ticker that keeps it, as a rule */
         compat_free_gil(interp);
     }
     asking = false;
     atomic_store(&keeper.state, NOT_WANTED);
     for (size_t i = 0; i < MOST_THREADS; i++) {
-        atomic_store(&keeper.own_threads[i], NULL);
+        atomic_store(&keeper.own_threads[i].state, NULL);
     }
     gil_keeper_init();
 }
@@ -183,12 +202,16 @@ static int64_t used_ns(void)
 /* Needs the mutex. Returns when the other thread has forked, or seems to want the GIL itself. */
 static void wait_for_fork(void)
 {
-    int64_t now_ns = used_ns();
+    int64_t now_ns = used_ns(), until_ns = monotonic_ns() + LONGEST_NS;
     for (int idle = 0; idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT; idle++) {
         int64_t before_ns = now_ns;
         wait_for_change(KEEPING_NS);
         now_ns = used_ns();
         if (now_ns - before_ns >= WORKED_NS) {
+            idle = -1;
+            until_ns = monotonic_ns() + LONGEST_NS;
+        }
+        else if (monotonic_ns() < until_ns && thread_is_runnable(keeper.native_id)) {
             idle = -1;
         }
     }

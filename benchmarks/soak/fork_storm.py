@@ -31,7 +31,6 @@ FORKING = 2
 WORKING = 4
 LIVES = 0.03  # share of the children that work before they end
 BACK_IN_PYTHON = 0.05  # share of the forks whose child returns from C code to Python
-LONG_RUN = 1000  # forks; a shorter run leaves those out, of which some hang (docs/reliability.md)
 SOURCE = Path(__file__).with_name("forking.c")
 _MULTIPROCESSING: Any = multiprocessing.get_context("fork")
 
@@ -160,7 +159,7 @@ def main() -> None:
     storm = Storm(stage, built)
     if built is not None and os.environ["SPLUNK_PROFILER_WALKER"] != "portable":  # which sees no fork of C code
         chance = random.Random(1)
-        for _ in range(int(stage.count * BACK_IN_PYTHON) if stage.count >= LONG_RUN else 0):
+        for _ in range(int(stage.count * BACK_IN_PYTHON)):
             if not stage.is_over:
                 storm.fork_once("C code, back in Python", built[0].soak_fork, lives=chance.random() < LIVES)
     working = [threading.Thread(target=storm.work) for _ in range(WORKING)]
