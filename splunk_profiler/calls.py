@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from math import inf
 
-from splunk_profiler.threads import Signal, real_get_ident
+from splunk_profiler.threads import Signal, Worker, real_get_ident
 
 _LOOK_AGAIN_S = 0.05
+_MOST_IN_A_ROW = 8  # on a thread of the application: signals may come as fast as their calls are run
 
 
 class _Call:
@@ -36,7 +39,8 @@ class CallQueue:
     """Calls that must not overlap.
 
     A lock would do, but for two things: a call can come on the thread that is in the middle of another one, and a
-    thread must not wait for another one without bound. Whoever runs a call runs what came meanwhile as well.
+    thread must not wait for another one without bound. Whoever runs a call runs what came meanwhile as well, and leaves
+    it to a thread of ours if that does not end.
     """
 
     def __init__(self) -> None:
@@ -67,17 +71,28 @@ class CallQueue:
                 return
             call.ended.wait(min(left_s, _LOOK_AGAIN_S))
 
-    def _work_off(self, own: _Call) -> None:
-        """Run what waits, unless another thread does, or another call of this one.
+    def _work_off(self, own: _Call, most: float = _MOST_IN_A_ROW) -> None:
+        """Run what waits, unless another thread does, or another call of this one; more than `most` on another thread.
 
         Taking the turn and giving it up are one operation each, and CPython runs signal handlers after an operation,
-        not before one: so an exception of theirs cannot come between the turn and its end.
+        not before one: so an exception of theirs cannot come between the turn and its end. A call stays in the queue
+        until it is over, so that it is run if one comes before it has begun.
         """
-        turn = self._turn
+        turn, waiting = self._turn, self._waiting
         try:
             if turn.setdefault("call", own) is own:
-                while self._waiting:
-                    self._waiting.popleft()()
+                while waiting and most:
+                    if waiting[0].over:
+                        waiting.popleft()
+                    else:
+                        most -= 1
+                        waiting[0]()
         finally:
             if "call" in turn and turn["call"] is own:
                 turn.clear()
+        if not most:
+            with suppress(RuntimeError):  # there can be no more threads: the next call runs what waits
+                Worker("calls", self._work_off_all).start()
+
+    def _work_off_all(self) -> None:
+        self._work_off(_Call(lambda: None), inf)

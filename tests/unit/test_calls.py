@@ -89,6 +89,55 @@ def test_a_call_waits_for_one_of_another_thread(calls: CallQueue) -> None:
     assert sorted(done) == [0] * 50 + [1] * 50 + [2] * 50 + [3] * 50
 
 
+def test_calls_that_come_without_end_do_not_keep_the_thread_that_asked_first(calls: CallQueue) -> None:
+    here, ran_on = threading.get_ident(), [0]
+    elsewhere = Signal()
+
+    def again() -> None:
+        ran_on.append(threading.get_ident())
+        if ran_on[-1] != here:
+            elsewhere.set()
+        elif len(ran_on) < 1000:
+            calls.run(again, 60)
+
+    calls.run(again, 60)
+    assert elsewhere.wait(60)
+    assert len(ran_on) < 100
+
+
+@pytest.mark.usefixtures("_raising_handler")
+def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
+    for wanted in range(1, 200):
+        lines, asked = 0, False
+        done: list[str] = []
+        calls = CallQueue()
+
+        def trace(frame: FrameType, event: str, _argument: Any, wanted: int = wanted) -> Any:
+            nonlocal lines
+            if frame.f_code.co_name not in ("run", "_work_off") or not frame.f_code.co_filename.endswith("calls.py"):
+                return None
+            lines += event == "line"
+            if lines == wanted:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        def outer(calls: CallQueue = calls, done: list[str] = done) -> None:
+            nonlocal asked
+            calls.run(lambda: done.append("inner"), 60)
+            asked = True
+
+        sys.settrace(trace)
+        with suppress(RaisedByHandlerError):
+            calls.run(outer, 60)
+        sys.settrace(None)
+        calls.run(lambda: None, 60)
+        assert not asked or "inner" in done, f"after an exception at line {wanted}"
+        if lines < wanted:
+            break
+    assert wanted > 20
+
+
 @pytest.fixture
 def _raising_handler() -> Iterator[None]:
     def handle(_number: int, _frame: FrameType | None) -> None:
