@@ -195,6 +195,7 @@ class Recorder(Generic[Record]):
             self._await_end(_LEAVE_S)
         with self._lock:
             lost = len(self._queue) + len(self._travelling.records)
+            self._travelling = Batch((), 0)
             self._queue.clear()
             self._bytes = 0
             self._count(lost_at_exit=lost)
@@ -294,6 +295,8 @@ class Recorder(Generic[Record]):
             self._part = min(self._part * 2, self._batch_records)
             self._refusals = 0
         with self._lock:
+            if self._travelling is not batch:  # `stop` has waited long enough, and has counted them as lost
+                return
             self._travelling = Batch((), 0)
             if delivery is Delivery.DELIVERED:
                 refused = min(outcome.rejected, count)  # of a profile the receiver may have got several parts

@@ -107,6 +107,7 @@ class OtlpSink(Generic[Record]):
         self._connections.close()
 
     def _send(self, message: bytes) -> Outcome:
+        renewed = False
         while True:
             # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
             may_share = self._until_s is not None or threading.main_thread().is_alive()
@@ -133,6 +134,10 @@ class OtlpSink(Generic[Record]):
                     self._connections.failed(connection, timed_out=timed_out)
                 if lost and connection.shared:
                     continue  # the trace exporter's connection is not the only way to the collector
+                if lost and self._until_s is not None and not renewed:
+                    renewed = True  # the last chance: a connection that did not work pauses, a new one tries at once
+                    self._connections.close()
+                    continue
                 return diagnosis.outcome(error, self._endpoint, self._transport, self._what_it_speaks(error))
             self._connections.worked()
             self._probed = ""

@@ -88,6 +88,17 @@ def test_the_end_of_the_process_does_not_wait_for_a_collector_that_hangs() -> No
         exporter.log(lambda text: "5 profiling records were not delivered before the process ended" in text)
 
 
+def test_a_collector_that_is_back_at_the_moment_of_the_end_gets_what_waited(free_port: int) -> None:
+    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
+        exporter.ask("record 5")
+        exporter.log(lambda text: UNDELIVERED in text)
+        for _ in range(3):  # the connection pauses for longer after each attempt
+            exporter.ask("flush 10")
+        with Receiver(port=free_port) as receiver:
+            assert exporter.ask("stop 10")["delivered"] == 5
+            assert len(receiver.records(5)) == 5
+
+
 @pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
 def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_content(code: str) -> None:
     with (

@@ -315,6 +315,19 @@ def test_stop_sends_what_is_queued(blocking: Blocking) -> None:
     assert recorder.counters() == Counters(recorded=5, delivered=5)
 
 
+def test_a_record_whose_export_outlives_the_stop_is_lost_and_nothing_else(blocking: Blocking) -> None:
+    sink, recorder, thread = blocking
+    sink.shutdown = lambda: None  # type: ignore[method-assign]  # a file system that does not answer
+    recorder.record(samples(1, 3))
+    thread.start()
+    sink.begun.get()
+    recorder.stop(0.01)
+    at_the_stop = recorder.counters()
+    sink.answers.put(DELIVERED)
+    thread.join()
+    assert at_the_stop == recorder.counters() == Counters(recorded=3, lost_at_exit=3)
+
+
 def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
     blocking: Blocking, caplog: pytest.LogCaptureFixture
 ) -> None:
