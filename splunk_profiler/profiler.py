@@ -1,8 +1,7 @@
-"""The composition root: builds the profiler, starts and stops it, and carries it over forks and exits.
+"""The profiler of the process: the switch that the public functions turn, carried over forks and exits.
 
-The only place that registers fork and exit hooks; the one signal is `sigterm`'s. `ProcessProfiler` is the switch that
-the public functions turn; `Profiler` is one life of it: sampling (`sampling`), publishing to host profilers
-(`publishing`), or both.
+The only place that registers fork and exit hooks; the one signal is `sigterm`'s. What runs between a start and a stop
+is a `Profiler` (`composition`).
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import config as settings
 from splunk_profiler.calls import CallQueue
+from splunk_profiler.composition import Profiler
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.sigterm import SigtermWatch
 from splunk_profiler.threads import Signal, Worker, on_own_thread
 
 if TYPE_CHECKING:
-    from splunk_profiler.publishing import Publishing
     from splunk_profiler.runtime_id import RuntimeId
-    from splunk_profiler.sampling import Sampling
 
 _START_WAIT_S = 5.0  # for a stop on another thread
 _LEAST_S = 0.1  # for threads to end
@@ -34,7 +33,6 @@ _SIGTERM_S = 1.2  # less than `SigtermWatch` allows
 _EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
 _FORK_WAIT_S = 0.02
 _EXEC = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
-_SHARE_OF_PUBLISHING = 0.25  # of the time that stopping may take; what it does not need is the sampling's
 
 
 class ProcessProfiler:
@@ -52,11 +50,13 @@ class ProcessProfiler:
         self._told: set[str] = set()
         # Idents of the threads that are between Python's hooks before and after a fork, and what each of them holds.
         self._forking: dict[int, Profiler | None] = {}
+        self._has_lost_threads = False
         self._resolved: settings.Resolved | None = None
         self._settled = False  # these settings hold for the life of the process
         self._profiler: Profiler | None = None
         self._unfinished: Profiler | None = None
         self._abandoned: list[Profiler] = []
+        self._finalizer: Any = None  # of `multiprocessing`
         self._postponed: Profiler | None = None  # of the parent, in a child that is only to run another program
         self._runtime_id: RuntimeId | None = (
             None  # made by the first start: it loads what a process that is off need not
@@ -78,7 +78,7 @@ class ProcessProfiler:
 
     def _ask(self, function: Callable[[], None], timeout_s: float) -> None:
         if self._pid != os.getpid():
-            self._after_fork_in_child()
+            self._after_fork_in_child(hooked=False)
         calls = self._calls
         if not on_own_thread():
             calls.run(function, timeout_s)
@@ -160,7 +160,14 @@ class ProcessProfiler:
         parents = self._abandoned[-1] if self._abandoned else None
         if self._runtime_id is None:
             self._runtime_id = _new_runtime_id()
-        profiler = Profiler(resolved, self._noticed_to_be_a_child, self._runtime_id, parents=parents, forked=forked)
+        profiler = Profiler(
+            resolved,
+            self._noticed_to_be_a_child,
+            self._runtime_id,
+            parents=parents,
+            forked=forked,
+            has_lost_threads=self._has_lost_threads,
+        )
         self._unfinished = profiler
         try:
             if not profiler.start():
@@ -173,7 +180,7 @@ class ProcessProfiler:
                     os.register_at_fork(
                         before=self._before_fork,
                         after_in_parent=self._after_fork_in_parent,
-                        after_in_child=self._after_fork_in_child,
+                        after_in_child=partial(self._after_fork_in_child, hooked=True),  # no frame of ours between
                     )
             atexit.register(self._at_exit)
             self._at_exit_of_children()
@@ -203,7 +210,8 @@ class ProcessProfiler:
         util, celery = sys.modules.get("multiprocessing.util"), sys.modules.get("celery.signals")
         if util is not None:
             util.register_after_fork(self, ProcessProfiler._at_exit_of_children)
-            util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
+            if self._finalizer is None or not self._finalizer.still_active():
+                self._finalizer = util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
         if celery is not None:
             celery.worker_process_shutdown.connect(self._at_celerys_exit, weak=False, dispatch_uid=__name__)
 
@@ -229,13 +237,18 @@ class ProcessProfiler:
         begin here for ones of the parent and forget them.
         """
         if _thread.get_ident() not in self._forking:
-            self._after_fork_in_child()
+            self._after_fork_in_child(hooked=False)
 
-    def _after_fork_in_child(self) -> None:
-        """Begin again in a forked child. Called by every way of noticing a fork; the first one counts."""
+    def _after_fork_in_child(self, *, hooked: bool) -> None:
+        """Begin again in a forked child. Called by every way of noticing a fork; the first one counts.
+
+        Args:
+            hooked: Python's hooks are run, so that the interpreter knows which threads are left.
+        """
         if self._pid == os.getpid():
             return  # asked by the portable walker at each attach: what other threads hold for their forks stays
         self._pid = os.getpid()
+        self._has_lost_threads = self._has_lost_threads or not hooked
         self._forking.clear()
         self._settled = False  # this process has not been told its settings; until it is, the parent's hold
         self._calls = CallQueue()  # a thread that is not here may have been in it
@@ -280,165 +293,11 @@ def _in_main_interpreter() -> bool:
     return int(current[0] if isinstance(current, tuple) else current) == 0
 
 
-class Profiler:
-    """One life of the profiler, from start to stop: sampling, publishing to host profilers, or both.
-
-    Args:
-        resolved: the settings.
-        in_child: called in a forked child when no fork hook of Python's has run there.
-        runtime_id: the process's.
-        parents: in a forked child, what its parent had opened, which must not be used; else None.
-        forked: this is the first life in a forked child; what `parents` published goes on here.
-    """
-
-    def __init__(
-        self,
-        resolved: settings.Resolved,
-        in_child: Callable[[], None],
-        runtime_id: RuntimeId,
-        *,
-        parents: Profiler | None,
-        forked: bool,
-    ) -> None:
-        self.resolved = resolved
-        self._in_child = in_child
-        self._runtime_id = runtime_id
-        self._goes_on = forked and parents is not None
-        self._publishing: Publishing | None = (
-            parents._publishing if forked and parents is not None else self._make_publishing()
-        )
-        self._sampling = self._make_sampling(parents) if resolved.samples else None
-
-    def start(self) -> bool:
-        """Start what there is. True if something runs.
-
-        Raises:
-            RuntimeError: the process can make no more threads; `stop` ends what has begun.
-        """
-        self._watch_forks(self._in_child)  # first: threads that start are then known to the walker, which it loads
-        if self._publishing is not None:
-            self._start_publishing(self._publishing)
-        if self._sampling is not None:
-            self._sampling.start()
-        runs = self._sampling is not None or self._publishing is not None
-        if not runs:
-            self._watch_forks(None)
-        return runs
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop all of it, sending what is there; returns within about `timeout_s` seconds. May be called again.
-
-        Up to 5 seconds longer while exporters of the application take what waits for them (`Forwarding.hand_over`).
-        """
-        until = time.monotonic() + timeout_s
-        self._watch_forks(None)
-        if self._publishing is not None:
-            self._publishing.stop(timeout_s * _SHARE_OF_PUBLISHING)
-        if self._sampling is not None:
-            self._sampling.stop(max(until - time.monotonic(), timeout_s * (1 - _SHARE_OF_PUBLISHING)))
-
-    def hold(self, timeout_s: float) -> None:
-        """Let nothing be under way that must not be forked.
-
-        Waits for imports of ours as long as they get on, and at most about `timeout_s` seconds for the rest.
-        """
-        if self._sampling is not None:
-            self._sampling.hold_imports()
-        until = time.monotonic() + timeout_s
-        if self._sampling is not None:
-            self._sampling.hold(timeout_s)
-        if self._publishing is not None:
-            self._publishing.hold(max(until - time.monotonic(), 0.0))
-
-    def is_whole_in_child(self) -> bool:
-        """In a forked child of this: whether another can begin; says so if it cannot."""
-        if self._sampling is None or self._sampling.abandon_imports():
-            return True
-        logger.warning(
-            "this process was forked while the profiler of its parent was loading what it exports with,"
-            " and is not profiled; fork outside of imports, or later"
-        )
-        return False
-
-    def release(self) -> None:
-        """Go on after `hold`."""
-        try:
-            if self._publishing is not None:
-                self._publishing.release()
-        finally:
-            if self._sampling is not None:
-                self._sampling.release()
-
-    def _start_publishing(self, publishing: Publishing) -> None:
-        try:
-            if self._goes_on:
-                publishing.after_fork()
-            else:
-                publishing.start()
-        except Exception as error:  # sampling does not depend on it
-            self._publishing = None
-            logger.warning("nothing is published to host profilers: %s", error, exc_info=True)
-
-    def _make_publishing(self) -> Publishing | None:
-        from splunk_profiler.publishing import make_publishing  # noqa: PLC0415  # loaded by a start that is switched on
-
-        config = self.resolved.config
-        sampled_often = self.resolved.samples and config.enabled and config.call_stack_interval_ms <= 1000
-        return make_publishing(self.resolved, audited=sampled_often)
-
-    def _make_sampling(self, parents: Profiler | None) -> Sampling | None:
-        from splunk_profiler.capture import choose_walker  # noqa: PLC0415  # loaded where it is wanted
-        from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
-
-        choice = choose_walker(self.resolved.config.walker)
-        if choice.name == "none":
-            logger.warning("no stacks are sampled: %s", choice.reason)
-            return None
-        publishing = self._publishing
-        audit = publishing.audit if publishing is not None else _nothing
-        before = None if parents is None else parents._sampling
-        resource = publishing.resource if publishing is not None else _unchanged
-        local_root = publishing.local_root if publishing is not None else _unknown
-        return Sampling(
-            self.resolved,
-            self._in_child,
-            audit,
-            resource,
-            local_root,
-            runtime_id=self._runtime_id,
-            choice=choice,
-            parents=before,
-        )
-
-    def _watch_forks(self, in_child: Callable[[], None] | None) -> None:
-        if self._sampling is not None and not self._sampling.is_native:
-            return  # the portable walker has a way of its own
-        try:
-            from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
-        except ImportError:
-            return
-        _walker.watch_forks(in_child)
-
-
 def _new_runtime_id() -> RuntimeId:
     """One for a process that was not forked from one with an id."""
     from splunk_profiler.runtime_id import RuntimeId  # noqa: PLC0415  # loaded by a start that is switched on
 
     return RuntimeId.new()
-
-
-def _unchanged(resource: Any) -> Any:
-    """No host profiler says anything that the resource does not."""
-    return resource
-
-
-def _unknown(_span: Any) -> int | None:
-    """Nobody has kept the local root of a span."""
-    return None
-
-
-def _nothing() -> None:
-    """Nothing is published, so there is nothing to compare."""
 
 
 _PROCESS = ProcessProfiler()

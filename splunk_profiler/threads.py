@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
 NAME_PREFIX = "splunk-profiler-"
-_ASLEEP = "S"  # the kernel's word for a thread that waits for anything but a disk
+_ASLEEP, _ON_DISK = "S", "D"  # the kernel's words for a thread that waits
+_STANDSTILL_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
 class Signal:
@@ -74,7 +76,7 @@ class Worker:
             RuntimeError: the process can make no more threads, or this one could not be prepared.
         """
         self._started.acquire()
-        if threads_are_greenlets() or _interrupts_threading():
+        if threads_are_greenlets() or not _may_use_threading():
             _original("_thread", "start_new_thread")(self._run, ())
         else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
@@ -118,13 +120,19 @@ class Worker:
             self._failure = error
 
 
-def _interrupts_threading() -> bool:
-    """Whether the caller is a signal handler or finaliser in the middle of a function of `threading`.
+def _may_use_threading() -> bool:
+    """Whether a new `threading.Thread` starts: it waits for the lock that other functions of `threading` hold.
 
-    A new `threading.Thread` waits for the lock that such a function holds, and the function for the caller.
+    It waits for ever if the caller is a signal handler or finaliser in the middle of such a function, or if this is a
+    child that C code has forked while a thread was in one.
     """
-    is_owned: Callable[[], bool] | None = getattr(vars(threading).get("_active_limbo_lock"), "_is_owned", None)
-    return is_owned is not None and is_owned()
+    lock: Any = vars(threading).get("_active_limbo_lock")
+    if lock is None:
+        return True
+    if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
+        return False
+    lock.release()
+    return True
 
 
 _OWN_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child has none of its parent's
@@ -136,7 +144,7 @@ def on_own_thread() -> bool:
 
 
 class Activity:
-    """Whether the thread that makes it gets on: it uses the processor, or waits for a disk. Tells nothing but on Linux.
+    """Whether the thread that makes it gets on: it uses the processor, or a disk. Tells nothing but on Linux.
 
     Args:
         thread: another one than the caller.
@@ -152,8 +160,8 @@ class Activity:
         self._seen: object = None
         self._since = 0.0
 
-    def stands_still_s(self) -> float:
-        """For how many seconds it has not got on; counted from the first call that finds so."""
+    def stands_still(self) -> bool:
+        """Whether it has not got on for 5 seconds, or on a disk, which may be a dead server's, for a minute."""
         now = time.monotonic()
         try:
             cpu_ns = cpu_time_ns(self._native_id) if self._native_id else 0
@@ -161,9 +169,9 @@ class Activity:
             seen = (cpu_ns, state.split()[0])
         except OSError:
             seen = (0, _ASLEEP)
-        if seen != self._seen or seen[1] != _ASLEEP:
+        if seen != self._seen or seen[1] not in _STANDSTILL_S:
             self._seen, self._since = seen, now
-        return now - self._since
+        return now - self._since > _STANDSTILL_S.get(seen[1], inf)
 
 
 def cpu_time_ns(native_id: int) -> int:

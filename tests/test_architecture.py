@@ -73,6 +73,7 @@ LAYERS: dict[str, int] = {
     "sampling": 3,
     "publishing": 3,
     "sigterm": 3,
+    "composition": 3,
     "profiler": 3,
     "__init__": 4,
     "__main__": 4,
@@ -101,7 +102,8 @@ BESIDE: dict[str, set[str]] = {
     "recording": {"aggregator", "recorder"},
     "correlation.correlator": {"correlation.processor"},
     "sampling": {"destinations"},
-    "profiler": {"sampling", "publishing", "sigterm"},
+    "composition": {"sampling", "publishing"},
+    "profiler": {"composition", "sigterm"},
     "__main__": {"cli", "__init__"},
     "cli": {"__init__", "__main__"},
 }

@@ -45,6 +45,7 @@ from splunk_profiler.cli.report import draw
 from splunk_profiler.cli.store import LOGS
 from splunk_profiler.cli.terminal import Terminal, page
 from splunk_profiler.config import environment
+from splunk_profiler.private_files import make_directory
 
 _HOST = "127.0.0.1"
 _NEEDED = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")
@@ -130,7 +131,7 @@ def _record(console: Terminal, plan: _Plan) -> Counter[str]:
     with ExitStack() as stack:
         collector_command = [*own("collect"), "--port", "0", "--output", str(directory)]
         console.print(shown(1, "the collector", collector_command), soft_wrap=True)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         collector = stack.enter_context(process("collector", collector_command, environment(), directory))
         endpoint = listening(collector, directory / "collector.log")
         env = {

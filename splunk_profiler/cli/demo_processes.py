@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.private_files import open_private
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
@@ -45,7 +46,7 @@ def process(
     before: Callable[[], None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child whose output goes to ``NAME.log``, and that calls `before` first; it never outlives the block."""
-    with (directory / f"{name}.log").open("wb") as log:
+    with open(directory / f"{name}.log", "wb", opener=open_private) as log:
         child = subprocess.Popen(
             command,
             env=env,

@@ -32,7 +32,6 @@ _QUIET_S = 0.3
 _LOOK_AGAIN_S = 0.05
 _FORK_LOOK_AGAIN_S = 0.005
 _POOLS = "concurrent.futures.thread"
-_STANDSTILL_S = 5.0  # a thread that neither runs nor reads for so long, while it imports, waits for somebody
 
 
 class LateSink(Generic[Record]):
@@ -129,7 +128,7 @@ class LateSink(Generic[Record]):
             for thread in living_threads().copy().values():
                 if thread.ident in self._importing() - {maker.ident, *others}:
                     others[thread.ident] = Activity(thread)
-            stand_still = [one.stands_still_s() > _STANDSTILL_S for one in (maker, *others.values())]
+            stand_still = [one.stands_still() for one in (maker, *others.values())]
             if all(stand_still) or any(imports.waits_for(one, own) for one in self._importing()):
                 break
             Signal().wait(_FORK_LOOK_AGAIN_S)

@@ -123,3 +123,11 @@ def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: 
         receiver.record(lambda record: record["time_ns"] > forked_ns)
         target.tell("end")
         assert target.finish() == 0
+
+
+@pytest.mark.parametrize("walker", ["native", "portable"])
+def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker: str) -> None:
+    with Receiver() as receiver, Target("lost_threads.py", env=profiled(receiver.url, 5, walker)) as target:
+        assert target.json("child") == 0, target.output
+        assert target.finish() == 0, target.output
+    assert ("without Python's hooks" in target.output) is (walker == "portable")
