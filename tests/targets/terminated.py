@@ -93,6 +93,7 @@ def _work() -> None:
 
 
 def _child() -> None:
+    load_exporter()  # what is made anew has nothing yet, and there is little time at the end
     assert splunk_profiler.start()
     _work()
     say("ready", os.getpid())

@@ -321,14 +321,16 @@ def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_
     ticker = make()
     capture = Capture(lambda _: None, watch_threads(Choice("portable", "no clock is looked at")), 1)
     events = CollectorEvents(ticker)
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
+        begun.set()
         go_on.wait()
         collect_often(1)
 
     thread = threading.Thread(target=work, name="shop")
     thread.start()
+    begun.wait()  # `start` returns before the thread is in the table of names on 3.10
     ticker.capture()
     (with_it,) = ticker.drain(0)
     capture.snapshot(with_it)
