@@ -1,8 +1,8 @@
 /* CPU times, states and priorities of threads, asked of the kernel without the GIL.
  *
  * Whether a thread has a processor at an instant cannot be asked: who asks may have woken up on that processor. So the
- * clocks are read at the deadline, and again after a rest of some ten microseconds. Who has used a part of the rest had a
- * processor at an instant of it that is chosen by chance with just that probability.
+ * clocks are read at the deadline, and again after a rest of some tens of microseconds. A thread that has used a part of
+ * the rest is said to have had a processor with the probability of that part.
  */
 #include "core.h"
 
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define GOLDEN_STEP 2654435769u /* of 2^32, the golden section */
-#define MOST_BUSY   8           /* that one processor can have; of the others nobody asks whether they are ready */
+#define BUSY_PART   8           /* who has used an eighth of a processor may be ready; of the others nobody asks */
 
 static int64_t clock_or_zero(clockid_t clock)
 {
@@ -81,15 +81,15 @@ bool clocks_read(core *c, int64_t deadline_ns)
     }
     table->deadline_ns = deadline_ns;
     table->process_ns = process_cpu_ns();
-    table->readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID);
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
         entry->moved = used_ns > 0;
-        entry->busy = used_ns > (now_ns - entry->read_ns) / MOST_BUSY;
+        entry->busy = used_ns > (now_ns - entry->read_ns) / BUSY_PART;
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
-        entry->state = THREAD_WAITS;
+        entry->readers_ns = entry->moved ? clock_or_zero(CLOCK_THREAD_CPUTIME_ID) : 0;
+        entry->state = entry->moved ? THREAD_UNKNOWN : THREAD_WAITS; /* until they are read again */
         moved = moved || entry->moved;
     }
     put_back(c, table);
@@ -102,7 +102,6 @@ void clocks_read_again(core *c)
     if (table == NULL) {
         return;
     }
-    int64_t readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - table->readers_ns;
     c->instant += GOLDEN_STEP; /* modulo 2^32: no two are close, and no rhythm of the application's is met */
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
@@ -110,12 +109,14 @@ void clocks_read_again(core *c)
             continue;
         }
         int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
+        int64_t readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->readers_ns; /* it may share a processor */
         int64_t rest_ns = monotonic_ns() - entry->read_ns - readers_ns;
-        if (used_ns > (int64_t)((double)rest_ns * c->instant / UINT32_MAX)) {
+        if (used_ns > 0 && used_ns > (int64_t)((double)rest_ns * c->instant / UINT32_MAX)) {
             entry->state = THREAD_RUNS;
         }
-        else if (used_ns == 0 && entry->busy && thread_is_runnable(entry->native_id)) {
-            entry->state = THREAD_READY;
+        else {
+            bool ready = used_ns == 0 && entry->busy && thread_is_runnable(entry->native_id);
+            entry->state = ready ? THREAD_READY : THREAD_WAITS;
         }
     }
     put_back(c, table);

@@ -109,6 +109,7 @@ typedef struct {
     pid_t native_id;
     int64_t cpu_ns;  /* 0: it has ended, or cannot be read */
     int64_t read_ns; /* when, monotonic */
+    int64_t readers_ns; /* CPU time of the thread that reads, then */
     bool moved, busy; /* since the deadline before it has used CPU time, or much of it */
     thread_state state;
 } clock_entry;
@@ -117,7 +118,6 @@ typedef struct {
 typedef struct {
     int64_t deadline_ns; /* of the capture that they were read for; 0: it was taken at none */
     int64_t process_ns;  /* CPU time of the process, read before all others */
-    int64_t readers_ns;  /* of the thread that reads, then */
     size_t count, room;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;
@@ -249,7 +249,7 @@ HIDDEN void known_frames_clear(core *c);
  * caller rests for a moment, and reads them again to see which of them run now. */
 HIDDEN bool clocks_read(core *c, int64_t deadline_ns);
 HIDDEN void clocks_read_again(core *c);
-#define CLOCKS_REST_NS 50000LL /* the moment: longer than most waits for a wakened thread, shorter than most work */
+#define CLOCKS_REST_NS 50000LL /* the moment: longer than most waits for a woken thread, shorter than most work */
 /* Writes the clocks to a snapshot, and reads those that were not. `is_last`: the next snapshot's are of its threads. */
 HIDDEN void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
 HIDDEN bool thread_is_runnable(pid_t native_id);               /* it runs, or would if there was a processor for it */

@@ -24,6 +24,7 @@
 #define KEEPING_NS 10000000LL
 #define WORKED_NS  1000000LL /* CPU time; who waits for the GIL uses little, to ask for it again and again */
 #define LONGEST_NS 500000000LL
+#define FORK_NS    10000000000LL /* a handler that computes until another thread has the GIL never ends else */
 
 enum { ASKING_WAITS = 10, KEEPING_WAITS = 2, MOST_THREADS = 32 };
 
@@ -202,8 +203,9 @@ static int64_t used_ns(void)
 /* Needs the mutex. Returns when the other thread has forked, or seems to want the GIL itself. */
 static void wait_for_fork(void)
 {
-    int64_t now_ns = used_ns(), until_ns = monotonic_ns() + LONGEST_NS;
-    for (int idle = 0; idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT; idle++) {
+    int64_t now_ns = used_ns(), began_ns = monotonic_ns(), until_ns = began_ns + LONGEST_NS;
+    for (int idle = 0; idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT
+                       && monotonic_ns() - began_ns < FORK_NS; idle++) {
         int64_t before_ns = now_ns;
         wait_for_change(KEEPING_NS);
         now_ns = used_ns();
