@@ -6,9 +6,12 @@ The SDK must not be loaded: a provider is there or not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from splunk_profiler.guard import Guard
+
+_PATIENCE_S = 0.1
 
 
 class SpanListener:
@@ -22,6 +25,8 @@ class SpanListener:
         """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet; never raises."""
         if provider is not None and provider is not self._provider:
             self.leave()
+            if not _is_free(provider):
+                return  # a thread of ours asks again
             self._provider = provider
             if hasattr(provider, "add_span_processor"):
                 with self._coming_and_going.watching():
@@ -32,8 +37,8 @@ class SpanListener:
         provider, self._provider = self._provider, None
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self in getattr(processors, "_span_processors", ()):
-            with self._coming_and_going.watching(), processors._lock:
-                processors._span_processors = tuple(one for one in processors._span_processors if one is not self)
+            with self._coming_and_going.watching():
+                change(processors, lambda others: tuple(one for one in others if one is not self))
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         """A span that is recorded begins."""
@@ -50,6 +55,30 @@ class SpanListener:
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
         """There is nothing to flush."""
         return True
+
+
+def change(processors: Any, others: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Put `others` of a provider's span processors in the place of what is there now.
+
+    Without the provider's lock if that cannot be had: who calls may be a signal handler in the middle of its holder.
+    """
+    held = processors._lock.acquire(timeout=_PATIENCE_S)
+    try:
+        processors._span_processors = others(processors._span_processors)
+    finally:
+        if held:
+            processors._lock.release()
+
+
+def _is_free(provider: Any) -> bool:
+    """Whether the lock is to be had that a provider takes to add a span processor; see `change`."""
+    lock = getattr(getattr(provider, "_active_span_processor", None), "_lock", None)
+    if lock is None:
+        return True
+    free: bool = lock.acquire(timeout=_PATIENCE_S)
+    if free:
+        lock.release()
+    return free
 
 
 def is_local_root(span: Any) -> bool:

@@ -96,6 +96,7 @@ BESIDE: dict[str, set[str]] = {
     "trace_capture": {"accounts", "capture", "changes", "filtering", "lives"},
     "snapshots": {"recording"},
     "runtime_id": {"correlation"},
+    "correlation": {"listening"},
     "provenance": {"distributions"},
     "recorder": {"delivery"},
     "aggregator": {"events"},

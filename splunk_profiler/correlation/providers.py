@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ref
 
+from splunk_profiler.listening import change
+
 
 class SpanStart:
     """A span processor of which only `on_start` does anything, in C.
@@ -78,9 +80,8 @@ class Providers:
         if not self._met.add(processors):
             return False
         if type(processors).__name__ == "SynchronousMultiSpanProcessor":
-            with processors._lock:
-                # First: what a processor of the application does with the span is seen by host profilers, too.
-                processors._span_processors = (self._ours, *processors._span_processors)
+            # First: what a processor of the application does with the span is seen by host profilers, too.
+            change(processors, lambda others: (self._ours, *others))
         return True
 
     def leave(self) -> None:
@@ -88,6 +89,4 @@ class Providers:
         met, self._met = list(self._met), Met()
         for processors in met:
             if self._ours in getattr(processors, "_span_processors", ()):
-                with processors._lock:
-                    others = tuple(one for one in processors._span_processors if one is not self._ours)
-                    processors._span_processors = others
+                change(processors, lambda others: tuple(one for one in others if one is not self._ours))

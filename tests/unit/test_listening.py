@@ -9,6 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
+from splunk_profiler.correlation.providers import Providers
 from splunk_profiler.listening import SpanListener
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime_id import Identified, RuntimeId
@@ -42,6 +43,22 @@ def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(ca
     listener.leave()
     accepting.get_tracer("tests").start_span("not heard")
     assert listener.heard == 1
+
+
+def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
+    # As in a signal handler that comes in the middle of `add_span_processor`.
+    provider = TracerProvider(shutdown_on_exit=False)
+    processors = provider._active_span_processor
+    listener, others = Listening(), Providers(lambda *_, **__: None)
+    with processors._lock:
+        listener.meet(provider)
+        assert others.meet(processors)
+    listener.meet(provider)
+    assert len(processors._span_processors) == 2
+    with processors._lock:
+        listener.leave()
+        others.leave()
+    assert processors._span_processors == ()
 
 
 class OddId(int):
