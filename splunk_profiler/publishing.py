@@ -1,6 +1,6 @@
 """Composes what publishing to host profilers consists of: the C extension, OpenTelemetry's context, the user's labels.
 
-`Publishing` is one life of it, and goes on in a forked child. Built, started and stopped by `profiler`, under its lock.
+`Publishing` is one life of it, and goes on in a forked child. Built, started and stopped by `composition`.
 Must not load the SDK or gRPC: publishing works without sampling, in processes that have neither.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from _thread import get_ident
 from collections.abc import Callable, Mapping
+from tempfile import gettempdir
 from typing import Any
 
 from splunk_profiler import config as settings
@@ -44,7 +45,7 @@ class Publishing:
         wishes = Wishes(
             config.publishes_correlation,
             config.publishes_labels,
-            config.socket_directory,
+            config.socket_directory or _temporary_directory(),
             "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
         )
         feedback = Feedback(at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size)
@@ -190,6 +191,14 @@ class Auditor:
         while not self._stopping:
             self._work()
             self._wake.wait(self._period_s)
+
+
+def _temporary_directory() -> str:
+    """The system's, found out here: a child that is forked while another thread does so could never ask for it."""
+    try:
+        return gettempdir()
+    except OSError:
+        return "/tmp"  # noqa: S108  # what is said of the socket there is right: it cannot be made
 
 
 def make_publishing(resolved: settings.Resolved, *, audited: bool) -> Publishing | None:

@@ -1,6 +1,6 @@
 """One life of sampling: ticker, capture, queue and sink, composed; replaced as a whole in a forked child.
 
-Built, started and stopped by `profiler`, under its lock; what it composes has threads of its own. A child never
+Built, started and stopped by `composition`, one call at a time; what it composes has threads of its own. A child never
 repairs, joins or closes what its parent had.
 """
 

@@ -36,13 +36,13 @@ class Wishes:
     Attributes:
         correlation: Elastic's ABI.
         labels: the Custom Labels ABI.
-        socket_directory: where the socket is made; None is the system's directory for temporary files.
+        socket_directory: where the socket is made.
         socket_setting: the setting of that, for messages.
     """
 
     correlation: bool
     labels: bool
-    socket_directory: str | None
+    socket_directory: str
     socket_setting: str
 
 
@@ -282,7 +282,7 @@ class Publisher:
         return True
 
     def _open_inbox(self) -> None:
-        inbox = Inbox(self._wishes.socket_directory or _temporary_directory())
+        inbox = Inbox(self._wishes.socket_directory)
         self._inbox = inbox
         try:
             self._listen(inbox)
@@ -342,9 +342,3 @@ class Publisher:
         if text not in self._told:
             self._told.add(text)
             logger.warning("%s", text)
-
-
-def _temporary_directory() -> str:
-    from tempfile import gettempdir  # noqa: PLC0415  # loads much, for the few processes that come here
-
-    return gettempdir()
