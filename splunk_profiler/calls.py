@@ -1,7 +1,7 @@
 """Runs calls one at a time, also those that come from signal handlers and finalisers while another runs.
 
-Each runs on a thread that asked for one. Nothing here waits without bound, and an exception that a signal handler
-raises at any instruction leaves the queue usable. Imports `threads` only.
+Each runs on a thread that asked for one, or on one of ours. Nothing here waits without bound, and an exception that a
+signal handler raises at any instruction leaves the queue usable. Imports `threads` only.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class CallQueue:
 
         Taking the turn and giving it up are one operation each, and CPython runs signal handlers after an operation,
         not before one: so an exception of theirs cannot come between the turn and its end. A call stays in the queue
-        until it is over, so that it is run if one comes before it has begun.
+        until it is over, so that it is run if an exception comes before its turn.
         """
         turn, waiting = self._turn, self._waiting
         try:
             if turn.setdefault("call", own) is own:
-                while waiting and most:
+                while waiting and (most or waiting[0].over):
                     if waiting[0].over:
                         waiting.popleft()
                     else:
@@ -90,7 +90,7 @@ class CallQueue:
         finally:
             if "call" in turn and turn["call"] is own:
                 turn.clear()
-        if not most:
+        if waiting and not most:
             with suppress(RuntimeError):  # there can be no more threads: the next call runs what waits
                 Worker("calls", self._work_off_all).start()
 
