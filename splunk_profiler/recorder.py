@@ -118,6 +118,7 @@ class Recorder(Generic[Record]):
         self._counters = Counters()
         self._flushing = False
         self._closing = False
+        self._ended = False  # no export any more
         self._running = False
 
         self._stuck: Batch[Record] | None = None  # what was travelling when a fork waited in vain
@@ -183,13 +184,14 @@ class Recorder(Generic[Record]):
 
     def stop(self, timeout_s: float) -> None:
         """Send what is queued, then close the sink; returns within `timeout_s` + 0.3 s with no export in flight."""
+        self._sink.hurry(timeout_s)
         with self._lock:
             self._closing = True
             running = self._running
-        self._sink.hurry(timeout_s)
         self._wake.set()
         if running:
             self._await_end(timeout_s)
+        self._ended = True
         self._sink.shutdown()
         if running:
             self._await_end(_LEAVE_S)
@@ -241,8 +243,8 @@ class Recorder(Generic[Record]):
             raise
         self._settle(batch, outcome)
         if outcome.delivery is Delivery.RETRY:
-            if closing or self._closing:
-                return False  # one try is what an ending process can spend on a receiver that does not answer
+            if closing or self._ended:
+                return False  # one try from then on is what an ending process can spend on a receiver
             self._back_off(outcome.retry_after_ns)
         return True
 

@@ -1,0 +1,43 @@
+"""The export of an ending process to a collector that is just back, over real connections."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
+    LogsServiceServicer,
+    add_LogsServiceServicer_to_server,
+)
+from sample_factory import make_sample
+
+from splunk_profiler.model import Batch, Delivery, Sample
+from splunk_profiler.sinks.otlp import OtlpSink
+from splunk_profiler.transport import Transport
+from splunk_profiler.values import parse_endpoint
+
+
+class Collector(LogsServiceServicer):  # type: ignore[misc]  # generated, without types
+    def Export(self, _request: ExportLogsServiceRequest, _context: object) -> ExportLogsServiceResponse:  # noqa: N802
+        return ExportLogsServiceResponse()
+
+
+def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://{address}"), lambda _: b"", Transport())
+    batch = Batch((make_sample(1),), 1)
+    assert sink.export(batch).delivery is Delivery.RETRY
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_LogsServiceServicer_to_server(Collector(), server)
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        sink.hurry(10)
+        assert sink.export(batch).delivery is Delivery.DELIVERED
+    finally:
+        sink.shutdown()
+        server.stop(None)
