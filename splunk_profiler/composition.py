@@ -130,6 +130,7 @@ class Profiler:
         return make_publishing(self.resolved, audited=sampled_often)
 
     def _make_sampling(self, parents: Profiler | None) -> Sampling | None:
+        from splunk_profiler import spans  # noqa: PLC0415  # loaded where it is wanted
         from splunk_profiler.capture import choose_walker  # noqa: PLC0415  # loaded where it is wanted
         from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
 
@@ -137,7 +138,7 @@ class Profiler:
         if choice.name == "none":
             logger.warning("no stacks are sampled: %s", choice.reason)
             return None
-        if choice.name == "portable" and self._has_lost_threads:
+        if self._has_lost_threads and (choice.name == "portable" or spans.context_variable() is None):
             logger.warning(
                 "no stacks are sampled: C code has forked this process without Python's hooks, and the portable walker"
                 " cannot tell which threads are left; use the native one (SPLUNK_PROFILER_WALKER)"

@@ -77,8 +77,8 @@ class ProcessProfiler:
         self._ask(lambda: self._stop(until), timeout_s)
 
     def _ask(self, function: Callable[[], None], timeout_s: float) -> None:
-        if self._pid != os.getpid():
-            self._after_fork_in_child(hooked=False)
+        if self._pid != os.getpid():  # or the hook is still to come, or there was nothing to hook
+            self._after_fork_in_child(hooked=not self._hooked or _thread.get_ident() in self._forking)
         calls = self._calls
         if not on_own_thread():
             calls.run(function, timeout_s)
@@ -248,7 +248,8 @@ class ProcessProfiler:
         if self._pid == os.getpid():
             return  # asked by the portable walker at each attach: what other threads hold for their forks stays
         self._pid = os.getpid()
-        self._has_lost_threads = self._has_lost_threads or not hooked
+        self._has_lost_threads = not hooked
+        self._finalizer = None  # the parent's, which does nothing here
         self._forking.clear()
         self._settled = False  # this process has not been told its settings; until it is, the parent's hold
         self._calls = CallQueue()  # a thread that is not here may have been in it

@@ -21,6 +21,7 @@ from typing import Any
 
 NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's words for a thread that waits
+_PATIENCE_S, _LOOK_AGAIN_S = 0.1, 0.002
 _STANDSTILL_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
@@ -66,7 +67,7 @@ class Worker:
         self._body = body
         self._ended = Signal()
         self._started = real_lock()
-        self._failure: Exception | None = None  # of what comes before the body
+        self._failure: BaseException | None = None  # of what comes before the body
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -77,7 +78,7 @@ class Worker:
         """
         self._started.acquire()
         if threads_are_greenlets() or not _may_use_threading():
-            _original("_thread", "start_new_thread")(self._run, ())
+            _original("_thread", "start_new_thread")(self._run_unknown, ())
         else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
@@ -109,6 +110,20 @@ class Worker:
             _OWN_THREADS.discard((os.getpid(), self.ident))
             self._ended.set()
 
+    def _run_unknown(self) -> None:
+        """Run on a thread that `threading` has not made: who asks it for the current thread would wait for its lock."""
+        ident = _original("_thread", "get_ident")()
+        known = None if threads_are_greenlets() else threading.Thread(name=self.name, daemon=True)
+        if known is not None:
+            known._set_ident()  # type: ignore[attr-defined]
+            known._started.set()  # type: ignore[attr-defined]
+            living_threads()[ident] = known
+        try:
+            self._run()
+        finally:
+            if known is not None:
+                living_threads().pop(ident, None)
+
     def _prepare(self) -> None:
         try:
             _leave_signals_to_the_application()
@@ -116,7 +131,7 @@ class Worker:
             self.native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
             _OWN_THREADS.add((os.getpid(), self.ident))
             _be_known_to_walker(True)
-        except Exception as error:  # is the starter's to hear of, who waits
+        except BaseException as error:  # is the starter's to hear of, who waits
             self._failure = error
 
 
@@ -126,12 +141,12 @@ def _may_use_threading() -> bool:
     It waits for ever if the caller is a signal handler or finaliser in the middle of such a function, or if this is a
     child that C code has forked while a thread was in one.
     """
-    lock: Any = vars(threading).get("_active_limbo_lock")
-    if lock is None:
-        return True
-    if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
-        return False
-    lock.release()
+    lock = vars(threading).get("_active_limbo_lock")
+    until = time.monotonic() + _PATIENCE_S
+    while lock is not None and not repr(lock).startswith("<unlocked"):  # taken, a handler that raises could keep it
+        if lock._is_owned() or time.monotonic() > until:
+            return False
+        Signal().wait(_LOOK_AGAIN_S)
     return True
 
 

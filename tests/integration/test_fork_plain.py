@@ -128,6 +128,10 @@ def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: 
 @pytest.mark.parametrize("walker", ["native", "portable"])
 def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker: str) -> None:
     with Receiver() as receiver, Target("lost_threads.py", env=profiled(receiver.url, 5, walker)) as target:
+        child = target.json("forked")
+        if walker == "native":
+            receiver.record(lambda record: record["resource"]["process.pid"] == child)
+        target.tell("end")
         assert target.json("child") == 0, target.output
         assert target.finish() == 0, target.output
     assert ("without Python's hooks" in target.output) is (walker == "portable")

@@ -330,7 +330,7 @@ def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_
 
     thread = threading.Thread(target=work, name="shop")
     thread.start()
-    begun.wait()  # `start` returns before the thread is in the table of names on 3.10
+    begun.wait()  # `start` may return before the thread is in the table of names
     ticker.capture()
     (with_it,) = ticker.drain(0)
     capture.snapshot(with_it)
