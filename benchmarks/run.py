@@ -29,6 +29,7 @@ MEASURES = (
     "attach_cost",
     "context_switches",
     "deferral",
+    "fork_delay",
     "format_cost",
     "label_pressure",
     "wire_cost",

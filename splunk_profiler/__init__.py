@@ -38,7 +38,8 @@ def start(config: Config | None = None) -> bool:
     Without `config` the environment decides, and ``SPLUNK_PROFILER_ENABLED`` is false by default: a call left
     in an application's code does nothing until whoever runs it switches the profiler on. What is published to host
     profilers is switched on with it, or alone (docs/configuration.md). Starting a profiler
-    that runs changes nothing. Settings are read once, by the first start, and hold for the life of the process.
+    that runs changes nothing. Settings hold for the life of the process, from the first call on that had a `config` or
+    that the environment switched on.
 
     Args:
         config: settings made in code, in place of the environment's.

