@@ -47,5 +47,6 @@ def test_what_a_service_sends_as_profiles_is_collected_and_reported_with_the_cod
     assert pool["distribution"].startswith("python==")
 
     shown = splunk_profiler("report", tmp_path).stdout
-    by_cpu = shown.partition("by CPU time")[2].partition("by wall time")[0]
-    assert by_cpu.index("count primes") < by_cpu.index("__main__.count_primes") < by_cpu.index("(outside of spans)")
+    by_cpu, _, by_wall = shown.partition("by CPU time")[2].partition("by wall time")
+    assert by_cpu.index("count primes") < by_cpu.index("__main__.count_primes")
+    assert "(outside of spans)" in by_wall  # what waits there may never be seen to use its little CPU time
