@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -307,7 +308,8 @@ class Sampling:
         return self._forked or is_described()
 
     def _load_sink(self) -> None:
-        import concurrent.futures.thread  # noqa: F401, PLC0415  # detectors run on a pool
+        with suppress(RuntimeError):  # after the end of the main thread: they are not asked then
+            import concurrent.futures.thread  # noqa: F401, PLC0415  # detectors run on a pool
 
         from splunk_profiler import provenance  # noqa: F401, PLC0415
         from splunk_profiler.sinks import resource  # noqa: F401, PLC0415  # loads the SDK

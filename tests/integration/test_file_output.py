@@ -98,3 +98,10 @@ def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_pat
         said = target.last_words()
     assert said.count("profiling records are not delivered") == 1
     assert f"profiles cannot be written to {directory} (Not a directory); see SPLUNK_PROFILER_OUTPUT" in said
+
+
+def test_what_is_exported_first_after_the_end_of_the_main_thread_is_written(tmp_path: Path) -> None:
+    env = {**written_to(tmp_path), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000"}
+    with Target("ends_late.py", env=env) as target:
+        assert target.finish() == 0, target.output
+        assert "__main__.outlive_the_main_thread" in functions(tmp_path, target.pid), target.output
