@@ -57,7 +57,7 @@ def serve(forks: int) -> None:
 
 
 def forked(forks: int, **settings: str) -> dict[str, list[float]]:
-    """What the forks of one process took."""
+    """Times of the forks of one process, in ms."""
     command = [sys.executable, __file__, "serve", str(forks)]
     done = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout)

@@ -107,10 +107,10 @@ typedef struct {
 typedef struct {
     uint64_t key;
     pid_t native_id;
-    int64_t cpu_ns;  /* 0: it has ended, or cannot be read */
-    int64_t read_ns; /* when, monotonic */
+    int64_t cpu_ns;     /* 0: it has ended, or cannot be read */
+    int64_t read_ns;    /* when, monotonic */
     int64_t readers_ns; /* CPU time of the thread that reads, then */
-    bool moved, busy; /* since the deadline before it has used CPU time, or much of it */
+    bool moved, busy;   /* since the deadline before it has used CPU time, or much of it */
     thread_state state;
 } clock_entry;
 

@@ -176,7 +176,7 @@ def _unchanged(resource: Any) -> Any:
 
 
 def _unknown(_span: Any) -> int | None:
-    """Nobody has kept the local root of a span."""
+    """Return None for the local root of a span: nothing keeps it."""
     return None
 
 

@@ -71,7 +71,7 @@ def change(processors: Any, others: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 def _is_free(provider: Any) -> bool:
-    """Whether the lock is to be had that a provider takes to add a span processor; see `change`."""
+    """Return True if the lock can be had that a provider takes to add a span processor; see `change`."""
     lock = getattr(getattr(provider, "_active_span_processor", None), "_lock", None)
     if lock is None:
         return True

@@ -136,7 +136,7 @@ class Worker:
 
 
 def _may_use_threading() -> bool:
-    """Whether a new `threading.Thread` starts: it waits for the lock that other functions of `threading` hold.
+    """Return True if a new `threading.Thread` would start: it waits for the lock of other functions of `threading`.
 
     It waits for ever if the caller is a signal handler or finaliser in the middle of such a function, or if this is a
     child that C code has forked while a thread was in one.
@@ -159,7 +159,7 @@ def on_own_thread() -> bool:
 
 
 class Activity:
-    """Whether the thread that makes it gets on: it uses the processor, or a disk. Tells nothing but on Linux.
+    """Progress of the thread that makes it: it uses the processor, or a disk. Known on Linux only.
 
     Args:
         thread: another one than the caller.
@@ -176,7 +176,7 @@ class Activity:
         self._since = 0.0
 
     def stands_still(self) -> bool:
-        """Whether it has not got on for 5 seconds, or on a disk, which may be a dead server's, for a minute."""
+        """Return True after 5 seconds without progress, or a minute on a disk, which may be a dead server's."""
         now = time.monotonic()
         try:
             cpu_ns = cpu_time_ns(self._native_id) if self._native_id else 0

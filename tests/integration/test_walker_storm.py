@@ -12,7 +12,7 @@ from target_process import TESTS, Target
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
 
-@pytest.mark.parametrize("threads", [1_000, 4_000])
+@pytest.mark.parametrize("threads", [1_000, 10_000])
 def test_no_stack_is_torn_and_nothing_is_kept_alive_while_threads_come_and_go(threads: int) -> None:
     with Target("walker_storm.py", "2000", str(threads)) as target:
         target.line("ready")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -105,41 +105,6 @@ def test_calls_that_come_without_end_do_not_keep_the_thread_that_asked_first(cal
     assert len(ran_on) < 100
 
 
-@pytest.mark.usefixtures("_raising_handler")
-def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
-    for wanted in range(1, 200):
-        lines, asked = 0, False
-        done: list[str] = []
-        calls = CallQueue()
-
-        def trace(frame: FrameType, event: str, _argument: Any, wanted: int = wanted) -> Any:
-            nonlocal lines
-            name = frame.f_code.co_name
-            if name not in ("run", "_work_off", "__call__") or not frame.f_code.co_filename.endswith("calls.py"):
-                return None
-            # Once a call has begun, what it asked for is in the hands of who raises in it.
-            lines += event == ("call" if name == "__call__" else "line")
-            if lines == wanted:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGUSR1)
-            return trace
-
-        def outer(calls: CallQueue = calls, done: list[str] = done) -> None:
-            nonlocal asked
-            calls.run(lambda: done.append("inner"), 60)
-            asked = True
-
-        sys.settrace(trace)
-        with suppress(RaisedByHandlerError):
-            calls.run(outer, 60)
-        sys.settrace(None)
-        calls.run(lambda: None, 60)
-        assert not asked or "inner" in done, f"after an exception at line {wanted}"
-        if lines < wanted:
-            break
-    assert wanted > 20
-
-
 @pytest.fixture
 def _raising_handler() -> Iterator[None]:
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -150,31 +115,66 @@ def _raising_handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
+def run_interrupted(
+    calls: CallQueue, function: Callable[[], None], timeout_s: float, wanted: int, counts: Callable[[str, str], bool]
+) -> bool:
+    """Run `function`; at the event of number `wanted` that counts a handler raises. False if there were fewer.
+
+    A trace function runs where a signal handler can, and at more places.
+    """
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal seen
+        if not frame.f_code.co_filename.endswith("calls.py"):
+            return None
+        if counts(frame.f_code.co_name, event):
+            seen += 1
+            if seen == wanted:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    sys.settrace(trace)
+    with suppress(RaisedByHandlerError):
+        calls.run(function, timeout_s)
+    sys.settrace(None)
+    return seen >= wanted
+
+
+@pytest.mark.usefixtures("_raising_handler")
+def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
+    def counts(name: str, event: str) -> bool:
+        # Once a call has begun, what it asked for is in the hands of who raises in it.
+        return (name in ("run", "_work_off") and event == "line") or (name == "__call__" and event == "call")
+
+    for wanted in range(1, 200):
+        asked = False
+        done: list[str] = []
+        calls = CallQueue()
+
+        def outer(calls: CallQueue = calls, done: list[str] = done) -> None:
+            nonlocal asked
+            calls.run(lambda: done.append("inner"), 60)
+            asked = True
+
+        reached = run_interrupted(calls, outer, 60, wanted, counts)
+        calls.run(lambda: None, 60)
+        assert not asked or "inner" in done, f"after an exception at line {wanted}"
+        if not reached:
+            break
+    assert wanted > 20
+
+
 @pytest.mark.usefixtures("_raising_handler")
 @pytest.mark.parametrize("within", ["run", "_work_off", "__call__"])
 def test_a_handler_that_raises_at_any_line_leaves_the_queue_usable(within: str) -> None:
-    # A trace function runs where a signal handler can, and at more places.
     calls = CallQueue()
     for wanted in range(1, 100):
-        lines = 0
-
-        def trace(frame: FrameType, event: str, _argument: Any, wanted: int = wanted) -> Any:
-            nonlocal lines
-            if frame.f_code.co_name != within or not frame.f_code.co_filename.endswith("calls.py"):
-                return None
-            lines += event == "line"
-            if lines == wanted:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGUSR1)
-            return trace
-
         done: list[int] = []
-        sys.settrace(trace)
-        with suppress(RaisedByHandlerError):
-            calls.run(lambda: None, 0)
-        sys.settrace(None)
+        reached = run_interrupted(calls, lambda: None, 0, wanted, lambda name, event: (name, event) == (within, "line"))
         calls.run(lambda done=done: done.append(1), 0)  # type: ignore[misc]
         assert done == [1], f"after an exception at line {wanted}"
-        if lines < wanted:
+        if not reached:
             break
     assert wanted > 2
