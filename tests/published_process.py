@@ -5,7 +5,9 @@ Import it after `pytest.importorskip("splunk_profiler._context")`.
 
 from __future__ import annotations
 
+import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +47,7 @@ def publishing(directory: Path, described: dict[str, str] | None = None, **setti
     made = make_publishing(from_config(Config(**wanted), env), audited=True)
     assert made is not None
     made.start()
+    made.catch_up()  # or wait for the thread of ours that does so meanwhile
     try:
         yield made
     finally:
@@ -68,6 +71,17 @@ def told() -> Told | None:
         offset += 4 + length
     (minor,) = struct.unpack_from("=H", memory.storage(2) or b"")
     return Told(minor, texts[0], texts[1], Path(texts[2]))
+
+
+def wait_until_told() -> Told:
+    """What this process says of itself, once a thread of ours has made that visible."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = told()
+        if found is not None and f"-{os.getpid()}-" in found.socket.name:
+            return found
+        time.sleep(0.001)
+    raise AssertionError(f"after a minute it says {told()}")
 
 
 def shown() -> Ids | None:

@@ -2,8 +2,8 @@
 
 `Publisher` owns the C extension while it is installed, the socket and the process storage. Threads publish by
 themselves, in C, at every switch of context. Runs on whichever thread starts and stops it, and for the first span of
-a provider on the application's: must be short there and must not raise. What takes long is left to a thread of ours
-(`catch_up`). Knows neither settings nor OpenTelemetry.
+a provider on the application's: must be short there and must not raise. Libraries, threads and directories are left to
+a thread of ours (`catch_up`). Knows neither settings nor OpenTelemetry.
 
 Readers look once, when they see a library appear. So all that it leads to is there before: socket, storage, library,
 pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
@@ -112,8 +112,10 @@ class Publisher:
         self._reopened = 0
         self._told: set[str] = set()
         self._named = False  # by a provider: those that come later are not this service's
+        # What `catch_up` has to do. A child that is forked in the middle of something finds it there still.
         self._to_describe: deque[Mapping[str, object]] = deque()  # attributes of resources
-        self._to_clear: Inbox | None = None  # one whose directory is still to be cleared
+        self._to_serve = False  # nobody listens to the socket yet
+        self._to_load = wishes.labels
 
     def install(self) -> None:
         """Install the hooks. Comes before `start`, with the decoration of OpenTelemetry's context in between.
@@ -129,21 +131,18 @@ class Publisher:
             self._say_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
 
     def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
-        """Publish from now on: every switch of context is seen by now.
+        """Publish from now on: every switch of context is seen by now. Readers find it after `catch_up`.
 
         Args:
             provider: the tracer provider, if there is one already.
             attributes: of the resource, if it is known already which service this is.
         """
-        if self._wishes.labels:
-            self._load_labels()
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self._providers.meet(processors):
             self._listener.meet(processors)
         if attributes is not None:
             self._named = processors is not None and service_of(attributes) is not None
             self._to_describe.append(attributes)
-            self._describe_all()
         self._extension.publish()
         self._extension.audit()  # threads that showed something before a stop, and have not switched since
 
@@ -163,7 +162,7 @@ class Publisher:
         """Publish nothing any more, and leave nothing that a reader could follow."""
         held = self._lock.acquire(timeout=_WAIT_S)
         try:
-            self._correlates = False
+            self._correlates = self._to_load = False
             self._providers.leave()
             self._extension.withdraw_storage()
             self._extension.uninstall()
@@ -175,21 +174,32 @@ class Publisher:
                 self._lock.release()
 
     def catch_up(self) -> None:
-        """Make the process visible if a span has said which service it is, and clear the socket's directory.
+        """Load what readers look for, make the process visible once its service is known, and listen to its socket.
 
         For a thread of ours: takes long in a large directory or beside busy threads. Never raises.
         """
         with self._guard.watching():
-            self._describe_all()
-            inbox, self._to_clear = self._to_clear, None
+            with self._lock:
+                if self._to_load:
+                    self._load_labels()
+                    self._to_load = False
+                while self._to_describe:
+                    try:
+                        if self._correlates:
+                            self._describe(self._to_describe[0])
+                    finally:
+                        self._to_describe.popleft()
+                inbox = self._inbox if self._to_serve else None
+                if inbox is not None:
+                    self._serve(anew=not inbox.is_open)
             if inbox is not None:
                 inbox.clear_directory()
 
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
-        inbox = self._inbox
+        reopened, inbox = self._reopened, self._inbox
         if inbox is not None and not inbox.is_open:
-            self._reopen(self._reopened)
+            self._reopen(reopened)
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
@@ -237,15 +247,6 @@ class Publisher:
                 self._to_describe.append(attributes)
                 self._notify()
 
-    def _describe_all(self) -> None:
-        with self._lock:
-            while self._to_describe:  # a child that is forked in the middle finds it there still
-                try:
-                    if self._correlates:
-                        self._describe(self._to_describe[0])
-                finally:
-                    self._to_describe.popleft()
-
     def _describe(self, attributes: Mapping[str, object]) -> None:
         """Make the process visible as the service of these attributes, if it is not yet. The lock is held."""
         service = service_of(attributes)
@@ -263,8 +264,7 @@ class Publisher:
             return self._correlates
         try:
             if self._inbox is None:
-                self._open_inbox()
-            assert self._inbox is not None
+                self._inbox, self._to_serve = Inbox(self._wishes.socket_directory), True
             storage = encode(service, self._inbox.address)
             if self._visible:
                 self._extension.replace_storage(storage)
@@ -281,46 +281,39 @@ class Publisher:
         self._service = service
         return True
 
-    def _open_inbox(self) -> None:
-        inbox = Inbox(self._wishes.socket_directory)
-        self._inbox = inbox
-        try:
-            self._listen(inbox)
-        except Exception:  # another one is a signal handler's: `stop` ends who reads the socket, then closes it
-            self._inbox = None
-            inbox.close()
-            raise
-        self._to_clear = inbox
-        self._notify()
-
-    def _listen(self, inbox: Inbox) -> None:
-        reopened = self._reopened
-        self._listener.listen(inbox.fileno(), lambda: self._reopen(reopened))
-
     def _reopen(self, reopened: int) -> None:
         """Called by the listener when the application has closed the socket, as daemons close all that is open."""
-        if not self._lock.acquire(timeout=_WAIT_S):
+        if self._lock.acquire(timeout=_WAIT_S):
+            try:
+                if reopened == self._reopened:  # else it has been done already
+                    self._serve(anew=True)
+            finally:
+                self._lock.release()
+
+    def _serve(self, *, anew: bool) -> None:
+        """Have the listener take what comes to the socket, or to one in its place. The lock is held."""
+        inbox = self._inbox
+        if inbox is None or not self._correlates:
             return
         try:
-            inbox = self._inbox
-            if inbox is None or not self._correlates or reopened != self._reopened:  # it has been done already
-                return
-            if self._reopened >= _MOST_SOCKETS:
-                raise InboxError("the application closes it again and again")
-            self._reopened += 1
-            inbox.renew()
-            self._listen(inbox)
-            logger.debug("the socket for host profilers had been closed and has been made anew")
+            if anew:
+                if self._reopened >= _MOST_SOCKETS:
+                    raise InboxError("it does so again and again")
+                self._reopened += 1
+                inbox.renew()
+            reopened = self._reopened
+            self._listener.listen(inbox.fileno(), lambda: self._reopen(reopened))
+            self._to_serve = False
+            if anew:
+                logger.debug("the socket for host profilers had been closed and has been made anew")
         except (InboxError, OSError, RuntimeError) as error:
-            if self._reopened < _MOST_SOCKETS and self._inbox is not None and not self._inbox.is_open:
+            if self._reopened < _MOST_SOCKETS and not inbox.is_open:
                 return  # closed again meanwhile: the next audit sees it
             self._correlates = False
             self._extension.withdraw_storage()  # it leads nowhere
-            if self._inbox is not None:
-                self._inbox.close()
-            self._say_once(f"host profilers cannot send to this process any more: its socket was closed, and {error}")
-        finally:
-            self._lock.release()
+            inbox.close()
+            reason = f"the application has closed its socket, and {error}" if anew else error
+            self._say_once(f"host profilers cannot send to this process any more: {reason}")
 
     def _load_labels(self) -> None:
         path = labels_library()

@@ -25,19 +25,33 @@ def test_readers_can_follow_the_pointers_of_libraries_that_are_loaded_late() -> 
     assert output_of("tls") == ["labels static", "elastic static", "shown 7"]
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
-def test_each_library_that_is_loaded_late_is_announced_to_readers(tmp_path: Path) -> None:
-    shim = tmp_path / "announcements.so"
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """Calls of `announcements.c` that a process makes which starts to publish: name, argument, thread."""
+    shim = tmp_path_factory.mktemp("shim") / "announcements.so"
     source = TESTS / "targets" / "announcements.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    with publishing_target("published_processes.py", "threads", LD_PRELOAD=str(shim)) as target:
-        target.json("at")
-        target.tell("go on")
+    with publishing_target("published_processes.py", "visible", LD_PRELOAD=str(shim)) as target:
+        target.find("(opendir .* other)")  # for the sockets of killed processes, which comes last
+        target.tell("end")
         assert target.finish() == 0
-    calls = [line.split() for line in target.output.splitlines() if line.startswith(("prctl ", "dlopen "))]
-    names = [Path(name).name for _, name in calls]
+    lines = target.output.splitlines()
+    assert lines[-1] == "end"
+    return [line.split() for line in lines[lines.index("starts") :]]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+def test_each_library_that_is_loaded_late_is_announced_to_readers(calls: list[list[str]]) -> None:
+    names = [Path(call[1]).name for call in calls if call[0] in ("prctl", "dlopen")]
     found = [name for name in names if name == "OTEL_CTX" or name.startswith(("libcustomlabels", "elastic-jvmti-"))]
     assert found == ["OTEL_CTX", "libcustomlabels.so", "OTEL_CTX", f"elastic-jvmti-linux-{platform.machine()}.so"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+def test_the_thread_that_starts_publishing_makes_one_of_ours_which_does_the_rest(calls: list[list[str]]) -> None:
+    made = [(name, thread) for name, _, thread in (call for call in calls if len(call) == 3)]
+    assert [name for name, thread in made if thread == "main"] == ["pthread_create"]
+    assert {"prctl", "dlopen", "bind", "opendir", "pthread_create"} <= {n for n, thread in made if thread == "other"}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no surplus of static TLS")

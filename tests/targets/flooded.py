@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from own_memory import OwnMemory
-from published_process import told
+from published_process import wait_until_told
 
 import splunk_profiler
 
@@ -37,9 +37,7 @@ def main() -> None:
     OwnMemory()
     splunk_profiler.start()
     tracer = trace.get_tracer("flooded")
-    with tracer.start_as_current_span("names the service"):
-        storage = told()
-    assert storage is not None
+    storage = wait_until_told()
     span = tracer.start_span("transaction")
     ids = span.get_span_context()
     say("ready", [str(storage.socket), f"{ids.trace_id:032x}{ids.span_id:016x}"])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from marked_work import say
+from marked_work import say, wait_until_visible
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.sdk.trace import TracerProvider
@@ -45,6 +45,7 @@ def set_provider(sampler: Sampler | None = None) -> None:
 
 def start() -> None:
     assert splunk_profiler.start()
+    wait_until_visible()
 
 
 def at(moment: str, root: trace.Span | None = None, **shown_labels: str) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -139,3 +140,11 @@ def load_exporter() -> None:
     """Load gRPC now, as a service that exports its spans has: beside busy threads each import waits for the GIL."""
     import_module("splunk_profiler.sinks.otlp")
     import_module("splunk_profiler.sinks.resource")
+
+
+def wait_until_visible() -> None:
+    """Return once a thread of the profiler has loaded the last of what host profilers look for."""
+    deadline = time.monotonic() + 60
+    while "/elastic-jvmti-" not in Path("/proc/self/maps").read_text("utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

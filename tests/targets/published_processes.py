@@ -11,9 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from marked_work import say
+from marked_work import say, wait_until_visible
 from opentelemetry import trace
 from opentelemetry.context import attach
 from opentelemetry.sdk.trace import TracerProvider
@@ -80,9 +81,20 @@ class Early:
         self._thread.join()
 
 
+def visible() -> None:
+    """Nothing but the start, after all that loads modules, until it is told to end."""
+    trace.set_tracer_provider(TracerProvider())
+    import_module("splunk_profiler.publishing")
+    import_module("splunk_profiler._context")
+    say("starts")
+    assert splunk_profiler.start()
+    assert sys.stdin.readline()
+
+
 def start() -> None:
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
+    wait_until_visible()
 
 
 def threads() -> None:
@@ -183,7 +195,7 @@ def halted_forks() -> None:
 
 
 SCENES: dict[str, Callable[..., None]] = {
-    scene.__name__: scene for scene in (threads, idents, eaten, forks, halted_forks)
+    scene.__name__: scene for scene in (visible, threads, idents, eaten, forks, halted_forks)
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from own_memory import OwnMemory
-from published_process import ids_of, shown, shown_labels, told
+from published_process import ids_of, shown, shown_labels, told, wait_until_told
 
 import splunk_profiler
 
@@ -100,25 +99,17 @@ def _fork_at_first_span(count: int) -> None:
         with tracer.start_as_current_span("first"):
             child = os.fork()
             if child == 0:
+                status = 1
                 try:
-                    _wait_until_visible()
+                    wait_until_told()
+                    status = 0
                 finally:
-                    os._exit(not _is_own(told()))
+                    os._exit(status)
         _, status = os.waitpid(child, 0)
         failed += status != 0
-        _wait_until_visible()
+        wait_until_told()
         splunk_profiler.stop()
     say("failed", failed)
-
-
-def _wait_until_visible() -> None:
-    deadline = time.monotonic() + 60
-    while not _is_own(told()) and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
-def _is_own(storage: Any) -> bool:
-    return storage is not None and f"-{os.getpid()}-" in storage.socket.name
 
 
 def _threads(count: int) -> None:
@@ -163,6 +154,7 @@ def _threads(count: int) -> None:
     say("failures", [repr(failure) for failure in failures])
     say("off", {"storage": told() is None, "sockets": _sockets(), "threads": threading.active_count()})
     splunk_profiler.start()
+    wait_until_told()
     say("again", _state())
 
 
@@ -172,6 +164,7 @@ def main(how: str, count: int) -> None:
         _fork_at_first_span(count)
         return
     splunk_profiler.start()
+    wait_until_told()
     say("ready", os.getpid())
     if how == "fork":
         _fork(count)

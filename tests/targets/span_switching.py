@@ -19,7 +19,7 @@ from typing import Any
 
 from derived_ids import Piece
 from derived_spans import begin, set_provider
-from marked_work import UntilTold, say
+from marked_work import UntilTold, say, wait_until_visible
 from native_marks import Here, address, hold, let_go
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current  # imported before the profiler starts
@@ -392,6 +392,7 @@ def main(scenario: str) -> None:
         monkey.patch_all()
     set_provider()
     assert splunk_profiler.start()
+    wait_until_visible()
     load.run(_SCENARIOS[scenario])
 
 
