@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import opentelemetry.context as otel_context
 import pytest
+from datadog_agent import NotInstallableError
+from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
 from wheel_builder import build_wheel, copy_of_the_sources
 
@@ -49,6 +51,16 @@ def wheel() -> Iterator[zipfile.ZipFile]:
         built = build_wheel(copy_of_the_sources(Path(folder)), os.environ["PATH"])
         with zipfile.ZipFile(built) as opened:
             yield opened
+
+
+@pytest.fixture(scope="module", params=[text, pprof, datadog], ids=lambda kind: kind.__name__)
+def destination(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destination]:
+    """Where a process sends its profiles at its end, in each of the formats."""
+    try:
+        with request.param(tmp_path_factory.mktemp("destination")) as made:
+            yield made
+    except NotInstallableError as error:
+        pytest.skip(f"the test agent cannot be had: {error}")
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from destinations import Destination
 from target_process import Target
-from test_file_output import functions, wait_until, written_to
+from test_file_output import wait_until
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
@@ -23,9 +24,8 @@ _needs_gunicorn = pytest.mark.skipif(find_spec("gunicorn") is None, reason="guni
 _SEND = f"import celery_service as c\nfor _ in range(20): c.app.send_task('serve', [{_NUMBER}])"
 
 
-def _to_files(directory: Path) -> dict[str, str]:
-    """Profiles that are written at the end of a process, or never."""
-    return {**written_to(directory), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000"}
+def _environment(destination: Destination, **more: str) -> dict[str, str]:
+    return {**destination.settings, "LOAD_EXPORTER": "yes", **more}
 
 
 def _served(url: str) -> int:
@@ -42,62 +42,62 @@ def _accepts(url: str) -> bool:
         return client.connect_ex((address.hostname, address.port)) == 0
 
 
-def _is_marked(directory: Path, pid: int) -> bool:
-    return any(f"work_in_span_{_NUMBER:02}" in name for name in functions(directory, pid))
+def _wait_for(destination: Destination, pid: int) -> None:
+    """Return once there is a sample of that process's requests, which it had to send at its end."""
+    wait_until(lambda: any(name.endswith(f".work_in_span_{_NUMBER:02}") for name in destination.functions(pid)))
 
 
 @_needs_uvicorn
 @pytest.mark.parametrize("start", ["by the service", "by the launcher"])
-def test_uvicorn_sends_its_last_interval_and_ends_by_sigterm(start: str, tmp_path: Path) -> None:
+def test_uvicorn_sends_its_last_interval_and_ends_by_sigterm(start: str, destination: Destination) -> None:
     words = ["-m", "splunk_profiler", "run", "--", sys.executable] if start == "by the launcher" else []
     words += ["-m", "uvicorn", "asgi_service:application", "--port", "0"]
-    with Target(sys.executable, *words, env=_to_files(tmp_path)) as target:
+    with Target(sys.executable, *words, env=_environment(destination)) as target:
         pid = _served(target.find(r"running on (http://[0-9.:]+)"))
         target.signal(signal.SIGTERM)
         assert target.finish() == -signal.SIGTERM, target.output
         assert pid == target.pid
-        assert _is_marked(tmp_path, pid)
+        _wait_for(destination, pid)
 
 
 @_needs_uvicorn
-def test_workers_of_uvicorn_send_their_last_interval(tmp_path: Path) -> None:
+def test_workers_of_uvicorn_send_their_last_interval(destination: Destination) -> None:
     words = ["-m", "uvicorn", "asgi_service:application", "--port", "0", "--workers", "2"]
-    with Target(sys.executable, *words, env=_to_files(tmp_path)) as target:
+    with Target(sys.executable, *words, env=_environment(destination)) as target:
         url = target.find(r"running on (http://[0-9.:]+)")
         wait_until(lambda: _accepts(url))  # it says so before its workers do
         pid = _served(url)
         target.signal(signal.SIGTERM)
         assert target.finish() == 0, target.output
         assert pid != target.pid
-        assert _is_marked(tmp_path, pid)
+        _wait_for(destination, pid)
 
 
 @_needs_gunicorn
 @pytest.mark.parametrize("preload", [False, True], ids=["plain", "preload"])
 @pytest.mark.parametrize("kind", ["sync", "gthread", "uvicorn.workers.UvicornWorker"])
-def test_a_gunicorn_worker_sends_its_last_interval(kind: str, preload: bool, tmp_path: Path) -> None:
+def test_a_gunicorn_worker_sends_its_last_interval(kind: str, preload: bool, destination: Destination) -> None:
     if kind.startswith("uvicorn") and find_spec("uvicorn") is None:
         pytest.skip("uvicorn is not there for this interpreter")
     application = "asgi_service" if kind.startswith("uvicorn") else "wsgi_service"
     words = ["-m", "gunicorn", "--bind", "127.0.0.1:0", "--worker-class", kind, *(["--preload"] if preload else [])]
-    with Target(sys.executable, *words, f"{application}:application", env=_to_files(tmp_path)) as target:
+    with Target(sys.executable, *words, f"{application}:application", env=_environment(destination)) as target:
         pid = _served(target.find(r"Listening at: (http://[0-9.:]+)"))
         target.signal(signal.SIGTERM)
         assert target.finish() == 0, target.output
-        assert _is_marked(tmp_path, pid)
+        _wait_for(destination, pid)
 
 
 @pytest.mark.skipif(find_spec("celery") is None, reason="celery is not there for this interpreter")
-def test_a_celery_child_sends_its_last_interval(tmp_path: Path) -> None:
+def test_a_celery_child_sends_its_last_interval(destination: Destination, tmp_path: Path) -> None:
     (tmp_path / "control").mkdir()
     folder = {"CELERY_FOLDER": str(tmp_path)}
     words = [sys.executable, "-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork"]
     words += ["--concurrency", "1", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    profiles = tmp_path / "profiles"
-    with Target(*words, env={**_to_files(profiles), **folder, "C_FORCE_ROOT": "1"}, cwd=tmp_path) as worker:
+    with Target(*words, env=_environment(destination, **folder, C_FORCE_ROOT="1"), cwd=tmp_path) as worker:
         with Target(sys.executable, "-c", _SEND, env=folder, cwd=tmp_path) as sender:
             assert sender.finish() == 0, sender.output
         pid = int(json.loads(worker.lines(20, "served")[0])["pid"])
         worker.signal(signal.SIGTERM)
         assert worker.finish() == 0, worker.output
-        assert _is_marked(profiles, pid)
+        _wait_for(destination, pid)

@@ -7,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from datadog_agent import DatadogAgent, NotInstallableError, installed
-from received_profiles import read
+from destinations import Destination
 from receiver_process import Receiver
 from target_process import Target, profiled
-from test_file_output import functions, written_to
+from test_file_output import functions, wait_until, written_to
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
@@ -27,6 +26,10 @@ def _is_marked(directory: Path, pid: int) -> bool:
     return any(_MARK in name for name in functions(directory, pid))
 
 
+def _wait_for(destination: Destination, pid: int) -> None:
+    wait_until(lambda: any(name.endswith(f".{_MARK}") for name in destination.functions(pid)))
+
+
 def _terminate(target: Target) -> None:
     target.line("ready")
     target.signal(signal.SIGTERM)
@@ -34,32 +37,10 @@ def _terminate(target: Target) -> None:
 
 
 @pytest.mark.parametrize("walker", ["auto", "portable"])
-def test_sigterm_sends_the_text_records_of_the_last_interval(walker: str) -> None:
-    with Receiver() as receiver:
-        with Target("terminated.py", "waiting", env=profiled(receiver.url, 5, walker, **_LATER)) as target:
-            _terminate(target)
-        assert receiver.record(lambda record: f".{_MARK}(" in record["body"])
-
-
-def test_sigterm_sends_the_pprof_profile_of_the_last_interval() -> None:
-    form = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
-    with Receiver() as receiver:
-        with Target("terminated.py", "waiting", env=profiled(receiver.url, 5, **_LATER, **form)) as target:
-            _terminate(target)
-        samples = read(receiver.record()).samples
-    assert any(_MARK in name for sample in samples for name in sample.functions)
-
-
-def test_sigterm_sends_the_last_profile_to_a_datadog_agent(tmp_path: Path) -> None:
-    try:
-        program = installed()
-    except NotInstallableError as error:
-        pytest.skip(f"the test agent cannot be had: {error}")
-    with DatadogAgent(program, tmp_path) as agent:
-        env = {**profiled("http://127.0.0.1:9", 5, **_LATER), "SPLUNK_PROFILER_OUTPUT": f"datadog:{agent.url}"}
-        with Target("terminated.py", "waiting", env=env) as target:
-            _terminate(target)
-        assert agent.forms(1)
+def test_sigterm_sends_the_last_interval(walker: str, destination: Destination) -> None:
+    with Target("terminated.py", "waiting", env={**destination.settings, "SPLUNK_PROFILER_WALKER": walker}) as target:
+        _terminate(target)
+        _wait_for(destination, target.pid)
 
 
 @pytest.mark.parametrize("state", ["waiting", "busy"])
@@ -116,10 +97,10 @@ def test_sigterm_ends_a_forked_child_that_did_nothing_else(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_terminated_child_of_multiprocessing_sends_its_last_interval(method: str, tmp_path: Path) -> None:
-    with Target("terminated.py", f"multiprocessing_{method}", env=_to_files(tmp_path)) as target:
+def test_a_terminated_child_of_multiprocessing_sends_its_last_interval(method: str, destination: Destination) -> None:
+    with Target("terminated.py", f"multiprocessing_{method}", env=destination.settings) as target:
         child = target.json("ready")
         target.tell("go")
         assert target.json("child") == -signal.SIGTERM
         assert target.finish() == 0, target.output
-        assert _is_marked(tmp_path, child)
+        _wait_for(destination, child)
