@@ -10,7 +10,8 @@ from capture_cost import drained, held_ns, native_ticker
 from population import FRAMES, Still
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture import Capture, Choice, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.formats.text import stack_text
 from splunk_profiler.model import Stack
 
@@ -49,7 +50,7 @@ def measure(quick: bool) -> Iterator[Result]:
 def worker(rounds: int) -> Iterator[Result]:
     """The time from a raw snapshot to samples, and how often a stack is formatted."""
     ticker = native_ticker()
-    capture = Capture(lambda _: None, watch_threads(Choice("native", "measured")), 1_000_000_000)
+    capture = Capture(lambda _: None, make_watch(native=True), 1_000_000_000)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from splunk_profiler.events import registered_kinds
 from splunk_profiler.guard import logger
 from splunk_profiler.model import (
     Aggregate,
@@ -230,7 +229,7 @@ class Aggregator:
         monotonic_ns: the clock.
         source: what its profiles are of.
         rested: asked at the end of a period for what is to be added to its samples; after that all threads are sampled.
-        kinds: of events, whose values are in all profiles of their data type; by default those that are registered.
+        kinds: of events, whose values are in all profiles of their data type.
     """
 
     def __init__(
@@ -243,7 +242,7 @@ class Aggregator:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: Source = Source.CONTINUOUS,
         rested: Callable[[], Iterable[Repeat]] = tuple,
-        kinds: Iterable[EventKind] | None = None,
+        kinds: Iterable[EventKind] = (),
     ) -> None:
         self._deliver = deliver
         self._interval_ns = interval_ns
@@ -252,7 +251,7 @@ class Aggregator:
         self._now_ns = monotonic_ns
         self._source = source
         self._rested = rested
-        self._kinds = registered_kinds() if kinds is None else tuple(kinds)
+        self._kinds = tuple(kinds)
         self._lock = real_lock()  # guards what follows
         self._shares = Shares()
         self._period: _Period | None = None

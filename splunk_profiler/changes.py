@@ -71,8 +71,8 @@ class PortableWatch:
         return found
 
 
-def make_watch(*, native: bool, counts_rest: bool) -> Watch:
-    """A watch on the threads that a walker of that kind sees."""
+def make_watch(*, native: bool, counts_rest: bool = False) -> Watch:
+    """Return what tells changes in snapshots of that walker. `counts_rest`: of threads that rest only how often."""
     if not native:
         return PortableWatch(counts_rest=counts_rest)
     from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system

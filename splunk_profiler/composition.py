@@ -131,8 +131,8 @@ class Profiler:
 
     def _make_sampling(self, parents: Profiler | None) -> Sampling | None:
         from splunk_profiler import spans  # noqa: PLC0415  # loaded where it is wanted
-        from splunk_profiler.capture import choose_walker  # noqa: PLC0415  # loaded where it is wanted
         from splunk_profiler.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
+        from splunk_profiler.walker import choose_walker  # noqa: PLC0415  # loaded where it is wanted
 
         choice = choose_walker(self.resolved.config.walker)
         if choice.name == "none":

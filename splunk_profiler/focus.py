@@ -1,6 +1,6 @@
 """When which threads are looked at: all of them in one rhythm, those of a few traces in a quicker one between.
 
-Values and arithmetic of the portable ticker; the native one has the same in `native/ticker.c`. Imports nothing of ours.
+Values and arithmetic of the portable ticker; the native one has the same in `native/ticker.c`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from splunk_profiler.raw import Periods
+
 NEVER_NS = sys.maxsize
-_SLOWEST_LEAD_NS = 1_000_000_000
-_LONGEST_NS = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +28,6 @@ class Focus:
     traces: dict[int, Any]
     span_key: str
     trace_of: Callable[[Any], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Periods:
-    """How far apart deadlines are; 0: there are none.
-
-    Attributes:
-        all_ns: those of all threads.
-        focused_ns: those of the focus.
-    """
-
-    all_ns: int
-    focused_ns: int
-
-    @property
-    def all_leads(self) -> bool:
-        """Whether a deadline of all threads comes often enough to say what both cost."""
-        return self.all_ns > 0 and (not self.focused_ns or self.all_ns <= _SLOWEST_LEAD_NS)
-
-    @property
-    def leading_ns(self) -> int:
-        """What a limit changes, and both in its ratio: that of all threads, or a second, or the only one there is."""
-        if self.all_leads or not self.all_ns:
-            return self.all_ns or self.focused_ns
-        return _SLOWEST_LEAD_NS
-
-    @property
-    def closest_ns(self) -> int:
-        """How far apart the focus is looked at: a deadline of all threads serves it as well."""
-        return min(self.leading_ns, self.focused_ns)
-
-    def stretched(self, leading_ns: int) -> Periods:
-        """Both in the ratio of `leading_ns` to the one of these; where all threads do not lead, to a minute at most."""
-        if not self.all_ns:
-            return Periods(0, leading_ns)
-        all_ns = leading_ns
-        if not self.all_leads:
-            all_ns = max(self.all_ns, min(self.all_ns * leading_ns // self.leading_ns, _LONGEST_NS))
-        focused_ns = self.focused_ns * leading_ns // self.leading_ns
-        return Periods(all_ns, min(focused_ns, max(all_ns, self.focused_ns)))  # beyond that it never comes
 
 
 class Tick(NamedTuple):

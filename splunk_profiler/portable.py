@@ -20,15 +20,15 @@ from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.focus import Focus, Periods, Rhythm
+from splunk_profiler.focus import Focus, Rhythm
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.portable_collections import CollectionLog, Place, places_below
+from splunk_profiler.raw import RUNS, Periods
 from splunk_profiler.threads import Signal, cpu_ns_of, living_threads
 
 _KNOWN_FRAMES = 16_384
 _ATTEMPTS = 3
 _MOST_GONE = 1024
-RUNS = 2  # see ``_walker.pyi``
 
 
 class RawThread(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from splunk_profiler import aggregator, recorder
 from splunk_profiler.aggregator import Aggregator
-from splunk_profiler.model import Profile, Remainder, Repeat, Sample, Sink, Snapshot, Source
+from splunk_profiler.model import EventKind, Profile, Remainder, Repeat, Sample, Sink, Snapshot, Source
 from splunk_profiler.recorder import Recorder
 
 
@@ -68,6 +68,7 @@ class ProfileRecording:
         interval_ns: how much time a profile covers.
         endpoint_of: see `Aggregator`.
         rested: see `Aggregator`.
+        kinds: see `Aggregator`.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ProfileRecording:
         interval_ns: int,
         endpoint_of: Callable[[int], str],
         rested: Callable[[], Iterable[Repeat]] = tuple,
+        kinds: Iterable[EventKind] = (),
     ) -> None:
         # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
         self.recorder = Recorder(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
@@ -86,6 +88,7 @@ class ProfileRecording:
                 endpoint_of=endpoint_of,
                 source=source,
                 rested=rested if source is Source.CONTINUOUS else tuple,
+                kinds=kinds,
             )
             for source in Source
         }

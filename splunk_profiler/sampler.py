@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splunk_profiler.capture import Counters, RawSnapshot, Ticker
-from splunk_profiler.focus import Periods
 from splunk_profiler.guard import Guard
 from splunk_profiler.pacing import Pacer
+from splunk_profiler.raw import Periods, RawSnapshot
 from splunk_profiler.threads import Signal, Worker
+from splunk_profiler.walker import Counters, Ticker
 
 _DRAIN_TIMEOUT_NS = 1_000_000_000
 _DEAREST_CAPTURE_NS = 2_000_000  # what took longer was interrupted: captures are timed, their CPU time is not read

@@ -13,13 +13,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler import capture, destinations, sample_labels, spans
 from splunk_profiler import config as settings
-from splunk_profiler.events import EventSources, make_sources
-from splunk_profiler.focus import Periods
+from splunk_profiler import destinations, sample_labels, spans
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
+from splunk_profiler.events import EventSources, make_sources, registered_kinds
 from splunk_profiler.guard import Guard, logger
 from splunk_profiler.model import Snapshot
 from splunk_profiler.pacing import Pacer
+from splunk_profiler.raw import Periods
 from splunk_profiler.recording import ProfileRecording, Recording, SampleRecording
 from splunk_profiler.roots import Roots
 from splunk_profiler.runtime.labels import LabelShadow
@@ -32,6 +34,7 @@ from splunk_profiler.snapshots import Snapshots, focus_of
 from splunk_profiler.threads import Worker
 from splunk_profiler.trace_capture import TraceCapture
 from splunk_profiler.user_labels import IN_FORCE
+from splunk_profiler.walker import Choice, make_ticker
 
 if TYPE_CHECKING:
     from splunk_profiler.provenance import Provenance
@@ -62,7 +65,7 @@ class Sampling:
         local_root: Callable[[Any], int | None],
         *,
         runtime_id: RuntimeId,
-        choice: capture.Choice,
+        choice: Choice,
         parents: Sampling | None,
     ) -> None:
         config = resolved.config
@@ -83,12 +86,10 @@ class Sampling:
         self._provenance: Provenance | None = None if parents is None else parents._provenance
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
-            self._choice = capture.Choice(
-                "portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)"
-            )
+            self._choice = Choice("portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)")
         self._snapshots: Snapshots | None = None
         selection = self._selection(parents)
-        ticker = capture.make_ticker(
+        ticker = make_ticker(
             self._choice,
             variable,
             self._shadow.context_of,
@@ -102,10 +103,12 @@ class Sampling:
         self._events: EventSources = make_sources(config, ticker, native=self.is_native)
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
         internal = config.include_internal_stacks
-        self._capture = capture.Capture(
+        self._capture = Capture(
             associate,
             # Text has a record for each thread of each snapshot, and to choose samples by span each has to be seen.
-            capture.watch_threads(self._choice, counts_rest=config.aggregates and not config.tracing_stacks_only),
+            make_watch(
+                native=self._choice.name == "native", counts_rest=config.aggregates and not config.tracing_stacks_only
+            ),
             config.period_ns,
             include_internal=internal,
             labels_of=sample_labels.on_samples,
@@ -117,7 +120,9 @@ class Sampling:
         self._recording: Recording = (
             SampleRecording(self._sink, interval_ns)
             if self._roots is None
-            else ProfileRecording(self._sink, interval_ns, self._roots.endpoint, self._capture.rested)
+            else ProfileRecording(
+                self._sink, interval_ns, self._roots.endpoint, self._capture.rested, registered_kinds()
+            )
         )
         self._recorder = self._recording.recorder
         periods = Periods(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from splunk_profiler import spans
-from splunk_profiler.capture import RawSnapshot
 from splunk_profiler.focus import Focus
+from splunk_profiler.raw import RawSnapshot
 from splunk_profiler.recording import Recording
 from splunk_profiler.selection import Selection
 from splunk_profiler.trace_capture import TraceCapture

@@ -11,21 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from splunk_profiler.accounts import Spent
-from splunk_profiler.capture import (
-    Associate,
-    Capture,
-    Labels,
-    RawSnapshot,
-    RawThread,
-    is_left_out,
-    is_running,
-    on_boottime_ns,
-)
+from splunk_profiler.capture import Associate, Capture, Labels, is_left_out, is_running, on_boottime_ns
 from splunk_profiler.changes import os_priority
 from splunk_profiler.filtering import waiting_on
-from splunk_profiler.focus import Periods
 from splunk_profiler.lives import Life
 from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
+from splunk_profiler.raw import Periods, RawSnapshot, RawThread
 
 
 class Selected(Protocol):

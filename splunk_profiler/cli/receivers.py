@@ -177,7 +177,9 @@ def _reach(place: tuple[str, int] | str, start: str) -> list[Finding]:
 
 def export(resolved: Resolved) -> list[Finding]:
     """Capture the threads of this process once and send them, as the profiler would."""
-    from splunk_profiler import capture, spans  # noqa: PLC0415  # not needed to examine settings alone
+    from splunk_profiler import spans, walker  # noqa: PLC0415  # not needed to examine settings alone
+    from splunk_profiler.capture import Capture  # noqa: PLC0415
+    from splunk_profiler.changes import make_watch  # noqa: PLC0415
     from splunk_profiler.model import Batch, Delivery  # noqa: PLC0415
 
     try:
@@ -187,16 +189,16 @@ def export(resolved: Resolved) -> list[Finding]:
         sink = make_sink(resolved, current_resource, share_connection=False)
     except ImportError as error:
         return [Finding(Verdict.FAILURE, "test export", f"what sends cannot be loaded: {error}")]
-    choice = capture.choose_walker(resolved.config.walker)
+    choice = walker.choose_walker(resolved.config.walker)
     variable = spans.context_variable()
     if variable is None:
-        choice = capture.Choice("portable", "")
-    ticker = capture.make_ticker(choice, variable, lambda _ident: None, resolved.config.max_stack_depth)
+        choice = walker.Choice("portable", "")
+    ticker = walker.make_ticker(choice, variable, lambda _ident: None, resolved.config.max_stack_depth)
     ticker.capture()
     raw = ticker.drain(0)
     ticker.stop()
-    watch = capture.watch_threads(choice)
-    reader = capture.Capture(spans.span_ref, watch, resolved.config.period_ns, include_internal=True)
+    watch = make_watch(native=choice.name == "native")
+    reader = Capture(spans.span_ref, watch, resolved.config.period_ns, include_internal=True)
     snapshot = reader.snapshot(raw[0])
     fact = f"{len(snapshot.samples)} threads read by the {choice.name} walker"
     found = [Finding(Verdict.GOOD, "test sample", fact)]
@@ -220,9 +222,10 @@ def _records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
     if not resolved.config.aggregates:
         return snapshot.samples, f"{len(snapshot.samples)} records"
     from splunk_profiler.aggregator import Aggregator  # noqa: PLC0415
+    from splunk_profiler.events import registered_kinds  # noqa: PLC0415
 
     profiles: list[Any] = []
-    aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns)
+    aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns, kinds=registered_kinds())
     aggregator.take(snapshot)
     aggregator.close(snapshot.remainders)
     return tuple(profiles), "a profile"

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from splunk_profiler.capture import RawEvent, Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.events import collector
 from splunk_profiler.events.interface import EventSource, Registered
 from splunk_profiler.guard import Guard
 from splunk_profiler.model import EventKind
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.walker import Ticker
 
 REGISTERED: tuple[Registered, ...] = (collector.COLLECTIONS,)
 

@@ -10,10 +10,11 @@ import gc
 from collections.abc import Sequence
 from contextlib import suppress
 
-from splunk_profiler.capture import RawCollection, RawEvent, Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.events.interface import EventSource, Registered
 from splunk_profiler.model import Event, EventKind, ValueType
+from splunk_profiler.raw import RawCollection, RawEvent
+from splunk_profiler.walker import Ticker
 
 GC = EventKind("gc", count=ValueType("collections", "count"), amount=ValueType("gc", "nanoseconds"))
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from splunk_profiler.capture import RawEvent, Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import EventKind
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.walker import Ticker
 
 
 class EventSource(Protocol):

@@ -19,9 +19,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from top_frames import top_frame
 
 from splunk_profiler import spans
-from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.runtime.otel import ContextShadow
+from splunk_profiler.walker import Choice, Ticker, choose_walker, make_ticker
 
 PERIOD_NS = 1_000_000_000
 
@@ -32,7 +34,9 @@ class Watcher:
     def __init__(self, choice: Choice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
         self.shadow = ContextShadow(spans.runtime_context(), lambda: None)
         self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
-        self.capture = Capture(spans.span_ref, watch_threads(choice), PERIOD_NS, include_internal=include_internal)
+        self.capture = Capture(
+            spans.span_ref, make_watch(native=choice.name == "native"), PERIOD_NS, include_internal=include_internal
+        )
 
     def look(self) -> Snapshot:
         self.ticker.capture()

@@ -15,8 +15,10 @@ import pytest
 from running_ticker import running
 from top_frames import top_frame
 
-from splunk_profiler.capture import Capture, Choice, Ticker, choose_walker, make_ticker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.model import Sample, ThreadSample
+from splunk_profiler.walker import Choice, Ticker, choose_walker, make_ticker
 
 PERIOD_NS = 10_000_000
 
@@ -26,7 +28,7 @@ class Watcher:
 
     def __init__(self, choice: Choice) -> None:
         self.ticker: Ticker = make_ticker(choice, None, lambda _: None, 100)
-        self.capture = Capture(lambda _: None, watch_threads(choice), PERIOD_NS)
+        self.capture = Capture(lambda _: None, make_watch(native=choice.name == "native"), PERIOD_NS)
 
     def handle(self) -> list[Sample]:
         """What has been captured."""

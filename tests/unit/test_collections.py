@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.capture import Capture, Choice, RawCollection, Ticker, choose_walker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.config import Config
 from splunk_profiler.events import EventSources, make_sources
 from splunk_profiler.events.collector import CollectorEvents
@@ -22,7 +23,9 @@ from splunk_profiler.model import Event, Frame, Sample, Stack
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
 from splunk_profiler.portable_collections import CollectionLog
+from splunk_profiler.raw import RawCollection
 from splunk_profiler.threads import Worker, living_threads
+from splunk_profiler.walker import Ticker, choose_walker
 
 NEVER_NS = 1 << 62
 MOST_KEPT, FOR_LONG, LONG_NS = 256, 64, 10_000_000
@@ -287,7 +290,7 @@ def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list
     """What becomes of the collections that `work` has."""
     capture = Capture(
         lambda _: None,
-        watch_threads(Choice("portable", "no clock is looked at")),
+        make_watch(native=False),
         1,
         labels_of=lambda found: found,
         **settings,
@@ -320,7 +323,7 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
 
 def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
     ticker = make()
-    capture = Capture(lambda _: None, watch_threads(Choice("portable", "no clock is looked at")), 1)
+    capture = Capture(lambda _: None, make_watch(native=False), 1)
     events = CollectorEvents(ticker)
     begun, go_on = threading.Event(), threading.Event()
 

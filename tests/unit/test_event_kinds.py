@@ -16,7 +16,8 @@ from profile_schema import decode
 
 from splunk_profiler import events
 from splunk_profiler.aggregator import Aggregator, Bounds
-from splunk_profiler.capture import Capture, Choice, RawEvent, Ticker, choose_walker, make_ticker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.config import Config
 from splunk_profiler.events import EventSources, make_sources
 from splunk_profiler.events.collector import GC
@@ -34,7 +35,9 @@ from splunk_profiler.model import (
     ThreadSample,
     ValueType,
 )
+from splunk_profiler.raw import RawEvent
 from splunk_profiler.sinks.profile_encoding import ProfileEncoder
+from splunk_profiler.walker import Ticker, choose_walker, make_ticker
 
 PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
 SECOND_NS = 1_000_000_000
@@ -59,7 +62,11 @@ def profiles_of(
 ) -> list[Profile]:
     found: list[Profile] = []
     aggregator = Aggregator(
-        found.extend, interval_ns=60 * SECOND_NS, bounds=bounds or Bounds(), kinds=kinds, monotonic_ns=lambda: SECOND_NS
+        found.extend,
+        interval_ns=60 * SECOND_NS,
+        bounds=bounds or Bounds(),
+        kinds=events.registered_kinds() if kinds is None else kinds,
+        monotonic_ns=lambda: SECOND_NS,
     )
     aggregator.take(Snapshot(SECOND_NS, SECOND_NS, samples))
     aggregator.close(())
@@ -87,7 +94,7 @@ def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_c
     objects.make("row", 2, 100)
     sources.stop()
     objects.make("late", 1, 1)
-    capture = Capture(lambda _: None, watch_threads(Choice("portable", "no clock is looked at")), 1)
+    capture = Capture(lambda _: None, make_watch(native=False), 1)
     samples = capture.event_samples(sources.drain())
     (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
     assert (timer_type, own_type) == ("cpu", "allocation")

@@ -9,9 +9,12 @@ from queue import SimpleQueue
 import pytest
 from running_ticker import running
 
-from splunk_profiler.capture import Capture, Choice, RawSnapshot, Ticker, make_ticker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.pacing import Pacer
+from splunk_profiler.raw import RawSnapshot
 from splunk_profiler.sampler import Limit, Sampler
+from splunk_profiler.walker import Choice, Ticker, make_ticker
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS
@@ -61,7 +64,7 @@ def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
 
 
 def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
-    capture = Capture(lambda _: None, watch_threads(Choice("portable", "")), HOUR_NS, include_internal=True)
+    capture = Capture(lambda _: None, make_watch(native=False), HOUR_NS, include_internal=True)
     with running(ticker, 3 * MS):
         (first, *_) = ticker.drain(LONG_NS)
     snapshot = capture.snapshot(first)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from splunk_profiler.focus import Periods
 from splunk_profiler.pacing import Pacer
+from splunk_profiler.raw import Periods
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -13,7 +13,8 @@ import pytest
 from profile_factory import small_profile
 
 from splunk_profiler import labels, spans
-from splunk_profiler.capture import Capture, Choice, choose_walker, make_ticker, watch_threads
+from splunk_profiler.capture import Capture
+from splunk_profiler.changes import make_watch
 from splunk_profiler.formats.datadog import translated
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.runtime.labels import LabelShadow
@@ -28,6 +29,7 @@ from splunk_profiler.sample_labels import (
     on_samples,
 )
 from splunk_profiler.user_labels import IN_FORCE
+from splunk_profiler.walker import Choice, choose_walker, make_ticker
 
 HERE = threading.get_ident
 
@@ -47,7 +49,7 @@ class Watcher:
             labels_var=IN_FORCE,
             labels_of=self.shadow.labels_of,
         )
-        self._capture = Capture(spans.span_ref, watch_threads(choice), 1, labels_of=on_samples)
+        self._capture = Capture(spans.span_ref, make_watch(native=choice.name == "native"), 1, labels_of=on_samples)
 
     def look(self) -> list[Sample]:
         self._ticker.capture()

@@ -8,10 +8,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from splunk_profiler.capture import RawSnapshot
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.naming import FrameNamer
 from splunk_profiler.portable import PortableTicker
+from splunk_profiler.raw import RawSnapshot
 from splunk_profiler.sampler import Sampler
 
 PERIOD_NS = 2_000_000

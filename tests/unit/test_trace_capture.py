@@ -9,9 +9,9 @@ import pytest
 
 from splunk_profiler.capture import Capture
 from splunk_profiler.changes import PortableWatch
-from splunk_profiler.focus import Periods
 from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
 from splunk_profiler.portable import RawSnapshot, RawThread
+from splunk_profiler.raw import Periods
 from splunk_profiler.trace_capture import TraceCapture
 
 MS = 1_000_000
