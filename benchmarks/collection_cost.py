@@ -19,11 +19,11 @@ from threading import Event, Thread
 from population import FRAMES
 from result import Result, main, median, middle_half
 
+from splunk_profiler.capture.portable import PortableTicker
+from splunk_profiler.capture.portable_gc import CollectionLog
+from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
 from splunk_profiler.model import Stack
-from splunk_profiler.naming import FrameNamer
-from splunk_profiler.portable import PortableTicker
-from splunk_profiler.portable_collections import CollectionLog
-from splunk_profiler.walker import Choice, Ticker, make_ticker
 
 NEVER_NS = 1 << 62
 COLLECTIONS = 200  # in a stretch: fewer than a walker keeps

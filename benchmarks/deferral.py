@@ -22,8 +22,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from result import Result, main, median, middle_half
 
 from splunk_profiler._context import Mailbox
-from splunk_profiler.correlation.correlator import Correlator, Feedback
-from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler.system.method_patch import Decoration
 
 DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
 BUFFER = 8096

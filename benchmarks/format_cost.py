@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from opentelemetry.sdk.resources import Resource
 from result import Result, main, median, middle_half
 
-from splunk_profiler.events import registered_kinds
+from splunk_profiler.capture.events import registered_kinds
+from splunk_profiler.export.otlp.sample_records import Encoder
 from splunk_profiler.formats import pprof, text
 from splunk_profiler.model import Aggregate, Frame, Profile, Sample, SpanRef, Stack, Thread, ThreadSample
-from splunk_profiler.sinks.encoding import Encoder
 
 THREADS, BUSY, FRAMES = 50, 8, 40
 PERIOD_NS = 10_000_000_000

@@ -10,10 +10,10 @@ from capture_cost import drained, held_ns, native_ticker
 from population import FRAMES, Still
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
 from splunk_profiler.formats.text import stack_text
 from splunk_profiler.model import Stack
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 
 IDLE = 200
 

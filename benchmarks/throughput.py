@@ -23,7 +23,8 @@ from population import APPLICATION, FRAMES, Still, busy, descend
 from result import Result, main, median, middle_half, significant
 
 import splunk_profiler
-from splunk_profiler.sinks import otlp, resource  # noqa: F401  # loads gRPC, which beside busy threads takes seconds
+from splunk_profiler.export import resource  # noqa: F401  # loads gRPC, which beside busy threads takes seconds
+from splunk_profiler.export.otlp import exporter as otlp  # noqa: F401  # loads gRPC, which beside busy threads takes seconds
 
 BUSY = 8
 IDLE = 24

@@ -19,7 +19,7 @@ from capture_cost import native_ticker
 from population import FRAMES, Still, busy
 from result import Result, main, significant
 
-from splunk_profiler.walker import Choice, Ticker, make_ticker
+from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
 
 PERIOD_NS = 10_000_000
 BUSY = 8

@@ -11,9 +11,9 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from splunk_profiler.config import Config
-    from splunk_profiler.profiler import ProcessProfiler
-    from splunk_profiler.user_labels import labels
-    from splunk_profiler.values import ConfigError, ProfilerError
+    from splunk_profiler.config.parsers import ConfigError, ProfilerError
+    from splunk_profiler.lifecycle.process import ProcessProfiler
+    from splunk_profiler.user_labels.labels import labels
 
 __version__ = "0.1.0"
 __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "start", "stop"]
@@ -21,11 +21,12 @@ __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "s
 
 def __getattr__(name: str) -> object:
     if name in ("Config", "ConfigError", "ProfilerError"):
-        from splunk_profiler import config, values  # noqa: PLC0415  # loaded for who names it only
+        from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
+        from splunk_profiler.config import parsers as values  # noqa: PLC0415  # loaded for who names it only
 
         return getattr(config if name == "Config" else values, name)
     if name == "labels":
-        from splunk_profiler.user_labels import labels  # noqa: PLC0415
+        from splunk_profiler.user_labels.labels import labels  # noqa: PLC0415
 
         globals()[name] = labels  # asked for in every request
         return labels
@@ -49,8 +50,8 @@ def start(config: Config | None = None) -> bool:
 
     Specification: Splunk profiling conventions, "Activation".
     """
-    if config is None and "splunk_profiler.profiler" not in sys.modules:
-        from splunk_profiler.switch import SURELY_OFF  # noqa: PLC0415  # its imports are the price of being off
+    if config is None and "splunk_profiler.lifecycle.process" not in sys.modules:
+        from splunk_profiler.disabled import SURELY_OFF  # noqa: PLC0415  # its imports are the price of being off
 
         if SURELY_OFF:
             return False
@@ -69,7 +70,7 @@ def stop(timeout_s: float = 2.0) -> None:
     Transactions that wait for a host profiler are handed to the application's exporters first, which may take up to 5
     seconds more if these are slow (docs/correlation.md).
     """
-    if "splunk_profiler.profiler" not in sys.modules:
+    if "splunk_profiler.lifecycle.process" not in sys.modules:
         return
     profiler = _loaded_profiler()
     if profiler is None:
@@ -83,7 +84,7 @@ _STOPS: list[float] = []  # asked for by signal handlers while the first start l
 
 def _loaded_profiler() -> ProcessProfiler | None:
     """Load the profiler. None on a thread that is doing so: a signal handler has interrupted that."""
-    from splunk_profiler import profiler  # noqa: PLC0415  # loaded only where it is wanted
+    from splunk_profiler.lifecycle import process as profiler  # noqa: PLC0415  # loaded only where it is wanted
 
     process_profiler = getattr(profiler, "process_profiler", None)
     return None if process_profiler is None else process_profiler()

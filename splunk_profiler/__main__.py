@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from splunk_profiler.cli.output import print_line
-from splunk_profiler.values import ProfilerError
+from splunk_profiler.config.parsers import ProfilerError
 
 VERBS = {
     "run": "Run a command with the profiler in its Python processes.",

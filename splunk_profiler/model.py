@@ -196,7 +196,7 @@ class Event:
     Attributes:
         kind: what it was.
         labels: what distinguishes events of this kind; few different ones. Their names begin with ``source.event.``, or
-            with another prefix that the user's labels cannot have (`sample_labels`).
+            with another prefix that the user's labels cannot have (`user_labels/sample_labels`).
         count: how many events the sample stands for: itself, and those of which none was taken.
         amount: what they have taken together, in the unit of the kind (``gc``: nanoseconds).
     """

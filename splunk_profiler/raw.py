@@ -57,7 +57,7 @@ class RawCollection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawEvent:
-    """An event as its source (`events`) has noticed it.
+    """An event as its source (`capture.events`) has noticed it.
 
     Attributes:
         time_ns: when, nanoseconds since the epoch.

@@ -21,7 +21,7 @@ from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
 from wheel_builder import build_wheel, copy_of_the_sources
 
-from splunk_profiler.threads import NAME_PREFIX
+from splunk_profiler.system.threads import NAME_PREFIX
 
 if TYPE_CHECKING:
     from own_memory import OwnMemory, Publishing  # they need the extension, which is not built everywhere

@@ -20,7 +20,7 @@ from opentelemetry.trace import Span, Tracer
 from published_process import provider as named_provider
 from published_process import publishing, told
 
-from splunk_profiler.publishing import Publishing
+from splunk_profiler.lifecycle.publishing import Publishing
 
 _NEVER_MS = 3_600_000
 

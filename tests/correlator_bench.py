@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler._context import Mailbox
-from splunk_profiler.correlation.correlator import Correlator, Feedback
-from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler.system.method_patch import Decoration
 
 WAIT_S = 30
 

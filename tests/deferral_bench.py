@@ -7,11 +7,11 @@ from typing import Any
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS, HostId, key_of
-from splunk_profiler.correlation.forwarding import Forwarding
-from splunk_profiler.correlation.processor import Deferral
-from splunk_profiler.correlation.transactions import Transactions
-from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, key_of
+from splunk_profiler.host_profilers.span_deferral import Deferral
+from splunk_profiler.host_profilers.span_forwarder import Forwarding
+from splunk_profiler.host_profilers.transactions import Transactions
+from splunk_profiler.system.method_patch import Decoration
 
 STACK = b"s" * 16
 ID = "c3Nzc3Nzc3Nzc3Nzc3Nzcw"

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from message_oracle import datagrams, facts, facts_of
 
-from splunk_profiler.correlation.messages import decode
+from splunk_profiler.host_profilers.messages import decode
 
 _SHARE = 250_000  # datagrams of one task
 

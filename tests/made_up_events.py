@@ -11,12 +11,12 @@ from typing import Any
 
 from opentelemetry import context
 
+from splunk_profiler.capture.events.interface import EventSource, Registered
+from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
-from splunk_profiler.events.interface import EventSource, Registered
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.user_labels import IN_FORCE
-from splunk_profiler.walker import Ticker, choose_walker, make_ticker
+from splunk_profiler.user_labels.labels import IN_FORCE
 
 KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
 

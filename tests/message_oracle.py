@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterator
 
-from splunk_profiler.correlation.messages import Malformed, Message, Registration, StackTraces, Unknown
+from splunk_profiler.host_profilers.messages import Malformed, Message, Registration, StackTraces, Unknown
 
 Facts = tuple[object, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from splunk_profiler.events.collector import GC
+from splunk_profiler.capture.events.collector import GC
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)

@@ -19,7 +19,7 @@ from opentelemetry.trace import Span
 from own_memory import OwnMemory
 
 from splunk_profiler.config import Config, from_config
-from splunk_profiler.publishing import Publishing, make_publishing
+from splunk_profiler.lifecycle.publishing import Publishing, make_publishing
 
 
 class Told(NamedTuple):

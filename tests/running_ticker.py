@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from splunk_profiler.walker import Ticker
+from splunk_profiler.capture.walker import Ticker
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The dependency table of docs/architecture.md, held as data and checked against the sources.
 
 Reads every file of the repository with `ast` and imports none of them, apart from one test that asks a fresh
-interpreter what a launch loads. A module that is new has to be given its layer here.
+interpreter what a launch loads. A package that is new has to be given its row here.
 """
 
 from __future__ import annotations
@@ -18,150 +18,59 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "splunk_profiler"
 
-# Imports point down: a module may import what is in a lower layer.
-LAYERS: dict[str, int] = {
+# Imports point down, from a row to lower ones: a row for each package, and for each module at the root.
+ROWS: dict[str, int] = {
     "_walker": 0,
     "_context": 0,
+    "disabled": 0,
     "model": 0,
-    "values": 0,
-    "transport": 0,
-    "settings": 0,
     "config": 0,
-    "threads": 0,
-    "guard": 0,
-    "imports": 0,
-    "printable": 0,
-    "preload": 0,
-    "private_files": 0,
-    "switch": 0,
-    "calls": 0,
-    "focus": 0,
-    "accounts": 1,
-    "changes": 1,
-    "lives": 1,
-    "naming": 1,
-    "filtering": 1,
-    "portable": 1,
-    "listening": 1,
-    "selection": 1,
-    "shares": 1,
-    "trace_capture": 1,
-    "portable_collections": 1,
-    "capture": 1,
-    "spans": 1,
-    "roots": 1,
-    "runtime_id": 1,
-    "pacing": 1,
-    "user_labels": 1,
-    "sample_labels": 1,
-    "distributions": 1,
-    "provenance": 1,
+    "system": 0,
+    "raw": 1,
     "formats": 1,
-    "correlation": 1,
-    "delivery": 2,
-    "events": 2,
-    "sampler": 2,
-    "recorder": 2,
-    "aggregator": 2,
-    "recording": 2,
-    "snapshots": 2,
-    "runtime": 2,
-    "sinks": 2,
-    "correlation.processor": 2,
-    "correlation.correlator": 2,
-    "destinations": 3,
-    "sampling": 3,
-    "publishing": 3,
-    "sigterm": 3,
-    "composition": 3,
-    "profiler": 3,
-    "__init__": 4,
-    "__main__": 4,
-    "cli": 4,
+    "otel": 1,
+    "user_labels": 1,
+    "capture": 2,
+    "pipeline": 2,
+    "code_origin": 2,
+    "host_profilers": 3,
+    "export": 3,
+    "lifecycle": 4,
+    "__init__": 5,
+    "cli": 6,
+    "__main__": 7,
 }
 
-# Within a layer these may be imported, by these; everything inside one package of the table may import its neighbours.
-BESIDE: dict[str, set[str]] = {
-    "transport": {"values"},
-    "settings": {"transport", "values"},
-    "config": {"settings", "transport", "values"},
-    "guard": {"printable"},
-    "calls": {"threads"},
-    "capture": {"accounts", "changes", "lives", "naming", "filtering", "portable", "portable_collections"},
-    "lives": {"accounts"},
-    "portable": {"portable_collections"},
-    "sample_labels": {"user_labels"},
-    "roots": {"listening", "spans"},
-    "selection": {"listening"},
-    "trace_capture": {"accounts", "capture", "changes", "filtering", "lives"},
-    "snapshots": {"recording"},
-    "runtime_id": {"correlation"},
-    "correlation": {"listening"},
-    "provenance": {"distributions"},
-    "recorder": {"delivery"},
-    "aggregator": {"events"},
-    "recording": {"aggregator", "recorder"},
-    "correlation.correlator": {"correlation.processor"},
-    "sampling": {"destinations"},
-    "composition": {"sampling", "publishing"},
-    "profiler": {"composition", "sigterm"},
-    "__main__": {"cli", "__init__"},
-    "cli": {"__init__", "__main__"},
-}
-
-# Never, whatever the layers say. A name is a module of ours (``sinks``) or a package of others (``opentelemetry``).
+# Never, whatever the rows say. A name is a module of ours (``export``) or a package of others (``opentelemetry``).
 NEVER: dict[str, set[str]] = {
     "model": {"opentelemetry", "grpc", "google"},
-    "config": {"model", "threads", "guard", "opentelemetry", "grpc", "google"},
-    "values": {"model", "config", "transport", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
-    "transport": {"model", "config", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
-    "settings": {"model", "config", "threads", "guard", "opentelemetry", "grpc", "google", "os", "pathlib"},
-    "threads": {"model", "config", "guard", "opentelemetry"},
-    "guard": {"model", "config", "threads", "opentelemetry"},
-    "imports": {"model", "config", "threads", "guard", "opentelemetry", "grpc"},
-    "printable": {"model", "config", "guard", "threads", "opentelemetry", "rich"},
-    "naming": {"config", "opentelemetry", "grpc"},
-    "filtering": {"config", "opentelemetry", "grpc"},
-    "portable": {"config", "spans", "opentelemetry", "grpc"},
-    "portable_collections": {"model", "config", "guard", "spans", "user_labels", "opentelemetry", "grpc"},
-    "sample_labels": {"model", "config", "capture", "correlation", "opentelemetry", "grpc"},
-    "events": {"sinks", "formats", "opentelemetry", "grpc", "correlation"},
-    "capture": {"spans", "config", "opentelemetry", "grpc"},
-    "spans": {"config", "capture"},
-    "accounts": {"config", "threads", "guard", "opentelemetry", "grpc"},
-    "calls": {"model", "config", "guard", "opentelemetry"},
-    "sigterm": {"config", "sampling", "publishing", "sinks", "correlation", "opentelemetry", "grpc"},
-    "focus": {"model", "config", "threads", "guard", "opentelemetry"},
-    "listening": {"config", "capture", "opentelemetry", "grpc"},
-    "selection": {"config", "capture", "spans", "opentelemetry", "grpc"},
-    "trace_capture": {"config", "spans", "opentelemetry", "grpc"},
-    "snapshots": {"sinks", "formats", "grpc", "correlation", "config"},
-    "roots": {"config", "capture", "correlation", "opentelemetry.sdk", "grpc"},
-    "runtime_id": {"config", "capture", "spans", "opentelemetry", "grpc"},
-    "pacing": {"config", "threads", "guard", "time", "opentelemetry", "grpc"},
-    "distributions": {"config", "guard", "threads", "opentelemetry", "grpc", "importlib"},
-    "provenance": {"config", "formats", "threads", "opentelemetry", "grpc", "importlib"},
+    "config": {"opentelemetry", "grpc", "google"},
+    "config.parsers": {"os", "pathlib"},
+    "config.settings": {"os", "pathlib"},
+    "config.otlp_transport": {"os", "pathlib"},
+    "system": {"opentelemetry", "grpc", "rich"},
+    "raw": {"opentelemetry", "grpc"},
     "formats": {"opentelemetry", "grpc", "logging", "os", "time", "io", "pathlib", "socket", "threading", "datetime"},
-    "sampler": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
-    "recorder": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
-    "aggregator": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
-    "recording": {"sinks", "formats", "opentelemetry", "grpc", "correlation", "config"},
-    "delivery": {"sinks", "formats", "opentelemetry", "grpc", "config"},
-    "correlation": {"sampler", "recorder", "config", "user_labels", "socket", "opentelemetry.sdk", "grpc"},
-    "user_labels": {"config", "correlation", "opentelemetry", "grpc"},
-    "destinations": {"correlation", "sampler", "recorder"},
-    "sampling": {"correlation"},
-    "publishing": {"sinks", "recorder", "sampler", "opentelemetry.sdk", "grpc"},
+    "otel": {"opentelemetry.sdk", "grpc"},
+    "user_labels": {"opentelemetry", "grpc"},
+    "capture": {"formats", "otel", "user_labels", "opentelemetry", "grpc"},
+    "capture.overhead": {"time"},
+    "pipeline": {"formats", "otel", "user_labels", "opentelemetry", "grpc"},
+    "code_origin": {"formats", "opentelemetry", "grpc", "importlib"},
+    "host_profilers": {"capture", "pipeline", "user_labels", "socket", "opentelemetry.sdk", "grpc"},
+    "export": {"capture", "pipeline"},
+    "lifecycle.sampling": {"host_profilers"},
+    "lifecycle.publishing": {"export", "capture", "pipeline", "opentelemetry.sdk", "grpc"},
+    "lifecycle.sigterm": {"export", "host_profilers", "opentelemetry", "grpc"},
     "inspector": {OURS},
-    "cli.run": {"profiler", "sampling", "publishing", "opentelemetry", "grpc", "rich"},
+    "cli.run": {"lifecycle", "opentelemetry", "grpc", "rich"},
     "cli.output": {"rich", "cli.terminal"},
-    "cli.autostart": {"profiler", "opentelemetry", "grpc", "click"},
+    "cli.autostart": {"lifecycle", "opentelemetry", "grpc", "click"},
 }
 
 EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the modules
-FORMATS_IMPORT_OF_OURS = {"model", "formats.profile_proto"}
 PLAIN_C = ("correlation.c", "custom_labels.c")  # the two published ABIs: nothing of Python in them
-READS_THE_ENVIRONMENT = {"config", "switch", "preload", "cli.autostart.sitecustomize"}
+READS_THE_ENVIRONMENT = {"config", "disabled", "system.preload", "cli.autostart.sitecustomize"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +88,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def module_of(path: Path) -> str:
-    """``splunk_profiler/sinks/otlp.py`` → ``sinks.otlp``, a package's ``__init__`` → the package."""
+    """``splunk_profiler/export/files.py`` → ``export.files``, a package's ``__init__`` → the package."""
     parts = path.relative_to(ROOT / OURS).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
@@ -192,15 +101,6 @@ def modules() -> dict[str, Path]:
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def lookup(table: dict[str, int], module: str) -> str | None:
-    """The row of `table` for `module`: its own, or that of the package that holds it."""
-    while module not in table:
-        if "." not in module:
-            return None
-        module = module.rpartition(".")[0]
-    return module
 
 
 def within(module: str, package: str) -> bool:
@@ -241,7 +141,7 @@ def _target(module: str, name: str) -> str:
         return module
     full = f"{module}.{name}"
     known = full[len(OURS) + 1 :]
-    return full if known in modules() or known in LAYERS else module
+    return full if known in modules() or known in EXTENSIONS else module
 
 
 def _text_of(node: ast.expr) -> str:
@@ -257,22 +157,22 @@ def at(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def test_every_module_has_a_layer() -> None:
-    homeless = [name for name in modules() if lookup(LAYERS, name) is None and not within(name, "inspector")]
-    assert not homeless
+def row_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_package_has_a_row() -> None:
+    assert {row_of(name) for name in modules()} | EXTENSIONS == {*ROWS, "inspector"}
 
 
 def test_imports_point_down() -> None:
     wrong = []
     for module, path in modules().items():
-        row = lookup(LAYERS, module)
-        for found in imports(path) if row else ():
-            target = lookup(LAYERS, found.name) if found.ours else None
-            if row is None or target is None or target == row:
-                continue
-            beside, below = target in BESIDE.get(row, set()), LAYERS[target] < LAYERS[row]
-            if not (beside if LAYERS[target] == LAYERS[row] else below):
-                wrong.append(f"{at(path, found.line)}: {module} (layer {LAYERS[row]}) imports {found.name}")
+        own = row_of(module)
+        for found in imports(path) if own != "inspector" else ():
+            target = row_of(found.name)
+            if found.ours and target not in (own, "inspector") and ROWS[target] >= ROWS[own]:
+                wrong.append(f"{at(path, found.line)}: {module} (row {ROWS[own]}) imports {found.name}")
     assert not wrong
 
 
@@ -289,17 +189,6 @@ def test_nothing_imports_what_it_must_never_know() -> None:
                 for name in banned
             ):
                 wrong.append(f"{at(path, found.line)}: {module} imports {full}")
-    assert not wrong
-
-
-def test_formats_know_the_model_and_their_wire_format_and_nothing_else_of_ours() -> None:
-    wrong = [
-        f"{at(path, found.line)}: {found.name}"
-        for module, path in modules().items()
-        if within(module, "formats")
-        for found in imports(path)
-        if found.ours and found.name not in FORMATS_IMPORT_OF_OURS
-    ]
     assert not wrong
 
 
@@ -339,9 +228,10 @@ def test_only_config_reads_the_environment() -> None:
 
 
 def test_only_the_lifecycle_hooks_forks_exit_and_signals() -> None:
-    assert not _used_elsewhere({"profiler"}, "os", {"register_at_fork"})
-    assert not _used_elsewhere({"profiler"}, "atexit", {"register", "unregister"})
-    assert not _used_elsewhere({"sigterm"}, "signal", {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"})
+    assert not _used_elsewhere({"lifecycle.process"}, "os", {"register_at_fork"})
+    assert not _used_elsewhere({"lifecycle.process"}, "atexit", {"register", "unregister"})
+    signals = {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"}
+    assert not _used_elsewhere({"lifecycle.sigterm"}, "signal", signals)
 
 
 def test_only_one_place_starts_threads() -> None:
@@ -349,7 +239,7 @@ def test_only_one_place_starts_threads() -> None:
     wrong = [
         at(path, node.lineno)
         for module, path in modules().items()
-        if module != "threads" and not within(module, "cli")
+        if module != "system.threads" and not within(module, "cli")
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in starters
     ]
@@ -377,7 +267,7 @@ def test_a_launch_and_an_import_load_nothing_heavy() -> None:
     plain, launched = (set(line.split()) for line in done.stdout.splitlines())
     assert plain == set(), "`import splunk_profiler` loads nothing else of ours"
     assert not {name for name in launched if not within(name, OURS)}
-    assert f"{OURS}.profiler" not in launched
+    assert not {name for name in launched if within(name, f"{OURS}.lifecycle")}
 
 
 def _defined_underscored(path: Path) -> set[str]:
@@ -428,8 +318,7 @@ def test_the_published_abis_know_nothing_of_python() -> None:
     assert not [name for name in PLAIN_C if "Python.h" in (ROOT / "native" / name).read_text("utf-8")]
 
 
-def test_the_documented_table_names_every_module_that_exists() -> None:
+def test_the_documented_table_has_each_row() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    there = {str(lookup(LAYERS, name)) for name in modules() if not within(name, "inspector")} | EXTENSIONS
-    missing = [name for name in sorted(there) if not re.search(rf"^\| {LAYERS[name]} \|.*`{name}`", text, re.M)]
+    missing = [name for name, row in ROWS.items() if not re.search(rf"^\| {row} \|.*`{name}`", text, re.M)]
     assert not missing

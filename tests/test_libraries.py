@@ -28,7 +28,7 @@ from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
 from splunk_profiler import _context
-from splunk_profiler.correlation.libraries import elastic_library, labels_library
+from splunk_profiler.host_profilers.libraries import elastic_library, labels_library
 
 R_X86_64_TLSDESC, R_AARCH64_TLSDESC = 36, 1031
 TLSDESC = {"x86_64": R_X86_64_TLSDESC, "aarch64": R_AARCH64_TLSDESC}[platform.machine()]

@@ -72,7 +72,7 @@ def test_without_a_compiler_the_wheel_is_built_without_the_walker(tmp_path: Path
     sources.mkdir()
     with zipfile.ZipFile(build_wheel(copy_of_the_sources(sources), str(programs))) as built:
         names = built.namelist()
-    assert "splunk_profiler/portable.py" in names
+    assert "splunk_profiler/capture/portable.py" in names
     assert not [name for name in names if name.endswith(".so")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from splunk_profiler.portable import no_collection
+from splunk_profiler.capture.portable import no_collection
 
 
 def top_frame(ident: int) -> FrameType:

@@ -17,8 +17,8 @@ LEDGER = "SOAK_LEDGER"  # the variable that names the file
 
 def keep() -> None:
     """Have each profiler of this process, and of its forked children, leave a line."""
-    from splunk_profiler import recording  # noqa: PLC0415  # the runner has no need of it
-    from splunk_profiler.recorder import Recorder  # noqa: PLC0415
+    from splunk_profiler.pipeline import record_pipeline as recording  # noqa: PLC0415  # the runner has no need of it
+    from splunk_profiler.pipeline.batch_exporter import Recorder  # noqa: PLC0415
 
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from splunk_profiler.cli.run import AUTOSTART
 from splunk_profiler.config import Config, Resolved
-from splunk_profiler.settings import SETTINGS
-from splunk_profiler.values import Collector, Nowhere
+from splunk_profiler.config.parsers import Collector, Nowhere
+from splunk_profiler.config.settings import SETTINGS
 
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
 _OLDEST_SDK = (1, 38)
@@ -95,8 +95,8 @@ def activation(env: Mapping[str, str]) -> list[Finding]:
 
 def interpreter(resolved: Resolved) -> list[Finding]:
     """Do this Python and what is installed in it serve?"""
-    from splunk_profiler.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
-    from splunk_profiler.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
+    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
+    from splunk_profiler.otel.context import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     python = f"{sys.implementation.name} {sys.version.split()[0]}{', free-threaded' if free_threaded else ''}"

@@ -45,7 +45,7 @@ from splunk_profiler.cli.report import draw
 from splunk_profiler.cli.store import LOGS
 from splunk_profiler.cli.terminal import Terminal, page
 from splunk_profiler.config import environment
-from splunk_profiler.private_files import make_directory
+from splunk_profiler.system.private_files import make_directory
 
 _HOST = "127.0.0.1"
 _NEEDED = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")

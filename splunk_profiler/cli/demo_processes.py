@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.private_files import open_private
+from splunk_profiler.system.private_files import open_private
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20

@@ -18,7 +18,7 @@ from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.running import environment_of, process
 from splunk_profiler.cli.terminal import Terminal, page, text
 from splunk_profiler.config import Resolved, environment, from_env
-from splunk_profiler.values import Nowhere
+from splunk_profiler.config.parsers import Nowhere
 
 _MARKS = {
     Verdict.GOOD: text("✓", style="green"),

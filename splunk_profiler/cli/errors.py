@@ -5,7 +5,7 @@ Owns no thread. Must not import anything but `config`, for the launcher raises t
 
 from __future__ import annotations
 
-from splunk_profiler.values import ProfilerError
+from splunk_profiler.config.parsers import ProfilerError
 
 
 class CommandError(ProfilerError):

@@ -13,10 +13,10 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.config import Resolved
-from splunk_profiler.correlation.inbox import Inbox, InboxError
-from splunk_profiler.correlation.libraries import elastic_library, labels_library, remedy
-from splunk_profiler.correlation.storage import Service, encode, service_of
-from splunk_profiler.values import quoted
+from splunk_profiler.config.parsers import quoted
+from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
+from splunk_profiler.host_profilers.message_socket import Inbox, InboxError
+from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
 
 _CORRELATION = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"
 _SOCKET_DIRECTORY = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from splunk_profiler.printable import printable
+from splunk_profiler.system.printable import printable
 
 
 def print_line(text: str, *, error: bool = False) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.config import DEFAULT_ENDPOINT, Resolved
-from splunk_profiler.values import Agent, Directory, Endpoint, Nowhere
+from splunk_profiler.config.parsers import Agent, Directory, Endpoint, Nowhere
 
 _CONNECT_SECONDS = 5.0
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -177,14 +177,15 @@ def _reach(place: tuple[str, int] | str, start: str) -> list[Finding]:
 
 def export(resolved: Resolved) -> list[Finding]:
     """Capture the threads of this process once and send them, as the profiler would."""
-    from splunk_profiler import spans, walker  # noqa: PLC0415  # not needed to examine settings alone
-    from splunk_profiler.capture import Capture  # noqa: PLC0415
-    from splunk_profiler.changes import make_watch  # noqa: PLC0415
+    from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.model import Batch, Delivery  # noqa: PLC0415
+    from splunk_profiler.otel import context as spans  # noqa: PLC0415  # not needed to examine settings alone
+    from splunk_profiler.pipeline.idle_threads import make_watch  # noqa: PLC0415
+    from splunk_profiler.pipeline.snapshot_builder import Capture  # noqa: PLC0415
 
     try:
-        from splunk_profiler.destinations import make_sink  # noqa: PLC0415
-        from splunk_profiler.sinks.resource import current_resource  # noqa: PLC0415
+        from splunk_profiler.export.destinations import make_sink  # noqa: PLC0415
+        from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
 
         sink = make_sink(resolved, current_resource, share_connection=False)
     except ImportError as error:
@@ -221,8 +222,8 @@ def _records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
     """What the profiler would make of a snapshot, and that in words."""
     if not resolved.config.aggregates:
         return snapshot.samples, f"{len(snapshot.samples)} records"
-    from splunk_profiler.aggregator import Aggregator  # noqa: PLC0415
-    from splunk_profiler.events import registered_kinds  # noqa: PLC0415
+    from splunk_profiler.capture.events import registered_kinds  # noqa: PLC0415
+    from splunk_profiler.pipeline.aggregator import Aggregator  # noqa: PLC0415
 
     profiles: list[Any] = []
     aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns, kinds=registered_kinds())

@@ -22,13 +22,13 @@ from typing import Any
 
 import click
 
-from splunk_profiler import preload
 from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import environment, from_env
-from splunk_profiler.correlation.libraries import labels_library
-from splunk_profiler.settings import SETTINGS
-from splunk_profiler.values import ConfigError
+from splunk_profiler.config.parsers import ConfigError
+from splunk_profiler.config.settings import SETTINGS
+from splunk_profiler.host_profilers.libraries import labels_library
+from splunk_profiler.system import preload
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.private_files import make_directory, make_private, open_private
+from splunk_profiler.system.private_files import make_directory, make_private, open_private
 
 LOGS = "logs.jsonl"
 TRACES = "traces.jsonl"

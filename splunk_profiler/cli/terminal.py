@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from splunk_profiler.printable import printable
+from splunk_profiler.system.printable import printable
 
 PAGE_WIDTH = 100
 _MOST_WIDTH = 140

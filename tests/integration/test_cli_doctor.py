@@ -18,7 +18,7 @@ from certificates import Files
 from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
 from receiver_process import Receiver
 
-from splunk_profiler.settings import SETTINGS
+from splunk_profiler.config.settings import SETTINGS
 
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 

@@ -16,7 +16,7 @@ import splunk_profiler as package
 
 pytest.importorskip("splunk_profiler._context")
 
-from splunk_profiler.correlation.libraries import labels_library
+from splunk_profiler.host_profilers.libraries import labels_library
 
 LIBRARY = str(labels_library())
 ASK_THE_SHELL = ("sh", "-c", 'echo "$LD_PRELOAD"')

@@ -23,10 +23,10 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
 from splunk_profiler.cli.receiver import to_json
+from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.formats.pprof import message
 from splunk_profiler.model import DataType, Source
-from splunk_profiler.provenance import Provenance
-from splunk_profiler.sinks.profile_encoding import ProfileEncoder
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}

@@ -20,7 +20,7 @@ begun = []
 atexit.register(lambda: print(f"{time.monotonic() - begun[0]:.3f}", flush=True))  # runs last
 
 import splunk_profiler
-import splunk_profiler.sinks.otlp, splunk_profiler.sinks.resource
+import splunk_profiler.export.otlp.exporter, splunk_profiler.export.resource
 
 class Busy(threading.Thread):
     def run(self):
@@ -101,7 +101,7 @@ def test_what_was_sampled_last_is_sent_before_the_end() -> None:
 def test_a_process_whose_first_export_is_at_its_end_still_says_who_it_is() -> None:
     code = """
 import atexit, os
-from splunk_profiler.sinks.resource import current_resource
+from splunk_profiler.export.resource import current_resource
 @atexit.register
 def tell():
     found = current_resource().attributes

@@ -14,8 +14,8 @@ from target_process import Target
 
 from splunk_profiler.cli import checks
 from splunk_profiler.config import Config, from_config, from_env
-from splunk_profiler.settings import SETTINGS
-from splunk_profiler.values import ConfigError
+from splunk_profiler.config.parsers import ConfigError
+from splunk_profiler.config.settings import SETTINGS
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
 OTHERS = sorted({*re.findall(r"`(OTEL_[A-Z_]+)`", DOCUMENTED), "DD_TAGS"})

@@ -22,12 +22,12 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.config import Resolved, from_env
+from splunk_profiler.export.otlp.exporter import OtlpSink
+from splunk_profiler.export.otlp.sample_records import Encoder
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
-from splunk_profiler.recorder import Recorder, estimated_size
-from splunk_profiler.sinks.encoding import Encoder
-from splunk_profiler.sinks.otlp import OtlpSink
-from splunk_profiler.threads import Worker
+from splunk_profiler.pipeline.batch_exporter import Recorder, estimated_size
+from splunk_profiler.system.threads import Worker
 
 
 def say(**line: Any) -> None:

@@ -15,8 +15,8 @@ from marked_work import say
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
+from splunk_profiler.export.files import ProfileFiles
 from splunk_profiler.model import Batch, Profile
-from splunk_profiler.sinks.files import ProfileFiles
 
 _MOST_BYTES = 10_000
 

@@ -85,7 +85,7 @@ def handler_in_start() -> None:
         while frame is not None:
             names.add((frame.f_globals["__name__"], frame.f_code.co_name))
             frame = frame.f_back
-        heard.append(("splunk_profiler.profiler", "start") in names)
+        heard.append(("splunk_profiler.lifecycle.process", "start") in names)
         splunk_profiler.stop()
 
     signal.signal(signal.SIGALRM, handle)

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
-from splunk_profiler import events
+from splunk_profiler.capture import events
 
 OBJECTS = Objects()
 

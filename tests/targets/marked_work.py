@@ -138,8 +138,8 @@ class UntilTold:
 
 def load_exporter() -> None:
     """Load gRPC now, as a service that exports its spans has: beside busy threads each import waits for the GIL."""
-    import_module("splunk_profiler.sinks.otlp")
-    import_module("splunk_profiler.sinks.resource")
+    import_module("splunk_profiler.export.otlp.exporter")
+    import_module("splunk_profiler.export.resource")
 
 
 def wait_until_visible() -> None:

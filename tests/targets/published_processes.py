@@ -84,7 +84,7 @@ class Early:
 def visible() -> None:
     """Nothing but the start, after all that loads modules, until it is told to end."""
     trace.set_tracer_provider(TracerProvider())
-    import_module("splunk_profiler.publishing")
+    import_module("splunk_profiler.lifecycle.publishing")
     import_module("splunk_profiler._context")
     say("starts")
     assert splunk_profiler.start()

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any
 
-from splunk_profiler.provenance import Provenance
+from splunk_profiler.code_origin.classifier import Provenance
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.accounts import Accounts, Birth, Spent
 from splunk_profiler.model import Remainder, Unseen
+from splunk_profiler.pipeline.thread_times import Accounts, Birth, Spent
 
 MS = 1_000_000
 TICK = 10 * MS

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from splunk_profiler.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
-from splunk_profiler.events.collector import GC
+from splunk_profiler.capture.events.collector import GC
 from splunk_profiler.model import (
     Aggregate,
     Event,
@@ -24,6 +23,7 @@ from splunk_profiler.model import (
     ThreadSample,
     Unseen,
 )
+from splunk_profiler.pipeline.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
 
 SECOND_NS = 1_000_000_000
 MS = 1_000_000

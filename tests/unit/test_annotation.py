@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS, HostId, encoded, is_transaction, with_stacks
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, encoded, is_transaction, with_stacks
 
 FIRST = bytes.fromhex("60b420bb3851d9d47acb933dbe70399b")
 SECOND = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")

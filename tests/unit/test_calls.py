@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.calls import CallQueue
-from splunk_profiler.threads import Signal
+from splunk_profiler.system.call_queue import CallQueue
+from splunk_profiler.system.threads import Signal
 
 
 class RaisedByHandlerError(BaseException):
@@ -126,7 +126,7 @@ def run_interrupted(
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal seen
-        if not frame.f_code.co_filename.endswith("calls.py"):
+        if not frame.f_code.co_filename.endswith("call_queue.py"):
             return None
         if counts(frame.f_code.co_name, event):
             seen += 1

@@ -18,12 +18,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from top_frames import top_frame
 
-from splunk_profiler import spans
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
+from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
 from splunk_profiler.model import Sample, Snapshot
-from splunk_profiler.runtime.otel import ContextShadow
-from splunk_profiler.walker import Choice, Ticker, choose_walker, make_ticker
+from splunk_profiler.otel import context as spans
+from splunk_profiler.otel.context_tracker import ContextShadow
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 
 PERIOD_NS = 1_000_000_000
 

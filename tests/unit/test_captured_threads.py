@@ -15,10 +15,10 @@ import pytest
 from running_ticker import running
 from top_frames import top_frame
 
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
+from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
 from splunk_profiler.model import Sample, ThreadSample
-from splunk_profiler.walker import Choice, Ticker, choose_walker, make_ticker
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 
 PERIOD_NS = 10_000_000
 

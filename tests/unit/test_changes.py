@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.changes import Watch, make_watch
-from splunk_profiler.portable import RawThread
-from splunk_profiler.walker import choose_walker
+from splunk_profiler.capture.portable import RawThread
+from splunk_profiler.capture.walker import choose_walker
+from splunk_profiler.pipeline.idle_threads import Watch, make_watch
 
 PERIOD_NS = 10_000_000
 STACK, OTHER_STACK = object(), object()

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
+from splunk_profiler.capture.events import EventSources, make_sources
+from splunk_profiler.capture.events.collector import CollectorEvents
+from splunk_profiler.capture.portable import PortableTicker
+from splunk_profiler.capture.portable_gc import CollectionLog
+from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
-from splunk_profiler.events import EventSources, make_sources
-from splunk_profiler.events.collector import CollectorEvents
 from splunk_profiler.model import Event, Frame, Sample, Stack
-from splunk_profiler.naming import FrameNamer
-from splunk_profiler.portable import PortableTicker
-from splunk_profiler.portable_collections import CollectionLog
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 from splunk_profiler.raw import RawCollection
-from splunk_profiler.threads import Worker, living_threads
-from splunk_profiler.walker import Ticker, choose_walker
+from splunk_profiler.system.threads import Worker, living_threads
 
 NEVER_NS = 1 << 62
 MOST_KEPT, FOR_LONG, LONG_NS = 256, 64, 10_000_000

@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 from splunk_profiler.config import Config, from_config, from_env
-from splunk_profiler.settings import SETTINGS
-from splunk_profiler.values import (
-    ConfigError,
-    Endpoint,
-    parse_endpoint,
-)
+from splunk_profiler.config.parsers import ConfigError, Endpoint, parse_endpoint
+from splunk_profiler.config.settings import SETTINGS
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 

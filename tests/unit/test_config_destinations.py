@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splunk_profiler.config import Config, from_env
-from splunk_profiler.values import (
+from splunk_profiler.config.parsers import (
     Agent,
     Collector,
     ConfigError,

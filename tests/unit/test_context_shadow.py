@@ -10,8 +10,8 @@ from typing import Any
 import opentelemetry.context as otel_context
 import pytest
 
-from splunk_profiler import spans
-from splunk_profiler.runtime.otel import ContextShadow
+from splunk_profiler.otel import context as spans
+from splunk_profiler.otel.context_tracker import ContextShadow
 
 HERE = threading.get_ident()
 

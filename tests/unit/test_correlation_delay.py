@@ -23,9 +23,9 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 from host_profiler import STACK, TEXT, Exported, Host
 
 from splunk_profiler import _context
-from splunk_profiler.correlation.correlator import Correlator, Feedback
-from splunk_profiler.correlation.inbox import Inbox
-from splunk_profiler.runtime.decoration import Decoration
+from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler.host_profilers.message_socket import Inbox
+from splunk_profiler.system.method_patch import Decoration
 
 _MS = 1_000_000
 _LONG_S = 60

@@ -11,8 +11,8 @@ from correlator_bench import Bench
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
-from splunk_profiler.correlation.providers import Met
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
+from splunk_profiler.otel.providers import Met
 
 
 class Slotted:

@@ -14,8 +14,8 @@ import pytest
 
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
-from splunk_profiler.correlation.correlator import Correlator, Feedback  # noqa: E402
-from splunk_profiler.runtime.decoration import Decoration  # noqa: E402
+from splunk_profiler.host_profilers.correlator import Correlator, Feedback  # noqa: E402
+from splunk_profiler.system.method_patch import Decoration  # noqa: E402
 
 REGISTRATION = struct.pack("=HHI", 2, 1, 100)
 

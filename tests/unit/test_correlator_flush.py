@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler.threads import Signal
+from splunk_profiler.system.threads import Signal
 
 BRIEFLY_MS = 300
 

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
-from splunk_profiler.correlation.correlator import Correlator, Feedback  # noqa: E402
-from splunk_profiler.runtime.decoration import Decoration  # noqa: E402
+from splunk_profiler.host_profilers.correlator import Correlator, Feedback  # noqa: E402
+from splunk_profiler.system.method_patch import Decoration  # noqa: E402
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 LONG_AFTER_NS = 10**12

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler._context import Mailbox
-from splunk_profiler.correlation.exporting import Exporting
+from splunk_profiler.host_profilers.wrapped_exporters import Exporting
 
 
 class Talkative:

@@ -13,11 +13,11 @@ from datadog_form import ReadForm, labelled, read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, origin_in_shop, small_profile
 
+from splunk_profiler.export.datadog.multipart import ProfileForms
 from splunk_profiler.formats import code_provenance
-from splunk_profiler.formats.datadog import translated
+from splunk_profiler.formats.datadog_pprof import translated
 from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
-from splunk_profiler.runtime_id import Identified, RuntimeId
-from splunk_profiler.sinks.datadog_form import ProfileForms
+from splunk_profiler.otel.runtime_id import Identified, RuntimeId
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:

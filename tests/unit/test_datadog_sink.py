@@ -19,11 +19,11 @@ from datadog_form import read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
+from splunk_profiler.config.parsers import Agent
+from splunk_profiler.export.datadog.exporter import DatadogSink
+from splunk_profiler.export.datadog.multipart import Form, ProfileForms
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile
-from splunk_profiler.sinks.datadog import DatadogSink
-from splunk_profiler.sinks.datadog_form import Form, ProfileForms
-from splunk_profiler.threads import Worker
-from splunk_profiler.values import Agent
+from splunk_profiler.system.threads import Worker
 
 BATCH = Batch((small_profile(),), 0)
 TAKEN = answer(200)

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
-from splunk_profiler.correlation.exporting import within
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
+from splunk_profiler.host_profilers.wrapped_exporters import within
 
 LATER = 1 << 62
 REMOTE = set_span_in_context(NonRecordingSpan(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))))

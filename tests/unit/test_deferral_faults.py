@@ -12,7 +12,7 @@ from deferral_bench import ID, Bench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from splunk_profiler.correlation.annotation import STACK_TRACE_IDS
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
 
 
 class View:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from splunk_profiler.delivery import DeliveryReport
 from splunk_profiler.model import Delivery, Outcome
+from splunk_profiler.pipeline.delivery_log import DeliveryReport
 
 MINUTE_NS = 60_000_000_000
 DEAD = Outcome(Delivery.RETRY, "no collector can be reached")

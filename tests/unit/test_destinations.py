@@ -9,10 +9,10 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.config import from_env
-from splunk_profiler.destinations import make_sink, said
-from splunk_profiler.sinks.datadog import DatadogSink
-from splunk_profiler.sinks.files import ProfileFiles
-from splunk_profiler.sinks.otlp import OtlpSink
+from splunk_profiler.export.datadog.exporter import DatadogSink
+from splunk_profiler.export.destinations import make_sink, said
+from splunk_profiler.export.files import ProfileFiles
+from splunk_profiler.export.otlp.exporter import OtlpSink
 
 OUTPUT = "SPLUNK_PROFILER_OUTPUT"
 
@@ -39,7 +39,7 @@ def test_where_no_collector_is_asked_for_grpc_is_not_loaded(output: str) -> None
     code = (
         "import sys\n"
         "from splunk_profiler.config import from_env\n"
-        "from splunk_profiler.destinations import make_sink\n"
+        "from splunk_profiler.export.destinations import make_sink\n"
         f"make_sink(from_env({{'{OUTPUT}': '{output}'}}), dict, share_connection=False)\n"
         "print([name for name in ('grpc', 'google.protobuf', 'opentelemetry.sdk') if name in sys.modules])\n"
     )

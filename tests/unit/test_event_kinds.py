@@ -14,14 +14,13 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.sdk.resources import Resource
 from profile_schema import decode
 
-from splunk_profiler import events
-from splunk_profiler.aggregator import Aggregator, Bounds
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
+from splunk_profiler.capture import events
+from splunk_profiler.capture.events import EventSources, make_sources
+from splunk_profiler.capture.events.collector import GC
+from splunk_profiler.capture.events.interface import EventSource, Registered
+from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
-from splunk_profiler.events import EventSources, make_sources
-from splunk_profiler.events.collector import GC
-from splunk_profiler.events.interface import EventSource, Registered
+from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.model import (
     DataType,
     Event,
@@ -35,9 +34,10 @@ from splunk_profiler.model import (
     ThreadSample,
     ValueType,
 )
+from splunk_profiler.pipeline.aggregator import Aggregator, Bounds
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.sinks.profile_encoding import ProfileEncoder
-from splunk_profiler.walker import Ticker, choose_walker, make_ticker
 
 PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
 SECOND_NS = 1_000_000_000

@@ -1,8 +1,8 @@
-"""The names without a promise that `sinks` reads of the OpenTelemetry SDK; one test for each.
+"""The names without a promise that `export` reads of the OpenTelemetry SDK; one test for each.
 
 If one fails with a new SDK: nothing is lost at run time, because every one of them is read with a fallback and
 records then travel on a connection of their own. Find where the SDK keeps the thing now, add that place to
-`sinks/connection.py`, and keep the old one while its version is within the range in ``pyproject.toml``.
+`export/otlp/channel.py`, and keep the old one while its version is within the range in ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
-from splunk_profiler.sinks import connection
+from splunk_profiler.export.otlp import channel as connection
 
 
 @pytest.fixture

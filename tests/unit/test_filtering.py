@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from splunk_profiler.filtering import is_internal, waiting_on
 from splunk_profiler.model import Frame, Stack
+from splunk_profiler.pipeline.stack_filters import is_internal, waiting_on
 
 
 def _stack(*calls: str, truncated: bool = False) -> Stack:
@@ -22,8 +22,12 @@ BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threa
     [
         ("threading.Condition:wait", "opentelemetry.sdk._shared_internal.BatchProcessor:worker", *BOOTSTRAP),
         ("threading.Event:wait", "opentelemetry.sdk.metrics._internal.export.PeriodicReader:_ticker", *BOOTSTRAP),
-        ("splunk_profiler.recorder.Recorder:run", "splunk_profiler.threads.Worker:_run", *BOOTSTRAP),
-        ("splunk_profiler.recorder.Recorder:run", "splunk_profiler.threads.Worker:_run"),
+        (
+            "splunk_profiler.pipeline.batch_exporter.Recorder:run",
+            "splunk_profiler.system.threads.Worker:_run",
+            *BOOTSTRAP,
+        ),
+        ("splunk_profiler.pipeline.batch_exporter.Recorder:run", "splunk_profiler.system.threads.Worker:_run"),
         ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
         ("grpc._server:_serve", *BOOTSTRAP),
         ("shop:on_change", "grpc._channel:_deliver", *BOOTSTRAP),

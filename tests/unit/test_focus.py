@@ -18,12 +18,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 from running_ticker import running
 
-from splunk_profiler import spans
-from splunk_profiler.focus import NEVER_NS, Focus, Rhythm, Tick
-from splunk_profiler.pacing import Pacer
+from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.sampler import Limit, Sampler
+from splunk_profiler.capture.schedule import NEVER_NS, Focus, Rhythm, Tick
+from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.otel import context as spans
 from splunk_profiler.raw import Periods, RawSnapshot
-from splunk_profiler.sampler import Limit, Sampler
-from splunk_profiler.walker import Choice, Ticker, make_ticker
 
 CURRENT: ContextVar[Any] = ContextVar("current")
 LONG_NS = 30_000_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler import imports
+from splunk_profiler.system import import_locks as imports
 
 
 class Gate:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from target_process import environment
 
-from splunk_profiler.correlation.inbox import Inbox, InboxError
+from splunk_profiler.host_profilers.message_socket import Inbox, InboxError
 
 MOST_BYTES = 89
 _NOBODY = 65534
@@ -186,7 +186,7 @@ def test_it_does_not_block_and_is_not_inherited_by_programs(directory: Path) -> 
 
 _MODES = """
 import os, sys
-from splunk_profiler.correlation.inbox import Inbox
+from splunk_profiler.host_profilers.message_socket import Inbox
 os.umask(int(sys.argv[2], 8))
 modes = []
 def seen(event, args):
@@ -211,7 +211,7 @@ def test_nobody_else_may_write_to_it_from_its_first_moment_on(directory: Path, u
 
 _STREAMS = """
 import os, sys
-from splunk_profiler.correlation.inbox import Inbox
+from splunk_profiler.host_profilers.message_socket import Inbox
 os.close(0)
 inbox = Inbox(sys.argv[1])
 opened = os.open('/dev/null', os.O_RDONLY)

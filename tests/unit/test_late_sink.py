@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sample_factory import make_sample
 
+from splunk_profiler.export.lazy_sink import LateSink
 from splunk_profiler.model import Batch, Delivery, Outcome, Sample
-from splunk_profiler.sinks.late import LateSink
 
 
 class Taking:

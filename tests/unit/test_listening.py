@@ -9,11 +9,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from splunk_profiler.correlation.providers import Providers
-from splunk_profiler.listening import SpanListener
-from splunk_profiler.roots import Roots
-from splunk_profiler.runtime_id import Identified, RuntimeId
-from splunk_profiler.selection import Selection
+from splunk_profiler.otel.local_roots import Roots
+from splunk_profiler.otel.providers import Providers
+from splunk_profiler.otel.runtime_id import Identified, RuntimeId
+from splunk_profiler.otel.span_listener import SpanListener
+from splunk_profiler.otel.trace_selector import Selection
 
 
 class Refusing(TracerProvider):

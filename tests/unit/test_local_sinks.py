@@ -8,9 +8,9 @@ from pathlib import Path
 from modes import mode, nothing_masked
 from sample_factory import make_sample
 
+from splunk_profiler.export.local import FileSink, MemorySink
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, Delivery, SpanRef
-from splunk_profiler.sinks.local import FileSink, MemorySink
 
 
 def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:

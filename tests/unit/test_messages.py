@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from message_oracle import datagrams, facts, facts_of
 
-from splunk_profiler.correlation.messages import Malformed, Message, Registration, StackTraces, Unknown, decode
+from splunk_profiler.host_profilers.messages import Malformed, Message, Registration, StackTraces, Unknown, decode
 
 TRACE_ID = bytes(range(0x10, 0x20))
 TRANSACTION_ID = bytes(range(0xA0, 0xA8))

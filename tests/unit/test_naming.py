@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from splunk_profiler.capture.symbolizer import FrameNamer
 from splunk_profiler.model import Frame
-from splunk_profiler.naming import FrameNamer
 
 
 def _name(frame: FrameType) -> Frame:

@@ -9,10 +9,10 @@ import threading
 import grpc
 import pytest
 
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import Endpoint
+from splunk_profiler.export.otlp.errors import Speaks, outcome, probe
 from splunk_profiler.model import Delivery
-from splunk_profiler.sinks.diagnosis import Speaks, outcome, probe
-from splunk_profiler.transport import Transport
-from splunk_profiler.values import Endpoint
 
 
 class Server:

@@ -12,9 +12,9 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.sdk.resources import Resource
 from sample_factory import make_sample
 
+from splunk_profiler.export.otlp.sample_records import Encoder
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Sample, Source, SpanRef
-from splunk_profiler.sinks.encoding import Encoder
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
 

@@ -13,10 +13,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
 )
 from sample_factory import make_sample
 
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import parse_endpoint
+from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.model import Batch, Delivery, Sample
-from splunk_profiler.sinks.otlp import OtlpSink
-from splunk_profiler.transport import Transport
-from splunk_profiler.values import parse_endpoint
 
 
 class Collector(LogsServiceServicer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splunk_profiler.transport import Certificates, Transport, parse
+from splunk_profiler.config.otlp_transport import Certificates, Transport, parse
 
 P = "OTEL_EXPORTER_OTLP_"
 

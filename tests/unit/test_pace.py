@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import pytest
 from running_ticker import running
 
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
-from splunk_profiler.pacing import Pacer
+from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.sampler import Limit, Sampler
+from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 from splunk_profiler.raw import RawSnapshot
-from splunk_profiler.sampler import Limit, Sampler
-from splunk_profiler.walker import Choice, Ticker, make_ticker
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from splunk_profiler.pacing import Pacer
+from splunk_profiler.capture.overhead import Pacer
 from splunk_profiler.raw import Periods
 
 MS = 1_000_000

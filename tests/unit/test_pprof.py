@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
-from splunk_profiler.events.collector import GC
+from splunk_profiler.capture.events.collector import GC
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, MOST_CHARACTERS, Part, body, message, parts
 from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Source, Stack, ValueType
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.terminal import Terminal, lines, text
-from splunk_profiler.guard import Guard, logger, make_printable
-from splunk_profiler.printable import printable
+from splunk_profiler.system.guard import Guard, logger, make_printable
+from splunk_profiler.system.printable import printable
 
 
 @pytest.mark.parametrize(

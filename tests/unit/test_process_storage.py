@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.correlation.storage import Service, encode, service_of
+from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
 
 
 def decode(data: bytes) -> tuple[int, list[bytes]]:

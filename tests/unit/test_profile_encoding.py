@@ -12,8 +12,8 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
+from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.model import Profile, Source
-from splunk_profiler.sinks.profile_encoding import ProfileEncoder
 
 RESOURCE = Resource({"service.name": "shop"})
 

@@ -19,11 +19,11 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
+from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.export.files import ProfileFiles
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
 from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
-from splunk_profiler.provenance import Provenance
-from splunk_profiler.runtime_id import Identified, RuntimeId
-from splunk_profiler.sinks.files import ProfileFiles
+from splunk_profiler.otel.runtime_id import Identified, RuntimeId
 
 BATCH = Batch((small_profile(),), 0)
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from wheel_backend import make_wheel
 
-from splunk_profiler import provenance
-from splunk_profiler.distributions import places
+from splunk_profiler.code_origin import classifier as provenance
+from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
+from splunk_profiler.code_origin.distributions import places
 from splunk_profiler.model import Kind, Origin
-from splunk_profiler.provenance import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -219,11 +219,15 @@ def test_a_program_that_modules_are_built_into_is_no_standard_library(
 
 def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sources(tmp_path: Path) -> None:
     file = provenance.__file__
-    assert nothing_installed().of(file, "splunk_profiler.provenance") == Origin(Kind.LIBRARY, "splunk-profiler")
+    assert nothing_installed().of(file, "splunk_profiler.code_origin.classifier") == Origin(
+        Kind.LIBRARY, "splunk-profiler"
+    )
     site = put(tmp_path / "site-packages", {"splunk_profiler-0.9.dist-info/RECORD": "splunk_profiler.pth,,\n"})
     installed = Provenance(lambda: [str(site)])
     assert installed.read()
-    assert installed.of(file, "splunk_profiler.provenance") == Origin(Kind.LIBRARY, "splunk-profiler", "0.9")
+    assert installed.of(file, "splunk_profiler.code_origin.classifier") == Origin(
+        Kind.LIBRARY, "splunk-profiler", "0.9"
+    )
 
 
 def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:

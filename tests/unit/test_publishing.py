@@ -29,9 +29,10 @@ pytest.importorskip("splunk_profiler._context")
 from own_memory import OwnMemory
 from published_process import ids_of, provider, publishing, shown, shown_labels, told
 
-from splunk_profiler import labels, spans
-from splunk_profiler.correlation.inbox import Inbox
-from splunk_profiler.runtime.otel import ContextShadow
+from splunk_profiler import labels
+from splunk_profiler.host_profilers.message_socket import Inbox
+from splunk_profiler.otel import context as spans
+from splunk_profiler.otel.context_tracker import ContextShadow
 
 
 @pytest.fixture

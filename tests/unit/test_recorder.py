@@ -10,8 +10,8 @@ import pytest
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Sample
-from splunk_profiler.recorder import Counters, Recorder, estimated_size, parts_of
-from splunk_profiler.threads import Signal
+from splunk_profiler.pipeline.batch_exporter import Counters, Recorder, estimated_size, parts_of
+from splunk_profiler.system.threads import Signal
 
 SECOND_NS = 1_000_000_000
 DELIVERED = Outcome(Delivery.DELIVERED)

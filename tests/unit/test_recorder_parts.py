@@ -10,7 +10,7 @@ from profile_factory import large_profile
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
-from splunk_profiler.recorder import Counters, Recorder
+from splunk_profiler.pipeline.batch_exporter import Counters, Recorder
 
 
 class ProfileSink:

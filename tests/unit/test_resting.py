@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.aggregator import UNSEEN, Aggregator, Bounds
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import PortableWatch
+from splunk_profiler.capture.portable import RawSnapshot, RawThread
 from splunk_profiler.model import Frame, Profile, Repeat, Snapshot, SpanRef, Stack, Unseen
-from splunk_profiler.portable import RawSnapshot, RawThread
+from splunk_profiler.pipeline.aggregator import UNSEEN, Aggregator, Bounds
+from splunk_profiler.pipeline.idle_threads import PortableWatch
+from splunk_profiler.pipeline.snapshot_builder import Capture
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS

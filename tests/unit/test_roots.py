@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from splunk_profiler.model import SpanRef
-from splunk_profiler.roots import Roots
+from splunk_profiler.otel.local_roots import Roots
 
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 

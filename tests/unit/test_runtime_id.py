@@ -13,7 +13,7 @@ from command_line import ROOT
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from splunk_profiler.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
+from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
 
 SHOP = {"service.name": "shop"}
 
@@ -204,8 +204,8 @@ def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
 
 _FORKED = """
 import os
-from splunk_profiler.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
-from splunk_profiler.sinks.resource import current_resource
+from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
+from splunk_profiler.export.resource import current_resource
 
 def said(identity):
     attributes = Identified(identity, on_spans=False).resource(current_resource()).attributes

@@ -12,14 +12,16 @@ from dataclasses import replace
 import pytest
 from profile_factory import small_profile
 
-from splunk_profiler import labels, spans
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import make_watch
-from splunk_profiler.formats.datadog import translated
+from splunk_profiler import labels
+from splunk_profiler.capture.walker import Choice, choose_walker, make_ticker
+from splunk_profiler.formats.datadog_pprof import translated
 from splunk_profiler.model import Aggregate, Sample, Stack
-from splunk_profiler.runtime.labels import LabelShadow
-from splunk_profiler.runtime.otel import ContextShadow
-from splunk_profiler.sample_labels import (
+from splunk_profiler.otel import context as spans
+from splunk_profiler.otel.context_tracker import ContextShadow
+from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.user_labels.labels import IN_FORCE
+from splunk_profiler.user_labels.sample_labels import (
     MOST_LABELS,
     MOST_NAME_CHARACTERS,
     MOST_VALUE_CHARACTERS,
@@ -28,8 +30,7 @@ from splunk_profiler.sample_labels import (
     bounded,
     on_samples,
 )
-from splunk_profiler.user_labels import IN_FORCE
-from splunk_profiler.walker import Choice, choose_walker, make_ticker
+from splunk_profiler.user_labels.tracker import LabelShadow
 
 HERE = threading.get_ident
 

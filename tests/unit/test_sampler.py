@@ -8,11 +8,11 @@ from queue import SimpleQueue
 
 import pytest
 
+from splunk_profiler.capture.portable import PortableTicker
+from splunk_profiler.capture.sampler import Sampler
+from splunk_profiler.capture.symbolizer import FrameNamer
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.naming import FrameNamer
-from splunk_profiler.portable import PortableTicker
 from splunk_profiler.raw import RawSnapshot
-from splunk_profiler.sampler import Sampler
 
 PERIOD_NS = 2_000_000
 

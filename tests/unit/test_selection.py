@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from splunk_profiler import selection
-from splunk_profiler.selection import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, Selection
+from splunk_profiler.otel import trace_selector as selection
+from splunk_profiler.otel.trace_selector import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, Selection
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -258,7 +258,7 @@ from gevent import monkey
 monkey.patch_all()
 import gevent
 from opentelemetry.sdk.trace import TracerProvider
-from splunk_profiler.selection import Selection
+from splunk_profiler.otel.trace_selector import Selection
 
 selection, provider = Selection(1), TracerProvider(shutdown_on_exit=False)
 selection.begin(lambda: None)

@@ -8,9 +8,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.aggregator import UNSEEN, Aggregator
 from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, Unseen
-from splunk_profiler.shares import Shares, Sum
+from splunk_profiler.pipeline.aggregator import UNSEEN, Aggregator
+from splunk_profiler.pipeline.cpu_shares import Shares, Sum
 
 MS = 1_000_000
 PERIOD_NS = 10 * MS

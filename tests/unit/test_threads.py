@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from splunk_profiler.threads import Signal, Worker
+from splunk_profiler.system.threads import Signal, Worker
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -83,7 +83,7 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.threads import Signal, Worker
+from splunk_profiler.system.threads import Signal, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = Signal(), []

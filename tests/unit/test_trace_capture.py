@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from splunk_profiler.capture import Capture
-from splunk_profiler.changes import PortableWatch
+from splunk_profiler.capture.portable import RawSnapshot, RawThread
 from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
-from splunk_profiler.portable import RawSnapshot, RawThread
+from splunk_profiler.pipeline.idle_threads import PortableWatch
+from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.trace_snapshot_builder import TraceCapture
 from splunk_profiler.raw import Periods
-from splunk_profiler.trace_capture import TraceCapture
 
 MS = 1_000_000
 PERIOD_NS, ALL_NS = 10 * MS, 1_000 * MS

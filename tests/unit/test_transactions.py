@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from splunk_profiler.correlation.transactions import MOST_IDS, Transaction, Transactions
+from splunk_profiler.host_profilers.transactions import MOST_IDS, Transaction, Transactions
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 EXPORTER, SECOND = "exporter", "second exporter"

@@ -1,0 +1,171 @@
+"""The settings of the profiler: the table that everything about a single setting comes from.
+
+The documentation's and the doctor's lists are checked against it. `parsers` has the forms that values take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from splunk_profiler.config.otlp_transport import HEADERS
+from splunk_profiler.config.parsers import (
+    destination_text,
+    endpoint_text,
+    integer,
+    one_of,
+    parse_boolean,
+    parse_directory,
+    parse_overhead,
+    parse_probability,
+    parse_three_way,
+    quoted,
+    shown,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable: its name, the `Config` field it fills, its parser, its meaning, and if it is secret."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    meaning: str
+    secret: bool = False
+
+    def shown(self, value: object) -> str:
+        """See `values.shown`; nothing at all of a secret."""
+        return "***" if self.secret else shown(str(value))
+
+    def quoted(self, value: object) -> str:
+        """See `values.quoted`; nothing at all of a secret."""
+        return "'***'" if self.secret else quoted(value)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean, "switches the profiler on"),
+    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", endpoint_text, "where records are sent (OTLP/gRPC)"),
+    Setting(HEADERS, "logs_headers", str, "headers that go with the records, to wherever they are sent", secret=True),
+    Setting(
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL",
+        "call_stack_interval_ms",
+        integer(1, 3_600_000),
+        "milliseconds between two samples",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_MAX_OVERHEAD",
+        "max_overhead",
+        parse_overhead,
+        "percent of one core that the profiler may use; it samples less often rather than use more",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_EXPORT_INTERVAL",
+        "export_interval_ms",
+        integer(1, 600_000),
+        "milliseconds that samples are gathered before they are sent",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_MAX_STACK_DEPTH",
+        "max_stack_depth",
+        integer(1, 65_536),
+        "frames kept of a stack, from the leaf",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
+        "include_internal_stacks",
+        parse_boolean,
+        "also sends threads of the profiler, the OpenTelemetry SDK and gRPC",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_TRACING_STACKS_ONLY",
+        "tracing_stacks_only",
+        parse_boolean,
+        "sends only samples taken inside a span",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_DATA_FORMAT",
+        "data_format",
+        one_of("text", "pprof-gzip-base64"),
+        "form of a record's body",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_OUTPUT",
+        "output",
+        destination_text,
+        "what takes the profiles: a collector (otlp), a directory or a Datadog agent",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
+        "gc_events",
+        parse_three_way,
+        "samples collections of garbage as well, where profiles are sent",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED",
+        "span_runtime_id",
+        parse_three_way,
+        "puts the id of the process on the resource of the application's spans",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_WALKER",
+        "walker",
+        one_of("auto", "native", "portable"),
+        "which stack walker reads the threads",
+    ),
+    Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED",
+        "correlation",
+        parse_three_way,
+        "shows host profilers of Elastic's kind which span each thread is in",
+    ),
+    Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
+        "socket_directory",
+        parse_directory,
+        "directory of the socket that host profilers send to",
+    ),
+    Setting(
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE",
+        "correlation_buffer_size",
+        integer(1, 1_000_000),
+        "how many ended transactions may wait for what host profilers say of them",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
+        "custom_labels",
+        parse_three_way,
+        "shows host profilers of Parca's kind ids and labels of each thread",
+    ),
+    Setting(
+        "SPLUNK_PROFILER_PRELOAD_ENABLED",
+        "preload",
+        parse_three_way,
+        "has splunk-profiler run load the library of these labels by LD_PRELOAD",
+    ),
+    Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
+    Setting(
+        "SPLUNK_SNAPSHOT_PROFILER_ENABLED",
+        "snapshot_enabled",
+        parse_boolean,
+        "samples the threads that work for selected traces more often",
+    ),
+    Setting(
+        "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
+        "snapshot_interval_ms",
+        integer(1, 3_600_000),
+        "milliseconds between two samples of a snapshot profile",
+    ),
+    Setting(
+        "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY",
+        "snapshot_probability",
+        parse_probability,
+        "share of traces that a snapshot profile is taken of",
+    ),
+)
+
+
+def setting_of(field: str) -> Setting:
+    """The one that fills this field of `Config`."""
+    return next(setting for setting in SETTINGS if setting.field == field)

@@ -1,0 +1,234 @@
+"""The gRPC connection that exports travel on: the trace exporter's where it fits, else one of our own.
+
+Runs on the exporting thread, `close` on any. Loads gRPC. The specification asks that the persistent connection
+of another signal be reused ("Call Stack Ingest"). What the trace exporter keeps has no public name; the names
+read here are held to by `tests/unit/test_exporter_seam.py`. A connection that is not ours is never closed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+from splunk_profiler.config.otlp_transport import Certificates, Transport
+from splunk_profiler.config.parsers import Endpoint, quoted, shown
+from splunk_profiler.system.guard import logger
+
+METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+_PROVIDERS = "opentelemetry_otlp_credential_provider"
+TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+# Here no thread can be started from when the main thread has ended, also while others go on; gRPC would have to.
+_NO_LATE_THREADS = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
+_AVOID_NS = 60_000_000_000
+_OPTIONS = (
+    ("grpc.primary_user_agent", "splunk-profiler"),
+    # gRPC's own pause between attempts grows to two minutes; records must flow 15 s after a collector's return.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A channel made anew must not be given the stuck connection that it is to replace.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@cache
+def _keep_grpc_running() -> grpc.Channel:
+    """A channel that is never used, so that closing another one is never closing the last.
+
+    gRPC then ends itself on a thread of its own, and a child that is forked meanwhile waits for that thread when it
+    opens its first channel: for ever, and with the GIL.
+    """
+    return grpc.insecure_channel("ipv4:127.0.0.1:9")  # connects when it is called, which nobody does
+
+
+class Connection:
+    """A way to call the collector.
+
+    Attributes:
+        shared: True if it belongs to the trace exporter.
+    """
+
+    def __init__(self, channel: grpc.Channel, *, shared: bool) -> None:
+        self.channel = channel
+        self.shared = shared
+        self.call = channel.unary_unary(METHOD, None, ExportLogsServiceResponse.FromString)
+
+
+class Connections:
+    """Chooses the connection of each export.
+
+    Args:
+        endpoint: where to.
+        transport: how.
+        tracer_provider: the application's provider, asked for with each export; None if there is none.
+        share: False in a forked child, where the trace exporter's connection is the parent's.
+        monotonic_ns: the clock.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        transport: Transport,
+        tracer_provider: Callable[[], object | None],
+        *,
+        share: bool,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._endpoint = endpoint
+        self._transport = transport
+        self._tracer_provider = tracer_provider
+        self._share = share and not _NO_LATE_THREADS
+        self._now_ns = monotonic_ns
+        self._credentials = _credentials(transport) if endpoint.secure else None
+        self._own: Connection | None = None
+        self._shared: Connection | None = None
+        self._avoid_until_ns: int | None = None
+        self._timeouts = 0
+
+    def pick(self, *, may_share: bool) -> Connection:
+        """The connection for the next export; our own unless it `may_share`."""
+        if self._avoid_until_ns is not None and self._now_ns() >= self._avoid_until_ns:
+            self._avoid_until_ns = None
+        channel = self._trace_channel() if self._share and may_share else None
+        if channel is None:
+            self._shared = None
+        elif self._shared is None or self._shared.channel is not channel:
+            self._shared = Connection(channel, shared=True)
+            self._avoid_until_ns = None  # the trace exporter has made a new connection: it may work
+        if self._shared is not None and self._avoid_until_ns is None:
+            return self._shared
+        own = self._own
+        if own is None:
+            own = self._own = Connection(self._open(), shared=False)
+        return own
+
+    def failed(self, connection: Connection, *, timed_out: bool) -> None:
+        """`connection` did not work: leave the trace exporter's for a while, replace our own if it hangs."""
+        if connection.shared:
+            self._avoid_until_ns = self._now_ns() + _AVOID_NS
+            return
+        self._timeouts = self._timeouts + 1 if timed_out else 0
+        if self._timeouts > 1:  # perhaps a host that is gone without a word: only a new connection finds out
+            self.close()
+            self._timeouts = 0
+
+    def worked(self) -> None:
+        """The collector has answered."""
+        self._timeouts = 0
+
+    def close(self) -> None:
+        """Close our own connection, which ends its calls."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.channel.close()
+
+    def _open(self) -> grpc.Channel:
+        _keep_grpc_running()
+        # The name that a certificate is for; gRPC's own for a Unix socket is its path, which some servers refuse.
+        options = (*_OPTIONS, ("grpc.default_authority", "localhost")) if self._endpoint.path else _OPTIONS
+        if self._credentials is None:
+            return grpc.insecure_channel(self._endpoint.target, options=options)
+        return grpc.secure_channel(self._endpoint.target, self._credentials, options=options)
+
+    def _trace_channel(self) -> grpc.Channel | None:
+        """The live channel of a trace exporter that sends to our endpoint with our credentials.
+
+        Credentials cannot be compared, but what both exporters make them from can.
+        """
+        module = sys.modules.get(TRACE_EXPORTER)
+        if module is None:
+            return None
+        transport, endpoint = self._transport, self._endpoint
+        if endpoint.secure and (
+            transport.certificates.files != transport.trace_certificates.files
+            or transport.credential_provider != transport.trace_credential_provider
+        ):
+            return None
+        for exporter in span_exporters(self._tracer_provider()):
+            if (
+                isinstance(exporter, module.OTLPSpanExporter)
+                and getattr(exporter, "_endpoint", None) == endpoint.target
+                and uses_tls(exporter) is endpoint.secure
+                and not getattr(exporter, "_shutdown", False)
+            ):
+                return getattr(exporter, "_channel", None)
+        return None
+
+
+def span_exporters(provider: object | None) -> Iterator[object]:
+    """The exporters behind the span processors of an SDK `TracerProvider`."""
+    pending = [getattr(provider, "_active_span_processor", None)]
+    while pending:
+        processor = pending.pop()
+        pending.extend(getattr(processor, "_span_processors", ()))
+        for owner in (processor, getattr(processor, "_batch_processor", None)):
+            for name in ("span_exporter", "_exporter"):
+                if (exporter := getattr(owner, name, None)) is not None:
+                    yield exporter
+
+
+def uses_tls(exporter: object) -> bool:
+    """Whether an exporter of the SDK encrypts; up to 1.39 only its credentials tell."""
+    insecure = getattr(exporter, "_insecure", None)
+    return not insecure if insecure is not None else getattr(exporter, "_credentials", None) is not None
+
+
+def _credentials(transport: Transport) -> grpc.ChannelCredentials:
+    if transport.credential_provider:
+        try:
+            made = _provided(transport.credential_provider)
+        except Exception as error:
+            logger.warning(
+                "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER=%s is not usable: %s; certificate files are used",
+                quoted(transport.credential_provider),
+                shown(str(error)),
+            )
+        else:
+            return made
+    certificates = transport.certificates
+    authority, key, chain = (
+        _read(path, setting) for path, setting in zip(certificates.files, certificates.settings, strict=True)
+    )
+    if (key is None) is not (chain is None):
+        _warn_of_half(certificates)
+        key = chain = None
+    return grpc.ssl_channel_credentials(authority, key, chain)
+
+
+def _provided(name: str) -> grpc.ChannelCredentials:
+    found: list[Any] = list(entry_points(group=_PROVIDERS, name=name))
+    if not found:
+        raise LookupError(f"no entry point of that name in the group {_PROVIDERS}")
+    made = found[0].load()()
+    if not isinstance(made, grpc.ChannelCredentials):
+        raise TypeError(f"it makes {type(made).__name__}, not grpc.ChannelCredentials")
+    return made
+
+
+def _read(path: str, setting: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+    else:
+        if b"-----BEGIN " in content:
+            return content
+        reason = "it holds no PEM data"
+    instead = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
+    logger.warning("%s=%s cannot be used: %s; %s", setting, quoted(path), reason, instead)
+    return None
+
+
+def _warn_of_half(certificates: Certificates) -> None:
+    _, key, chain = certificates.settings
+    logger.warning("%s and %s go together and only one of them can be used; no client certificate is sent", key, chain)

@@ -1,0 +1,199 @@
+"""Exports batches as OTLP log records over gRPC.
+
+`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Loads gRPC and OpenTelemetry when it
+is imported, so it is imported when the first batch is there. Sends ready bytes through gRPC's public
+interface: the exporter of the SDK keeps the status to itself, sleeps between attempts of its own and cannot
+be interrupted. Specification: Splunk profiling conventions, "Call Stack Ingest".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic
+
+import grpc
+from opentelemetry import context as otel_context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
+
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import Endpoint
+from splunk_profiler.export.otlp import errors as diagnosis
+from splunk_profiler.export.otlp.channel import Connection, Connections
+from splunk_profiler.export.otlp.profile_records import ProfileEncoder
+from splunk_profiler.export.otlp.sample_records import Encoder
+from splunk_profiler.export.sink_context import Opening
+from splunk_profiler.formats.text import body
+from splunk_profiler.model import Batch, Delivery, Outcome, Record
+from splunk_profiler.otel.context import tracer_provider
+from splunk_profiler.system.threads import real_lock
+
+_SHORTEST_S = 0.05
+
+
+class OtlpSink(Generic[Record]):
+    """A collector that takes OTLP logs over gRPC.
+
+    Args:
+        endpoint: where it is.
+        encode: records → the bytes of a request (`encoding`, `profile_encoding`).
+        transport: headers, timeout, compression and certificates.
+        tracer_provider: the application's provider, whose exporter's connection is shared where it fits.
+        share_connection: False in a forked child, where that connection is the parent's.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        encode: Callable[[Sequence[Record]], bytes],
+        transport: Transport,
+        tracer_provider: Callable[[], object | None] = lambda: None,
+        *,
+        share_connection: bool = True,
+    ) -> None:
+        self._endpoint = endpoint
+        self._transport = transport
+        self._encode = encode
+        self._connections = Connections(endpoint, transport, tracer_provider, share=share_connection)
+        self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
+        self._speaks = diagnosis.Speaks.UNKNOWN
+        self._probed = ""
+        self._lock = real_lock()  # guards what follows
+        self._busy = False
+        self._interrupted = False
+        self._closed = False
+        self._call: Any = None
+        self._until_s: float | None = None
+
+    def export(self, batch: Batch[Record]) -> Outcome:
+        """See `Sink.export`."""
+        with self._lock:
+            self._busy = True
+        try:
+            outcome = self._send(self._encode(batch.records))
+            # A large profile is several records to a receiver.
+            return replace(outcome, rejected=min(outcome.rejected, len(batch.records)))
+        except Exception as error:
+            return Outcome(Delivery.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self._busy = self._interrupted = False
+                self._call = None
+
+    def hurry(self, timeout_s: float) -> None:
+        """See `Sink.hurry`."""
+        self._until_s = time.monotonic() + timeout_s
+
+    def interrupt(self) -> None:
+        """See `Sink.interrupt`."""
+        with self._lock:
+            self._interrupted = busy = self._busy
+            call = self._call
+        if call is not None:
+            call.cancel()
+        elif busy:
+            self._connections.close()
+
+    def shutdown(self) -> None:
+        """See `Sink.shutdown`."""
+        with self._lock:
+            self._closed = True
+            call = self._call
+        if call is not None:
+            call.cancel()
+        self._connections.close()
+
+    def _send(self, message: bytes) -> Outcome:
+        renewed = False
+        while True:
+            # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
+            may_share = self._until_s is not None or threading.main_thread().is_alive()
+            connection = self._connections.pick(may_share=may_share)
+            if self._closed or self._interrupted:  # asked with the connection open: who ends us now will find it
+                if self._closed:
+                    self._connections.close()
+                return self._ended_early()
+            try:
+                response = self._exchange(connection, message)
+            except grpc.FutureCancelledError:
+                return self._ended_early()
+            except ValueError as error:  # gRPC's word for a channel that somebody has closed
+                self._connections.failed(connection, timed_out=False)
+                if connection.shared:
+                    continue
+                return Outcome(Delivery.RETRY, f"gRPC does not send: {error}")
+            except grpc.RpcError as error:
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if self._closed or self._interrupted or (timed_out and self._until_s is not None):
+                    return self._ended_early()
+                lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                if timed_out or lost:
+                    self._connections.failed(connection, timed_out=timed_out)
+                if lost and connection.shared:
+                    continue  # the trace exporter's connection is not the only way to the collector
+                if lost and self._until_s is not None and not renewed:
+                    renewed = True  # the last chance: a connection that did not work pauses, a new one tries at once
+                    self._connections.close()
+                    continue
+                return diagnosis.outcome(error, self._endpoint, self._transport, self._what_it_speaks(error))
+            self._connections.worked()
+            self._probed = ""
+            partial = response.partial_success
+            return Outcome(Delivery.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0))
+
+    def _ended_early(self) -> Outcome:
+        return Outcome(Delivery.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended")
+
+    def _exchange(self, connection: Connection, message: bytes) -> Any:
+        options: dict[str, Any] = {
+            "timeout": self._transport.timeout_s,
+            "metadata": self._transport.headers,
+            "compression": self._compression,  # of this call: a shared connection has its owner's
+        }
+        if self._until_s is not None:
+            options["timeout"] = min(max(self._until_s - time.monotonic(), _SHORTEST_S), options["timeout"])
+        with _uninstrumented():
+            if not connection.shared or self._until_s is not None:
+                return connection.call(message, **options)
+            call = connection.call.future(message, **options)
+            with self._lock:
+                self._call = call
+                unwanted = self._interrupted or self._closed
+            if unwanted:
+                call.cancel()
+            return call.result()
+
+    def _what_it_speaks(self, error: grpc.RpcError) -> diagnosis.Speaks:
+        """What the server answers without TLS; asked once for each way in which it does not work."""
+        details = error.details() or ""
+        if not diagnosis.worth_probing(error.code(), details):
+            return diagnosis.Speaks.UNKNOWN
+        if details != self._probed:
+            self._probed = details
+            self._speaks = diagnosis.probe(self._endpoint)
+        return self._speaks
+
+
+def open_sink(opening: Opening) -> OtlpSink[Any]:
+    """The sink for a `Collector`."""
+    resolved, endpoint = opening.resolved, opening.resolved.endpoint
+    assert endpoint is not None
+    encode: Callable[[Sequence[Any]], bytes]
+    if resolved.config.aggregates:
+        encode = ProfileEncoder(opening.resource, opening.provenance).encode
+    else:
+        encode = Encoder(opening.resource, body).encode
+    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=opening.share_connection)
+
+
+@contextmanager
+def _uninstrumented() -> Iterator[None]:
+    """Keep gRPC instrumentation from tracing our own exports."""
+    token = otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)

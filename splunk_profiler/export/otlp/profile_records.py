@@ -1,0 +1,66 @@
+"""Profiles → the bytes of an ``ExportLogsServiceRequest``: one record for each, more where one would be too large.
+
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification: Splunk profiling
+conventions, "ResourceLogs" to "LogRecord Fields", and the attributes of their pprof form.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.export.otlp.sample_records import (
+    DATA_TYPE,
+    SOURCE,
+    Envelope,
+    Resource,
+    attributes,
+    record_template,
+)
+from splunk_profiler.formats import pprof
+from splunk_profiler.model import DataType, Profile, Source
+from splunk_profiler.system.threads import let_others_run
+
+FORMAT = "pprof-gzip-base64"
+
+
+class ProfileEncoder:
+    """Encodes profiles; keeps what was encoded once.
+
+    Args:
+        resource: the resource of the process, asked for with each batch.
+        provenance: whose code is in which file.
+        time_ns: the time of day, for when a record was handed over.
+    """
+
+    def __init__(
+        self,
+        resource: Callable[[], Resource],
+        provenance: Provenance | None = None,
+        time_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._envelope = Envelope(resource)
+        self._provenance = provenance or Provenance()
+        self._time_ns = time_ns
+        self._templates = {
+            (source, data_type): record_template(FORMAT, {SOURCE: source.value, DATA_TYPE: data_type.value})
+            for source in Source
+            for data_type in DataType
+        }
+
+    def encode(self, profiles: Iterable[Profile]) -> bytes:
+        """One request with the records of each of `profiles`, in their order."""
+        request, add = self._envelope.request()
+        observed_ns = self._time_ns()
+        origin_of = self._provenance.up_to_date(let_others_run)
+        for profile in profiles:
+            for part in pprof.parts(profile, pause=let_others_run, origin_of=origin_of):
+                record = add()
+                record.CopyFrom(self._templates[profile.source, profile.data_type])
+                record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
+                record.time_unix_nano = max(profile.time_ns, 0)  # a clock that is not set yet is in 1970
+                record.observed_time_unix_nano = observed_ns
+                record.body.string_value = pprof.body(part)
+        message: bytes = request.SerializeToString()
+        return message

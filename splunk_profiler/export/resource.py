@@ -1,0 +1,51 @@
+"""The resource that records carry: that of the running `TracerProvider`, with this process's own id.
+
+Runs on the exporting thread; loads the OpenTelemetry SDK. Specification: Splunk profiling conventions,
+"ResourceLogs".
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
+
+from splunk_profiler.otel.context import tracer_provider
+
+
+def current_resource() -> Resource:
+    """The provider's resource (attributes set in code too), else what the environment describes.
+
+    ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
+    """
+    resource, pid = getattr(tracer_provider(), "resource", None), os.getpid()
+    return _with_pid(resource if isinstance(resource, Resource) else _of_environment(pid), pid)
+
+
+@lru_cache(maxsize=1)
+def _of_environment(pid: int) -> Resource:  # noqa: ARG001  # detectors may say which process it is
+    try:
+        return _without_instance(Resource.create())
+    except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start
+        return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
+
+
+def _without_instance(resource: Resource) -> Resource:
+    """Without the id that newer SDKs make up: a provider that comes later may have another one, and its spans too."""
+    said = OTELResourceDetector().detect().attributes  # by the environment
+    others = {key: value for key, value in resource.attributes.items() if key != SERVICE_INSTANCE_ID or key in said}
+    return Resource(others, resource.schema_url)
+
+
+@lru_cache(maxsize=8)
+def _with_pid(resource: Resource, pid: int) -> Resource:
+    return resource.merge(Resource({PROCESS_PID: pid}))
+
+
+def is_described() -> bool:
+    """Whether a `TracerProvider` is configured or the environment names the service."""
+    if tracer_provider() is not None:
+        return True
+    name = current_resource().attributes.get(SERVICE_NAME)
+    return isinstance(name, str) and not name.startswith("unknown_service")

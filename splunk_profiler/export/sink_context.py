@@ -1,0 +1,32 @@
+"""What a sink is made from. Each module of `export` that is a destination has a function `open_sink` that takes it.
+
+Runs nowhere; imports the settings, and what it names for a type checker only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from splunk_profiler.config import Resolved
+
+if TYPE_CHECKING:
+    from splunk_profiler.code_origin.classifier import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a process that sends knows.
+
+    Attributes:
+        resolved: the settings.
+        resource: the resource of the process, asked for with each export.
+        provenance: whose code is in which file, for profiles.
+        share_connection: False in a forked child, where the trace exporter's connection is the parent's.
+    """
+
+    resolved: Resolved
+    resource: Callable[[], Any]
+    provenance: Provenance | None = None
+    share_connection: bool = True

@@ -1,0 +1,61 @@
+"""Has every `attach` and `detach` of OpenTelemetry published: through the runtime-context *instance* that is loaded, so
+that callers who imported OpenTelemetry's functions early are seen too.
+
+The stock implementation is replaced by one in C that does the same and publishes; any other, or one that is decorated
+already, is called and followed by publishing. Runs on the application's threads: must be short and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from splunk_profiler.system.method_patch import Decoration
+
+
+def publish_switches(
+    runtime: Any,
+    attach: Callable[[Any], Any],
+    detach: Callable[[Any], None],
+    publish: Callable[[], None],
+) -> Decoration:
+    """Decorate `runtime`; `Decoration.remove` undoes it.
+
+    Args:
+        runtime: OpenTelemetry's runtime context.
+        attach: sets its variable and publishes.
+        detach: resets its variable and publishes.
+        publish: publishes what is current; does nothing once publishing has stopped.
+    """
+    decoration = Decoration(runtime)
+    if _is_stock(runtime):
+        decoration.install({"attach": attach, "detach": detach})
+        return decoration
+    inner_attach, inner_detach = runtime.attach, runtime.detach
+
+    def publishing_attach(context: Any) -> Any:
+        token = inner_attach(context)
+        publish()
+        return token
+
+    def publishing_detach(token: Any) -> None:
+        try:
+            inner_detach(token)
+        finally:
+            publish()
+
+    decoration.install({"attach": publishing_attach, "detach": publishing_detach})
+    return decoration
+
+
+def _is_stock(runtime: Any) -> bool:
+    from opentelemetry.context.contextvars_context import (  # noqa: PLC0415  # loaded by OpenTelemetry unless replaced
+        ContextVarsRuntimeContext,
+    )
+
+    kind = type(runtime)
+    return (
+        not {"attach", "detach"} & vars(runtime).keys()
+        and getattr(kind, "attach", None) is ContextVarsRuntimeContext.attach
+        and getattr(kind, "detach", None) is ContextVarsRuntimeContext.detach
+    )

@@ -1,0 +1,168 @@
+"""Which traces are profiled closely, from the start of an entry span to its end.
+
+`Selection` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
+threads and do, for nearly all spans, nothing but look at the parent. `keep_short` and `wants` run on the sampling
+worker's. Never imports the SDK. Takes no lock, so that no fork leaves one locked and no signal handler
+waits for one: each change is one operation, and whoever ends an entry looks again afterwards. An exception that such a
+handler raises in the middle of it leaves something behind at most until `keep_short` comes by.
+
+The trace id decides, so all services of a trace that have the same probability decide alike. An entry span is one with
+which its trace comes into this process: without a parent, or with one in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from splunk_profiler.otel.span_listener import SpanListener, is_local_root
+from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.threads import real_get_ident
+
+ATTRIBUTE = "splunk.snapshot.profiling"
+MOST_ENTRIES = 100
+LONGEST_NS = 600 * 1_000_000_000
+
+_LAST_DIGITS = 0xFFFFFFF
+_REMEMBERED = 1024
+
+
+class Beginning(NamedTuple):
+    """Where and when an entry span began.
+
+    Attributes:
+        time_ns: the time of day.
+        ident: of the thread; where gevent or eventlet has replaced idents, that of the real one.
+        cpu_ns: CPU time that this thread had used.
+    """
+
+    time_ns: int
+    ident: int
+    cpu_ns: int
+
+
+class Selection(SpanListener):
+    """The traces that are profiled now.
+
+    Args:
+        probability: share of traces that are selected.
+        monotonic_ns: the clock of how long an entry lasts.
+    """
+
+    def __init__(self, probability: float, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__()
+        self._most_digits = int(probability * _LAST_DIGITS) if probability > 0 else -1
+        self._now_ns = monotonic_ns
+        self._get_ident = real_get_ident()
+        self._guard = Guard("the selection of traces")
+        self._notify: Callable[[], None] = _nobody
+        self.refused = 0  # entries that found no place
+        self._told = False
+        self._last_end_ns = 0
+        # The focus of the ticker, which reads it with the GIL held: trace id → where its last entry began.
+        self.traces: dict[int, Beginning] = {}
+        self._entries: dict[int, int] = {}  # span id → trace id
+        self._since: dict[int, int] = {}  # span id → when it began
+        self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → when its last entry ended
+
+    def begin(self, notify: Callable[[], None]) -> None:
+        """Select from now on.
+
+        Args:
+            notify: called after each addition to `traces`, on the thread of the span; returns at once.
+        """
+        self._notify = notify
+
+    def end(self) -> None:
+        """Forget all entries; those that begin from now on concern nobody."""
+        self._notify = _nobody
+        self._give_up()
+
+    def leave(self) -> None:
+        """See `SpanListener.leave`. Who hears no more of a provider does not hear of the ends of its entries either."""
+        super().leave()
+        self._give_up()
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
+        """Select the trace of an entry span, or not."""
+        try:
+            if is_local_root(span):
+                context = span.context
+                if context.trace_id & _LAST_DIGITS <= self._most_digits and context.trace_flags.sampled:
+                    self._enter(span, context.trace_id, context.span_id)
+        except Exception as error:
+            self._guard.note(error)
+
+    def on_end(self, span: Any) -> None:
+        """End the trace's profile with its last entry span."""
+        try:
+            if self._entries and (span_id := span.context.span_id) in self._entries:
+                self._leave(span_id)
+        except Exception as error:
+            self._guard.note(error)
+
+    def keep_short(self) -> None:
+        """Give up entries that have not ended for long: they may never do, and keep others out."""
+        if self.refused and not self._told:
+            self._told = True
+            logger.info(
+                "more than %d selected traces at once: others are not profiled meanwhile (said once)", MOST_ENTRIES
+            )
+        oldest_ns = self._now_ns() - LONGEST_NS
+        for span_id, since_ns in list(self._since.items()):
+            if since_ns < oldest_ns:
+                self._leave(span_id)
+        for trace_id in list(self.traces):
+            self._end_unless_entered(trace_id)
+
+    def wants_any(self, time_ns: int) -> bool:
+        """Whether there may be samples of this time of day that belong to a profile."""
+        return bool(self.traces) or time_ns <= self._last_end_ns
+
+    def wants(self, trace_id: int, time_ns: int) -> bool:
+        """Whether a sample of this trace, taken at this time of day, belongs to its profile."""
+        return trace_id in self.traces or time_ns <= self._ended.get(trace_id, 0)
+
+    def beginning(self, trace_id: int) -> Beginning | None:
+        """Where the last entry span of the trace began; None if it has ended."""
+        return self.traces.get(trace_id)
+
+    def _give_up(self) -> None:
+        for known in (self._entries, self._since, self._ended, self.traces):
+            known.clear()
+
+    def _enter(self, span: Any, trace_id: int, span_id: int) -> None:
+        if self._notify is _nobody:
+            return
+        if len(self._entries) >= MOST_ENTRIES:
+            self.refused += 1
+            return
+        beginning = Beginning(time.time_ns(), self._get_ident(), time.thread_time_ns())
+        self._since[span_id] = self._now_ns()
+        self._entries[span_id] = trace_id
+        self.traces[trace_id] = beginning
+        span.set_attribute(ATTRIBUTE, True)
+        self._notify()
+
+    def _leave(self, span_id: int) -> None:
+        trace_id = self._entries.pop(span_id, None)
+        self._since.pop(span_id, None)  # last: it is what `keep_short` knows an entry by
+        if trace_id is not None:
+            self._end_unless_entered(trace_id)
+
+    def _end_unless_entered(self, trace_id: int) -> None:
+        if trace_id in self._entries.values():
+            return
+        self._ended[trace_id] = self._last_end_ns = time.time_ns()
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        beginning = self.traces.pop(trace_id, None)
+        if beginning is not None and trace_id in self._entries.values():  # it has come in again in between
+            self.traces[trace_id] = beginning
+            self._notify()
+
+
+def _nobody() -> None:
+    """Nobody profiles."""

@@ -1,0 +1,99 @@
+"""Remembers which of the user's labels each thread has, for walkers that cannot read it from the interpreter.
+
+`labels` blocks tell of themselves (`Outlet.watch`). In an event loop what counts is the task that runs: its own
+context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have changed its
+context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong. `note` runs on the
+application's threads: must be short and must not raise; `labels_of` runs on the ticker's.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from splunk_profiler.system.threads import real_get_ident, threads_are_greenlets
+from splunk_profiler.user_labels.labels import IN_FORCE, OUTLET, LabelSet
+
+
+class _Life:
+    """Sits in a thread's local memory and takes what is known of the thread with it."""
+
+    def __init__(self, ident: int, *known: dict[int, Any]) -> None:
+        self._ident = ident
+        self._known = known
+
+    def __del__(self) -> None:
+        for known in self._known:
+            known.pop(self._ident, None)
+
+
+class LabelShadow:
+    """The labels of each thread, as far as they can be known from outside of it."""
+
+    def __init__(self) -> None:
+        self._get_ident = real_get_ident()
+        self._of_thread: dict[int, LabelSet] = {}
+        self._loops: dict[int, Any] = {}  # the event loop in which labels were set, of each thread
+        self._of_task: WeakKeyDictionary[Any, LabelSet] = WeakKeyDictionary()
+        self._local = _thread._local()
+
+    def install(self) -> None:
+        """Be told of labels from now on."""
+        OUTLET.watch(self.note)
+
+    def remove(self) -> None:
+        """Be told no more, and forget."""
+        OUTLET.watch(None)
+        self._of_thread.clear()
+        self._loops.clear()
+        self._of_task.clear()
+
+    def note(self, labels: LabelSet | None) -> None:
+        """These are the labels of the calling thread, or of its task."""
+        if threads_are_greenlets() or _in_trio():
+            return
+        ident = self._get_ident()
+        if getattr(self._local, "life", None) is None:
+            self._local.life = _Life(ident, self._of_thread, self._loops)
+        asyncio = sys.modules.get("asyncio")
+        loop = None if asyncio is None else asyncio._get_running_loop()
+        if loop is None:
+            _put(self._of_thread, ident, labels)
+            return
+        self._loops[ident] = loop
+        task = asyncio.current_task(loop) if asyncio is not None else None
+        if task is not None:
+            _put(self._of_task, task, labels)
+
+    def labels_of(self, ident: int) -> LabelSet | None:
+        """The labels of the thread with this ident, or None."""
+        loop = self._loops.get(ident)
+        if loop is not None and loop.is_closed():
+            self._loops.pop(ident, None)
+            loop = None
+        task = None if loop is None else sys.modules["asyncio"].current_task(loop)
+        if task is None:
+            return self._of_thread.get(ident)
+        context_of = getattr(task, "get_context", None)  # CPython 3.12
+        if context_of is None:
+            return self._of_task.get(task)
+        labels: LabelSet | None = context_of().get(IN_FORCE)
+        return labels
+
+
+def _in_trio() -> bool:
+    """Whether this thread runs a loop whose tasks nobody can ask for from outside."""
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return False
+    in_trio_run = getattr(getattr(trio, "lowlevel", None), "in_trio_run", None)
+    return in_trio_run is None or bool(in_trio_run())
+
+
+def _put(known: Any, key: Any, labels: LabelSet | None) -> None:
+    if labels is None:
+        known.pop(key, None)
+    else:
+        known[key] = labels
