@@ -21,7 +21,7 @@ from result import Result, main
 import splunk_profiler
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "tests"))
+sys.path.append(str(HERE.parent / "tests" / "support"))
 
 FORKS = 400
 PAUSE_S = 0.01

@@ -28,13 +28,13 @@ from result import Result, main, significant
 import splunk_profiler
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "tests"))
+sys.path.append(str(HERE.parent / "tests" / "support"))
 
 INTERVAL_MS = 10
 BESIDE = (0, 2, 4)
 WORKER = "worker"
 CHANCE = random.Random(1)
-TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 4000) % tuple(range(8000))
+TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 2000) % tuple(range(4000))  # one call is to be shorter than the interval
 NUMBERS = [CHANCE.random() for _ in range(25_000)]
 BLOCK = bytes(6 << 20)
 PATTERN = re.compile(r"(\w+) /(\w+)/(\d+) HTTP/[\d.]+ (5\d\d)")  # few: freeing many is seen in the caller

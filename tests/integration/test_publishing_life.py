@@ -29,7 +29,7 @@ def settings() -> Iterator[dict[str, str]]:
             f"{_ELASTIC}_SOCKET_DIR": directory,
             "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true",
             "OTEL_SERVICE_NAME": "published",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), environment()["PYTHONPATH"]]),
         }
 
 

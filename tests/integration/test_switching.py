@@ -15,7 +15,7 @@ from target_process import TESTS, Target, environment
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-PATH = environment()["PYTHONPATH"] + os.pathsep + str(TESTS)
+PATH = environment()["PYTHONPATH"] + os.pathsep + str(TESTS / "support")
 HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
 C_CODE = """
 extern int PyContext_Enter(void *);

@@ -18,7 +18,7 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests share own_memory
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
 from own_memory import ELASTIC_PATH, SPAN_KEY, Context, Publishing, Span, storage_of
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests share own_memory
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
 from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, OwnMemory, Publishing, Span, storage_of
 

@@ -2,7 +2,7 @@
 
 Runs on the exporting thread, `close` on any. Loads gRPC. The specification asks that the persistent connection
 of another signal be reused ("Call Stack Ingest"). What the trace exporter keeps has no public name; the names
-read here are held to by `tests/unit/test_exporter_seam.py`. A connection that is not ours is never closed.
+read here are held to by `tests/unit/export/test_otlp_seam.py`. A connection that is not ours is never closed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from splunk_profiler.inspector.model import Interface, Level, ProcessStorage, Re
 from splunk_profiler.inspector.outbox import Loss
 from splunk_profiler.inspector.places import CodePlace
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "host-agent.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "host-agent.md").read_text("utf-8")
 REASON = Reason("socket-refused", Level.LOSES, Interface.ELASTIC, "nobody receives", "restart it")
 SAMPLE = Sample("11" * 16, "33" * 8, CodePlace("/usr/lib/libpython3.so", 0x2000))
 REGISTRATION = Registration(100, None, 1)

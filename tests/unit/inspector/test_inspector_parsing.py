@@ -21,7 +21,7 @@ from splunk_profiler.inspector.model import Interface
 from splunk_profiler.inspector.reasons import CATALOGUE
 from splunk_profiler.inspector.sockets import socket_problem
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 X86_64, AARCH64 = ARCHITECTURES
 HERE = next(one for one in ARCHITECTURES if one.name == MACHINE)
 NAMES = {"custom_labels_current_set", "custom_labels_abi_version"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OURS = "splunk_profiler"
 
 # Imports point down, from a row to lower ones: a row for each package, and for each module at the root.

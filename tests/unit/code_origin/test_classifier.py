@@ -20,7 +20,7 @@ from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDAR
 from splunk_profiler.code_origin.distributions import places
 from splunk_profiler.model import Kind, Origin
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent
 FUNCTION = "def work():\n    return 1\n"
 GENERATED = "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n"
@@ -41,7 +41,7 @@ def project(folder: Path, name: str, version: str, editable: str) -> Path:
     own = {
         "project.json": json.dumps(settings),
         "pyproject.toml": f'{backend}[project]\nname = "{name}"\nversion = "{version}"\n',
-        "backend.py": (TESTS / "wheel_backend.py").read_text("utf-8"),
+        "backend.py": (TESTS / "support" / "wheel_backend.py").read_text("utf-8"),
     }
     return put(folder / name, {**own, f"src/{name.replace('-', '_')}/__init__.py": FUNCTION})
 

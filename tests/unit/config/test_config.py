@@ -13,7 +13,7 @@ from splunk_profiler.config import Config, from_config, from_env
 from splunk_profiler.config.parsers import ConfigError, Endpoint, parse_endpoint
 from splunk_profiler.config.settings import SETTINGS
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_TARGET = Path(__file__).parent / "targets" / "receiver.py"
+_TARGET = Path(__file__).parents[1] / "targets" / "receiver.py"
 Record = dict[str, Any]
 Export = dict[str, Any]
 

@@ -20,7 +20,7 @@ from datadog_form import ReadForm, read_form
 from target_process import Target
 
 _RELEASE = "ddapm-test-agent==1.69.1"
-_HOME = Path(__file__).resolve().parent.parent / "build" / "ddapm-test-agent"
+_HOME = Path(__file__).resolve().parents[2] / "build" / "ddapm-test-agent"
 
 
 class NotInstallableError(Exception):

@@ -21,7 +21,7 @@ from splunk_profiler.capture.events.collector import GC
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, MOST_CHARACTERS, Part, body, message, parts
 from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Source, Stack, ValueType
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 LOCKS = EventKind("lock", ValueType("waits", "count"), ValueType("delay", "nanoseconds"))
 OBJECTS = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)

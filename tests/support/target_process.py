@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 _OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 
 
@@ -34,7 +34,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     path = [
         str(TESTS / "targets"),
-        str(TESTS),
+        str(TESTS / "support"),
         *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
     ]
     env |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}

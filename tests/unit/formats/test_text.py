@@ -10,7 +10,7 @@ import pytest
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 STACK = Stack(
     (

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_TARGET = Path(__file__).parent / "targets" / "exporting.py"
-_ROOT = Path(__file__).resolve().parent.parent
+_TARGET = Path(__file__).parents[1] / "targets" / "exporting.py"
+_ROOT = Path(__file__).resolve().parents[2]
 Log = dict[str, str]
 
 

@@ -18,7 +18,7 @@ from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.pprof import message, parts
 from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINS = st.builds(
     Origin,
     st.sampled_from(Kind),

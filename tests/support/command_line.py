@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ROOT / "tests" / "targets"
 COMMAND = [sys.executable, "-m", "splunk_profiler"]
 DEADLINE_S = 90

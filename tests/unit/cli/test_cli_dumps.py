@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from splunk_profiler.cli.dumps import Call, DumpError, parse
 from splunk_profiler.formats.text import escape_name
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 JAVA = (
     '"pool-1-thread-30" #49 prio=5 os_prio=31 cpu=0.12ms elapsed=8.50s tid=0x00007fde4d00c000 nid=0xba03 '
     "waiting on condition  [0x000070000ba40000]\n"
