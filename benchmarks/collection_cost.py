@@ -21,7 +21,7 @@ from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
-from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
 from splunk_profiler.model import Stack
 
@@ -52,7 +52,7 @@ def native(distance_ns: int, labels_var: contextvars.ContextVar[object] | None =
         context_var=span,
         labels_var=labels_var,
         max_depth=1024,
-        make_frame=FrameNamer().frame,
+        make_frame=Symbolizer().frame,
         make_stack=Stack,
         ring_size=4,
         collection_distance_ns=distance_ns,
@@ -66,7 +66,7 @@ def portable(distance_ns: int) -> Ticker:
     return PortableTicker(
         context_of=lambda _: None,
         max_depth=1024,
-        make_frame=FrameNamer().frame,
+        make_frame=Symbolizer().frame,
         make_stack=Stack,
         ring_size=4,
         collections=log,

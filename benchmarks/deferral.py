@@ -23,7 +23,7 @@ from result import Result, main, median, middle_half
 
 from splunk_profiler._context import Mailbox
 from splunk_profiler.host_profilers.correlator import Correlator, Feedback
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 
 DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
 BUFFER = 8096
@@ -62,7 +62,7 @@ class Service:
             receiving.bind(f"{directory}/s")
             sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             sending.connect(f"{directory}/s")
-            correlator = Correlator(Feedback(registered, BUFFER), Mailbox, Decoration)
+            correlator = Correlator(Feedback(registered, BUFFER), Mailbox, MethodPatch)
             correlator.meet(self.provider._active_span_processor)
             correlator.listen(receiving.fileno(), lambda: None)
             if registered:

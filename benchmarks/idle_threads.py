@@ -13,7 +13,7 @@ from result import Result, main, median, middle_half
 from splunk_profiler.formats.text import stack_text
 from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 IDLE = 200
 
@@ -50,7 +50,7 @@ def measure(quick: bool) -> Iterator[Result]:
 def worker(rounds: int) -> Iterator[Result]:
     """The time from a raw snapshot to samples, and how often a stack is formatted."""
     ticker = native_ticker()
-    capture = Capture(lambda _: None, make_watch(native=True), 1_000_000_000)
+    capture = SnapshotBuilder(lambda _: None, make_watch(native=True), 1_000_000_000)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:

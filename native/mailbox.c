@@ -40,7 +40,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    int descriptor; /* of the Inbox, which outlives `run` */
+    int descriptor; /* of the MessageSocket, which outlives `run` */
     dev_t device;   /* with `inode`: what the descriptor stood for at first */
     ino_t inode;
     pid_t pid;

@@ -45,7 +45,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CodeOrigin:
     """Where code comes from.
 
     Attributes:
@@ -243,7 +243,7 @@ class Unseen(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Remainder:
+class UnattributedTime:
     """Time of the process that no sample stands for, since the snapshot before.
 
     Attributes:
@@ -291,7 +291,7 @@ class Snapshot:
     time_ns: int
     period_ns: int
     samples: tuple[Sample, ...]
-    remainders: tuple[Remainder, ...] = ()
+    remainders: tuple[UnattributedTime, ...] = ()
     source: Source = Source.CONTINUOUS
     repeats: tuple[Repeat, ...] = ()
     gone: tuple[int, ...] = ()
@@ -359,7 +359,7 @@ class Batch(Generic[Record]):
     size: int
 
 
-class Delivery(Enum):
+class ExportStatus(Enum):
     """What became of a batch: taken, refused for good, worth another try, or worth one in smaller parts."""
 
     DELIVERED = "delivered"
@@ -369,7 +369,7 @@ class Delivery(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExportResult:
     """A sink's answer.
 
     Attributes:
@@ -379,7 +379,7 @@ class Outcome:
         rejected: how many records of a delivered batch the receiver says it refused.
     """
 
-    delivery: Delivery
+    delivery: ExportStatus
     detail: str = ""
     retry_after_ns: int | None = None
     rejected: int = 0
@@ -388,7 +388,7 @@ class Outcome:
 class Sink(Protocol[Record]):
     """Where batches go. Called by one thread at a time, except `hurry`, `interrupt` and `shutdown`."""
 
-    def export(self, batch: Batch[Record]) -> Outcome:
+    def export(self, batch: Batch[Record]) -> ExportResult:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
 
     def hurry(self, timeout_s: float) -> None:

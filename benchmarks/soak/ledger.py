@@ -18,11 +18,11 @@ LEDGER = "SOAK_LEDGER"  # the variable that names the file
 def keep() -> None:
     """Have each profiler of this process, and of its forked children, leave a line."""
     from splunk_profiler.pipeline import record_pipeline as recording  # noqa: PLC0415  # the runner has no need of it
-    from splunk_profiler.pipeline.batch_exporter import Recorder  # noqa: PLC0415
+    from splunk_profiler.pipeline.batch_exporter import BatchExporter  # noqa: PLC0415
 
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    class Noted(Recorder[Any]):
+    class Noted(BatchExporter[Any]):
         """A recorder whose counters are known when it has stopped."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -30,12 +30,12 @@ def keep() -> None:
             _CURRENT[:] = [self]
 
         def stop(self, timeout_s: float) -> None:
-            """See `Recorder.stop`."""
+            """See `BatchExporter.stop`."""
             super().stop(timeout_s)
             line = {"pid": os.getpid(), "timeout_s": timeout_s, **asdict(self.counters())}
             os.write(descriptor, (json.dumps(line) + "\n").encode())
 
-    setattr(recording, "Recorder", Noted)  # noqa: B010  # a name of the module, which mypy takes for a constant
+    setattr(recording, "BatchExporter", Noted)  # noqa: B010  # a name of the module, which mypy takes for a constant
 
 
 def delivered() -> int:

@@ -1,7 +1,7 @@
-"""How often to sample, so that the profiler itself uses no more CPU time than it may.
+"""Limit the CPU time of the profiler itself by the distance of snapshots.
 
-`Pacer` is told now and then how much CPU time the profiler has used so far, and says how far apart snapshots are to be.
-Pure: no clock, no thread, nothing of ours imported; the sampling worker's thread calls it.
+`OverheadLimiter` takes the CPU time used so far and returns how far apart snapshots are to be. Pure: no clock, no
+thread, nothing of ours imported; the sampling worker's thread calls it.
 
 CPU time is earned at the rate of the limit and spent as it is used; some of it can be saved, some owed. While nothing
 is owed the distance is the configured one: what comes once (naming code for the first time) or now and then (sending a
@@ -27,7 +27,7 @@ _FASTEST_RETURN = 0.5  # of the distance, in one window
 _LONGEST_NS = 60 * _NS
 
 
-class Pacer:
+class OverheadLimiter:
     """Says how far apart snapshots are to be.
 
     Args:

@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from splunk_profiler.capture.portable_gc import CollectionLog, Place, places_below
-from splunk_profiler.capture.schedule import Focus, Rhythm
+from splunk_profiler.capture.schedule import Schedule, TraceFilter
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import RUNS, Periods
 from splunk_profiler.system.threads import Signal, cpu_ns_of, living_threads
@@ -213,7 +213,7 @@ class PortableTicker:
         ring_size: int,
         labels_of: Callable[[int], Any | None] = _nothing,
         collections: CollectionLog | None = None,
-        focus: Focus | None = None,
+        focus: TraceFilter | None = None,
         clock: Clock = time,
     ) -> None:
         self._context_of = context_of
@@ -241,7 +241,7 @@ class PortableTicker:
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
         self._set_periods(period_ns, focused_period_ns)
-        rhythm = Rhythm(self._clock.monotonic_ns(), self._periods)
+        rhythm = Schedule(self._clock.monotonic_ns(), self._periods)
         while not self._stopped:
             now = self._clock.monotonic_ns()
             rhythm.follow(self._periods, now)
@@ -317,7 +317,7 @@ class PortableTicker:
         living = living_threads().copy()
         # A walk takes a while: one that has come or gone meanwhile cannot be told by its ident.
         walks = [walk for walk in walks if before.get(walk.ident) is living.get(walk.ident)]
-        process_cpu_ns = time.process_time_ns()  # before the threads' clocks: see `Accounts`
+        process_cpu_ns = time.process_time_ns()  # before the threads' clocks: see `ThreadTimes`
         threads, here = [], threading.get_ident()
         previous = self._previous
         if not (focused and self._keeps_all):  # else the others keep theirs until the next capture of all

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.walker import Counters, Ticker
 from splunk_profiler.raw import Periods, RawSnapshot
 from splunk_profiler.system.guard import Guard
@@ -31,7 +31,7 @@ class Limit:
         changed: called with the new distance, on the worker's thread.
     """
 
-    pacer: Pacer
+    pacer: OverheadLimiter
     others_ns: Callable[[], int]
     changed: Callable[[int], None]
 

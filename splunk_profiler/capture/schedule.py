@@ -16,7 +16,7 @@ NEVER_NS = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
-class Focus:
+class TraceFilter:
     """The traces whose threads are looked at more often.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tick(NamedTuple):
     skipped: int
 
 
-class Rhythm:
+class Schedule:
     """Absolute deadlines of two kinds, on one grid, which begins anew at each deadline of all threads.
 
     A capture of all threads serves the focus as well, so no other deadline comes with it.

@@ -1,6 +1,6 @@
 """Code objects → frames: namespace, function, file and line.
 
-Pure apart from a cache that belongs to one `FrameNamer`; runs on the sampling worker's thread; imports
+Pure apart from a cache that belongs to one `Symbolizer`; runs on the sampling worker's thread; imports
 nothing but the model and what makes text printable. Reads objects of the application without ever running
 its code: no attribute access that could reach a property or a `__getattr__`.
 
@@ -23,7 +23,7 @@ _INDEXED_MODULES = 4096
 _KNOWN_FRAMES = 16_384
 
 
-class FrameNamer:
+class Symbolizer:
     """Makes `Frame`s. One for each walker: its cache lives and dies with it."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from splunk_profiler.capture.portable import PortableTicker, is_gil_on
 from splunk_profiler.capture.portable_gc import CollectionLog
-from splunk_profiler.capture.schedule import Focus
-from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.schedule import TraceFilter
+from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawCollection, RawSnapshot
 from splunk_profiler.system.threads import living_threads
@@ -97,7 +97,7 @@ def make_ticker(
     *,
     labels_var: ContextVar[Any] | None = None,
     labels_of: Callable[[int], Any | None] = _no_labels,
-    focus: Focus | None = None,
+    focus: TraceFilter | None = None,
 ) -> Ticker:
     """A ticker of the chosen kind.
 
@@ -110,7 +110,7 @@ def make_ticker(
         labels_of: thread ident → labels; asked by the portable walker.
         focus: the traces whose threads are looked at more often.
     """
-    namer = FrameNamer()
+    namer = Symbolizer()
     if choice.name == "native":
         from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
 

@@ -15,7 +15,7 @@ from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import quoted
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
-from splunk_profiler.host_profilers.message_socket import Inbox, InboxError
+from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
 
 _CORRELATION = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"
@@ -56,8 +56,8 @@ def _switch(subject: str, setting: str, value: str, on: bool) -> Finding:
 def _correlation(resolved: Resolved, extension: Any) -> list[Finding]:
     directory = resolved.config.socket_directory or gettempdir()
     try:
-        inbox = Inbox(directory)
-    except InboxError as error:
+        inbox = MessageSocket(directory)
+    except MessageSocketError as error:
         return [Finding(Verdict.WARNING, "socket", f"it cannot be made: {error}", f"set {_SOCKET_DIRECTORY}")]
     found = [Finding(Verdict.GOOD, "socket", f"it can be made in {directory}")]
     try:

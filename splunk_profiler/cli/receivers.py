@@ -178,10 +178,10 @@ def _reach(place: tuple[str, int] | str, start: str) -> list[Finding]:
 def export(resolved: Resolved) -> list[Finding]:
     """Capture the threads of this process once and send them, as the profiler would."""
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
-    from splunk_profiler.model import Batch, Delivery  # noqa: PLC0415
+    from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
     from splunk_profiler.otel import context as spans  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.pipeline.idle_threads import make_watch  # noqa: PLC0415
-    from splunk_profiler.pipeline.snapshot_builder import Capture  # noqa: PLC0415
+    from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder  # noqa: PLC0415
 
     try:
         from splunk_profiler.export.destinations import make_sink  # noqa: PLC0415
@@ -199,7 +199,7 @@ def export(resolved: Resolved) -> list[Finding]:
     raw = ticker.drain(0)
     ticker.stop()
     watch = make_watch(native=choice.name == "native")
-    reader = Capture(spans.span_ref, watch, resolved.config.period_ns, include_internal=True)
+    reader = SnapshotBuilder(spans.span_ref, watch, resolved.config.period_ns, include_internal=True)
     snapshot = reader.snapshot(raw[0])
     fact = f"{len(snapshot.samples)} threads read by the {choice.name} walker"
     found = [Finding(Verdict.GOOD, "test sample", fact)]
@@ -210,7 +210,7 @@ def export(resolved: Resolved) -> list[Finding]:
     finally:
         sink.shutdown()
     took = f"after {(time.monotonic() - start) * 1000:.0f} ms"
-    if outcome.delivery is not Delivery.DELIVERED:
+    if outcome.delivery is not ExportStatus.DELIVERED:
         return [*found, Finding(Verdict.FAILURE, "test export", f"not delivered {took}: {outcome.detail}")]
     if outcome.rejected:
         fact = f"the collector took the request {took} but refused {outcome.rejected} records: {outcome.detail}"

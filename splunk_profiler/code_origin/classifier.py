@@ -25,15 +25,15 @@ from splunk_profiler.code_origin.distributions import (
     places,
     values_of,
 )
-from splunk_profiler.model import Kind, Origin
+from splunk_profiler.model import CodeOrigin, Kind
 from splunk_profiler.system.guard import logger
 
-UNKNOWN = Origin(Kind.UNKNOWN)
-APPLICATION = Origin(Kind.APPLICATION)
-LIBRARY = Origin(Kind.LIBRARY)
-STANDARD_LIBRARY = Origin(Kind.STANDARD_LIBRARY, "python", platform.python_version())
+UNKNOWN = CodeOrigin(Kind.UNKNOWN)
+APPLICATION = CodeOrigin(Kind.APPLICATION)
+LIBRARY = CodeOrigin(Kind.LIBRARY)
+STANDARD_LIBRARY = CodeOrigin(Kind.STANDARD_LIBRARY, "python", platform.python_version())
 
-_OWN = Origin(Kind.LIBRARY, OWN_NAME)  # of which version, its distribution says, where it is installed
+_OWN = CodeOrigin(Kind.LIBRARY, OWN_NAME)  # of which version, its distribution says, where it is installed
 _READING_S = 0.3  # at a stretch: a fork waits for it, and so does the end of the process
 _SLICE_NS = 1_000_000
 _MOST_ENTRIES = 512
@@ -41,7 +41,7 @@ _MOST_KNOWN = 16_384
 _FROZEN = "<frozen "
 
 
-class Provenance:
+class CodeClassifier:
     """Says where code comes from.
 
     Args:
@@ -54,14 +54,14 @@ class Provenance:
         self,
         entries: Callable[[], Iterable[object]] = lambda: sys.path,
         *,
-        parents: Provenance | None = None,
+        parents: CodeClassifier | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._entries = entries
         self._now = monotonic
         self._read: set[str] = set() if parents is None else parents._read.copy()
-        self._places: dict[str, Origin] = _always_there() if parents is None else parents._places.copy()
-        self._known: dict[str | tuple[str, str], Origin] = {}
+        self._places: dict[str, CodeOrigin] = _always_there() if parents is None else parents._places.copy()
+        self._known: dict[str | tuple[str, str], CodeOrigin] = {}
         self._real: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
 
@@ -90,12 +90,12 @@ class Provenance:
                 paused_ns = time.thread_time_ns()
         return True
 
-    def up_to_date(self, pause: Callable[[], None]) -> Callable[[str, str], Origin]:
+    def up_to_date(self, pause: Callable[[], None]) -> Callable[[str, str], CodeOrigin]:
         """`of`, after some reading (`read`): what those who encode a profile ask."""
         self.read(pause)
         return self.of
 
-    def of(self, file: str, namespace: str) -> Origin:
+    def of(self, file: str, namespace: str) -> CodeOrigin:
         """Whose code is in `file`, which a code object names, of a module or class `namespace`."""
         key = file if file.startswith("/") else (file, namespace)
         found = self._known.get(key)
@@ -112,7 +112,7 @@ class Provenance:
                 return entry, places(entry)
         return None
 
-    def _finish(self, entry: str, found: dict[str, Origin]) -> None:
+    def _finish(self, entry: str, found: dict[str, CodeOrigin]) -> None:
         # In this order: a child that is forked in between reads the entry again.
         for place, origin in found.items():
             if self._places.get(place, _OWN) is _OWN:
@@ -121,7 +121,7 @@ class Provenance:
         self._reading = None
         self._known.clear()
 
-    def _find(self, file: str, namespace: str) -> Origin:
+    def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
             found = self._of_path(file) or self._of_path(self._real_path(file))
             if found is None and (module_file := _file_of(namespace)) != file and not _is_there(file):
@@ -140,7 +140,7 @@ class Provenance:
             return STANDARD_LIBRARY
         return APPLICATION if top == "__main__" or frozen or "/" in file else UNKNOWN
 
-    def _of_path(self, file: str) -> Origin | None:
+    def _of_path(self, file: str) -> CodeOrigin | None:
         place = file
         while place:
             if (found := self._places.get(place)) is not None:
@@ -163,7 +163,7 @@ class Provenance:
         return f"{real}/{name}"
 
 
-def _always_there() -> dict[str, Origin]:
+def _always_there() -> dict[str, CodeOrigin]:
     """The standard library and the profiler itself."""
     # Not by `sysconfig`, which loads what it knows of the build.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

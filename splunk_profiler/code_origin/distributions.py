@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from splunk_profiler.model import Kind, Origin
+from splunk_profiler.model import CodeOrigin, Kind
 
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
@@ -42,7 +42,7 @@ _DEVELOPERS_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA = (".dist-info", ".egg-info")
 _OF_EGG = "EGG-INFO"
 
-Steps: TypeAlias = Generator[None, None, dict[str, Origin]]
+Steps: TypeAlias = Generator[None, None, dict[str, CodeOrigin]]
 
 
 class _Folder(Protocol):
@@ -159,12 +159,12 @@ class _Found:
         elsewhere: absolute places of editable installs.
     """
 
-    directories: dict[str, Origin] = field(default_factory=dict)
-    shared: dict[str, set[Origin]] = field(default_factory=dict)
-    files: dict[str, Origin] = field(default_factory=dict)
-    elsewhere: dict[str, Origin] = field(default_factory=dict)
+    directories: dict[str, CodeOrigin] = field(default_factory=dict)
+    shared: dict[str, set[CodeOrigin]] = field(default_factory=dict)
+    files: dict[str, CodeOrigin] = field(default_factory=dict)
+    elsewhere: dict[str, CodeOrigin] = field(default_factory=dict)
 
-    def claim(self, path: str, origin: Origin) -> None:
+    def claim(self, path: str, origin: CodeOrigin) -> None:
         """A module of that distribution."""
         directory = path.rpartition("/")[0]
         if not directory:
@@ -175,7 +175,7 @@ class _Found:
         elif known != origin:
             self.shared.setdefault(directory, {known}).add(origin)
 
-    def compressed(self) -> dict[str, Origin]:
+    def compressed(self) -> dict[str, CodeOrigin]:
         """All places, without the directories that say what the next known one around them says too."""
         for directory in self.shared:
             del self.directories[directory]
@@ -202,7 +202,7 @@ class _Distribution:
         self._module = name
         in_site = self._entry.endswith(SITE_DIRECTORIES)
         developed = self._kind == "egg-info" and not in_site  # beside its source: made by `setup.py develop`
-        self.origin = Origin(Kind.APPLICATION if developed else Kind.LIBRARY, normalised(name), version)
+        self.origin = CodeOrigin(Kind.APPLICATION if developed else Kind.LIBRARY, normalised(name), version)
 
     def claim(self, found: _Found) -> Iterator[None]:
         """Say which modules this is."""
@@ -264,7 +264,7 @@ class _Distribution:
     def _ask_package_info(self) -> None:
         info = self._text("PKG-INFO").splitlines()
         versions = [line.partition(":")[2].strip() for line in info if line.startswith("Version:")]
-        self.origin = Origin(self.origin.kind, self.origin.name, versions[0] if versions else "")
+        self.origin = CodeOrigin(self.origin.kind, self.origin.name, versions[0] if versions else "")
 
     def _claim_top_level(self, found: _Found) -> None:
         """Without a list of files: what it says are its packages, else the one of its name."""
@@ -273,9 +273,9 @@ class _Distribution:
                 found.claim(f"{name}/__init__.py", self.origin)
                 found.claim(f"{name}.py", self.origin)
 
-    def _developed(self) -> Origin:
+    def _developed(self) -> CodeOrigin:
         kind = Kind.LIBRARY if self.origin.name == OWN_NAME else Kind.APPLICATION
-        return Origin(kind, self.origin.name, self.origin.version)
+        return CodeOrigin(kind, self.origin.name, self.origin.version)
 
     def _project(self) -> str | None:
         """The directory that an editable install is of. What was installed from a directory is the application's.

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import Agent, Collector, ConfigError, Directory, Nowhere
-from splunk_profiler.export.sink_context import Opening
+from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.model import Sink
 
 if TYPE_CHECKING:
-    from splunk_profiler.code_origin.classifier import Provenance
+    from splunk_profiler.code_origin.classifier import CodeClassifier
 
 # Destination → the module below `export` whose `open_sink` makes its sink.
 _SINKS: dict[type, str] = {
@@ -39,14 +39,14 @@ def load_sink(resolved: Resolved) -> Any:
 
 
 def make_sink(
-    resolved: Resolved, resource: Callable[[], Any], provenance: Provenance | None = None, *, share_connection: bool
+    resolved: Resolved, resource: Callable[[], Any], provenance: CodeClassifier | None = None, *, share_connection: bool
 ) -> Sink[Any]:
-    """The sink for the records of a process. See `Opening` for the arguments.
+    """The sink for the records of a process. See `SinkContext` for the arguments.
 
     Raises:
         ConfigError: they go nowhere.
     """
-    sink: Sink[Any] = load_sink(resolved).open_sink(Opening(resolved, resource, provenance, share_connection))
+    sink: Sink[Any] = load_sink(resolved).open_sink(SinkContext(resolved, resource, provenance, share_connection))
     return sink
 
 

@@ -27,11 +27,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.config.parsers import Directory
-from splunk_profiler.export.sink_context import Opening
+from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
+from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, Profile, Source
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
 from splunk_profiler.system.threads import let_others_run, real_lock
@@ -67,14 +67,14 @@ class ProfileFiles:
         self,
         directory: Path,
         resource: Callable[[], Resource],
-        provenance: Provenance | None = None,
+        provenance: CodeClassifier | None = None,
         *,
         most_files: int = MOST_FILES,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._directory = directory
         self._resource = resource
-        self._provenance = provenance or Provenance()
+        self._provenance = provenance or CodeClassifier()
         self._most_files, self._most_bytes = most_files, most_bytes
         self._run = os.urandom(4).hex()  # containers that share a directory have processes of the same id
         self._written = 0
@@ -86,23 +86,25 @@ class ProfileFiles:
         self._closed = False
         self._lock = real_lock()
 
-    def export(self, batch: Batch[Profile]) -> Outcome:
+    def export(self, batch: Batch[Profile]) -> ExportResult:
         """See `Sink.export`. A profile is in the directory whole or not at all."""
         with self._lock:
             if self._closed:
-                return Outcome(Delivery.RETRY, "the sink is closed")
+                return ExportResult(ExportStatus.RETRY, "the sink is closed")
             try:
                 for profile in batch.records:
                     self._keep(profile)
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 text = f"profiles cannot be written to {self._directory} ({reason}); see SPLUNK_PROFILER_OUTPUT"
-                return Outcome(Delivery.RETRY, text)
+                return ExportResult(ExportStatus.RETRY, text)
             except Exception as error:
-                return Outcome(Delivery.REJECTED, f"the profile cannot be encoded: {type(error).__name__}: {error}")
+                return ExportResult(
+                    ExportStatus.REJECTED, f"the profile cannot be encoded: {type(error).__name__}: {error}"
+                )
             finally:
                 self._waited_for = False
-            return Outcome(Delivery.DELIVERED)
+            return ExportResult(ExportStatus.DELIVERED)
 
     def hurry(self, timeout_s: float) -> None:
         """See `Sink.hurry`: a write to a file cannot be made faster, but what is done besides can."""
@@ -202,7 +204,7 @@ class ProfileFiles:
         return self._waited_for or self._closed or time.monotonic() - began_s > self._longest_look_s
 
 
-def open_sink(opening: Opening) -> ProfileFiles:
+def open_sink(opening: SinkContext) -> ProfileFiles:
     """The sink for a `Directory`."""
     place = opening.resolved.destination
     assert isinstance(place, Directory)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Record, Sink
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record, Sink
 from splunk_profiler.system import import_locks as imports
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import Activity, Signal, living_threads, patch_pending, threads_are_greenlets
@@ -28,7 +28,7 @@ _FORK_LOOK_AGAIN_S = 0.005
 _POOLS = "concurrent.futures.thread"
 
 
-class LateSink(Generic[Record]):
+class LazySink(Generic[Record]):
     """Opens its sink before the first batch is sent.
 
     Args:
@@ -82,12 +82,12 @@ class LateSink(Generic[Record]):
         while not self._ending() and time.monotonic() - began < _DESCRIPTION_S and not self._described():
             self._hurry.wait(_LOOK_AGAIN_S)
 
-    def export(self, batch: Batch[Record]) -> Outcome:
+    def export(self, batch: Batch[Record]) -> ExportResult:
         """See `Sink.export`."""
         if self._sink is None:
             self._make()
         if self._sink is None:
-            return Outcome(Delivery.REJECTED, self._broken)
+            return ExportResult(ExportStatus.REJECTED, self._broken)
         return self._sink.export(batch)
 
     def hurry(self, timeout_s: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.formats.text import body
-from splunk_profiler.model import Batch, Delivery, Outcome, Sample
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 from splunk_profiler.system.private_files import open_private
 from splunk_profiler.system.threads import real_lock
 
@@ -23,12 +23,12 @@ class MemorySink:
         self.batches: list[Batch[Sample]] = []
         self._closed = False
 
-    def export(self, batch: Batch[Sample]) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> ExportResult:
         """See `Sink.export`."""
         if self._closed:
-            return Outcome(Delivery.RETRY, "the sink is closed")
+            return ExportResult(ExportStatus.RETRY, "the sink is closed")
         self.batches.append(batch)
-        return Outcome(Delivery.DELIVERED)
+        return ExportResult(ExportStatus.DELIVERED)
 
     def hurry(self, timeout_s: float) -> None:
         """See `Sink.hurry`: an export here takes no time."""
@@ -53,12 +53,12 @@ class FileSink:
         self._closed = False
         self._lock = real_lock()
 
-    def export(self, batch: Batch[Sample]) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> ExportResult:
         """See `Sink.export`. A batch is on the file whole or, as far as the file system allows, not at all."""
         lines = "".join(json.dumps(_fields(sample)) + "\n" for sample in batch.records).encode("ascii")
         with self._lock:
             if self._closed:
-                return Outcome(Delivery.RETRY, "the sink is closed")
+                return ExportResult(ExportStatus.RETRY, "the sink is closed")
             try:
                 with open(self._path, "ab", buffering=0, opener=open_private) as file:  # that takes no opener
                     start = file.tell()
@@ -68,8 +68,8 @@ class FileSink:
                         file.truncate(start)
                         raise
             except OSError as error:
-                return Outcome(Delivery.RETRY, f"{self._path} cannot be written: {error.strerror}")
-        return Outcome(Delivery.DELIVERED)
+                return ExportResult(ExportStatus.RETRY, f"{self._path} cannot be written: {error.strerror}")
+        return ExportResult(ExportStatus.DELIVERED)
 
     def hurry(self, timeout_s: float) -> None:
         """See `Sink.hurry`: a write to a file cannot be made faster."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from splunk_profiler.config import Resolved
 
 if TYPE_CHECKING:
-    from splunk_profiler.code_origin.classifier import Provenance
+    from splunk_profiler.code_origin.classifier import CodeClassifier
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SinkContext:
     """What a process that sends knows.
 
     Attributes:
@@ -28,5 +28,5 @@ class Opening:
 
     resolved: Resolved
     resource: Callable[[], Any]
-    provenance: Provenance | None = None
+    provenance: CodeClassifier | None = None
     share_connection: bool = True

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from splunk_profiler.model import Frame, Kind, Origin, Profile
+from splunk_profiler.model import CodeOrigin, Frame, Kind, Profile
 
 _SLICE = 64  # aggregates, or frames, between two calls of `pause`
 _NAMES = {Kind.STANDARD_LIBRARY: "stdlib", Kind.LIBRARY: "unknown"}  # of what is in no distribution
 
 
 def message(
-    profiles: Iterable[Profile], origin_of: Callable[[str, str], Origin], pause: Callable[[], None] = lambda: None
+    profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] = lambda: None
 ) -> bytes:
     """The attachment for `profiles`, not compressed.
 
@@ -31,7 +31,7 @@ def message(
         if number % _SLICE == 0:
             pause()
         frames.update(aggregate.stack.frames)
-    files: dict[Origin, set[str]] = {}
+    files: dict[CodeOrigin, set[str]] = {}
     for number, frame in enumerate(frames, 1):
         if number % _SLICE == 0:
             pause()

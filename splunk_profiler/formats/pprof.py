@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from splunk_profiler.formats import profile_proto as proto
 from splunk_profiler.formats.profile_proto import field, number, varint
-from splunk_profiler.model import Aggregate, DataType, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, Kind, Profile, Stack
 
 MOST_BODY_BYTES = 1 << 20
 MOST_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
@@ -30,16 +30,16 @@ _SLICE = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a time of day would be shown in hours
 _NO_EVENT = 2 * varint(0)
-_UNKNOWN = Origin(Kind.UNKNOWN)
+_UNKNOWN = CodeOrigin(Kind.UNKNOWN)
 
-OriginOf = Callable[[str, str], Origin]  # file and namespace of a frame → whose code it is
+OriginOf = Callable[[str, str], CodeOrigin]  # file and namespace of a frame → whose code it is
 
 _Key = TypeVar("_Key")
 _Function = tuple[str, str, str, int]  # namespace, name, file, first line
 _Place = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
 
 
-def _nothing_known(_file: str, _namespace: str) -> Origin:
+def _nothing_known(_file: str, _namespace: str) -> CodeOrigin:
     return _UNKNOWN
 
 
@@ -132,7 +132,7 @@ def _encode(
     values = _Values(profile, value_types, strings)
     functions: _Ids[_Function] = _Ids(1)
     places: _Ids[_Place] = _Ids(1)
-    mappings: _Ids[Origin] = _Ids(1)
+    mappings: _Ids[CodeOrigin] = _Ids(1)
     _ = mappings[_UNKNOWN]  # the first one gives a profile its name
     stacks = _Stacks(_Locations(functions, places, mappings, origin_of))
     labels = _Labels(strings)
@@ -172,7 +172,7 @@ def _value_type(kind: bytes, unit: bytes) -> bytes:
     return proto.VALUE_TYPE_TYPE + kind + proto.VALUE_TYPE_UNIT + unit
 
 
-def _mapping(origin: Origin, own_id: bytes, strings: _Ids[str]) -> bytes:
+def _mapping(origin: CodeOrigin, own_id: bytes, strings: _Ids[str]) -> bytes:
     """A distribution. Says that names, files and lines are known, so that no reader looks for symbols."""
     content = proto.MAPPING_ID + own_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
     if origin.name and origin.version:  # of one text only, since readers merge mappings that have the same
@@ -182,7 +182,7 @@ def _mapping(origin: Origin, own_id: bytes, strings: _Ids[str]) -> bytes:
     return field(proto.PROFILE_MAPPING, content)
 
 
-def _mapping_name(origin: Origin) -> str:
+def _mapping_name(origin: CodeOrigin) -> str:
     """``library/requests``: filters of `go tool pprof` look for names of mappings too."""
     if origin.kind is Kind.UNKNOWN:
         return "python"
@@ -259,7 +259,7 @@ class _Locations(dict[Frame, bytes]):
     """Frame → the id of its location as a varint, the same one for frames that say the same."""
 
     def __init__(
-        self, functions: _Ids[_Function], places: _Ids[_Place], mappings: _Ids[Origin], origin_of: OriginOf
+        self, functions: _Ids[_Function], places: _Ids[_Place], mappings: _Ids[CodeOrigin], origin_of: OriginOf
     ) -> None:
         super().__init__()
         self._functions, self._places, self._mappings = functions, places, mappings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 
 
 def publish_switches(
@@ -18,8 +18,8 @@ def publish_switches(
     attach: Callable[[Any], Any],
     detach: Callable[[Any], None],
     publish: Callable[[], None],
-) -> Decoration:
-    """Decorate `runtime`; `Decoration.remove` undoes it.
+) -> MethodPatch:
+    """Decorate `runtime`; `MethodPatch.remove` undoes it.
 
     Args:
         runtime: OpenTelemetry's runtime context.
@@ -27,7 +27,7 @@ def publish_switches(
         detach: resets its variable and publishes.
         publish: publishes what is current; does nothing once publishing has stopped.
     """
-    decoration = Decoration(runtime)
+    decoration = MethodPatch(runtime)
     if _is_stock(runtime):
         decoration.install({"attach": attach, "detach": detach})
         return decoration

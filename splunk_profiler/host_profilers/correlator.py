@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from splunk_profiler.config.parsers import shown
 from splunk_profiler.host_profilers.annotation import HOST_ID, HostId
 from splunk_profiler.host_profilers.messages import Malformed, Registration, StackTraces, decode
-from splunk_profiler.host_profilers.span_deferral import Decoration, Deferral
-from splunk_profiler.host_profilers.span_forwarder import Forwarding
+from splunk_profiler.host_profilers.span_deferral import MethodPatch, SpanDeferral
+from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
-from splunk_profiler.otel.providers import Met
+from splunk_profiler.otel.providers import WeakIdentitySet
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import Signal, Worker
 
@@ -93,7 +93,7 @@ class Correlator:
         self,
         feedback: Feedback,
         make_mailbox: Callable[[int], Any],
-        decorate: Callable[[Any], Decoration],
+        decorate: Callable[[Any], MethodPatch],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._feedback = feedback
@@ -103,11 +103,11 @@ class Correlator:
         self._host_id = HostId(self._say_mismatch)
         self._own_host_id = ""
         self._transactions = Transactions(feedback.buffer_size)
-        self._forwarding = Forwarding(self._transactions, self._host_id, self._ask, monotonic_ns)
-        self._deferral = Deferral(
+        self._forwarding = SpanForwarder(self._transactions, self._host_id, self._ask, monotonic_ns)
+        self._deferral = SpanDeferral(
             self._transactions, self._forwarding, self._host_id, decorate, self._notice, monotonic_ns=monotonic_ns
         )
-        self._sets = Met()  # of processors
+        self._sets = WeakIdentitySet()  # of processors
         self._mailbox: Any = None
         self._earlier = (0, 0)  # what mailboxes have counted that are no more
         self._seen = 0  # messages, by the last turn
@@ -177,7 +177,7 @@ class Correlator:
         self._earlier = self._arrived(mailbox)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters as `Forwarding.hand_over` says; then listen no more."""
+        """Forward all that waits, waiting for exporters as `SpanForwarder.hand_over` says; then listen no more."""
         self._stopping = True  # profilers go on sending: none of that is to begin anew what ends here
         with self._guard.watching():
             self._deferral.leave(timeout_s)
@@ -187,11 +187,11 @@ class Correlator:
             logger.debug("from host profilers: %s", counts)
 
     def hold(self, timeout_s: float) -> None:
-        """See `Forwarding.hold`."""
+        """See `SpanForwarder.hold`."""
         self._forwarding.hold(timeout_s)
 
     def release(self) -> None:
-        """See `Forwarding.release`."""
+        """See `SpanForwarder.release`."""
         self._forwarding.release()
 
     def after_fork(self) -> None:

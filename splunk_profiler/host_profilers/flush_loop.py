@@ -12,7 +12,7 @@ from splunk_profiler.host_profilers.wrapped_exporters import Exporting
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
-    from splunk_profiler.host_profilers.span_forwarder import Forwarding
+    from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 
 LOT = 256  # transactions between two looks at the queues
 ROOM_S = 0.005
@@ -21,7 +21,7 @@ _SLOW_NS = 10_000_000
 Hand = Callable[[Exporting, Any], None]
 
 
-class Drain:
+class FlushLoop:
     """Forwards all that has ended until now, without loss as far as exporters take it.
 
     Args:
@@ -42,7 +42,7 @@ class Drain:
 
     def run(
         self,
-        forwarding: Forwarding,
+        forwarding: SpanForwarder,
         hand: Hand,
         *,
         flushed: Exporting | None = None,

@@ -1,6 +1,6 @@
 """The socket that host profilers send to: a datagram socket with a name in the file system.
 
-`Inbox` owns the socket and its file. Made and closed on whichever thread starts and stops publishing. Must not
+`MessageSocket` owns the socket and its file. Made and closed on whichever thread starts and stops publishing. Must not
 import `socket`: gevent and eventlet may still have to replace what is in there, and this one has to be real.
 
 Specification: Elastic universal profiling integration, "Messaging Socket".
@@ -23,11 +23,11 @@ _STANDARD_STREAMS = 3
 _NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
-class InboxError(Exception):
+class MessageSocketError(Exception):
     """The socket cannot be had; the text says why."""
 
 
-class Inbox:
+class MessageSocket:
     """A bound socket.
 
     Args:
@@ -48,7 +48,7 @@ class Inbox:
             Path(self._directory).mkdir(parents=True, exist_ok=True)
             self._socket = _bound(self.path)
         except OSError as error:
-            raise InboxError(f"{self._directory}: {error.strerror or error}") from None
+            raise MessageSocketError(f"{self._directory}: {error.strerror or error}") from None
         self._inode = _inode(self._socket)
 
     def renew(self) -> None:
@@ -111,7 +111,9 @@ def _new_path(directory: str) -> str:
     path = f"{directory.rstrip('/')}/{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.sock"
     length = len(os.fsencode(path))
     if length > MOST_PATH_BYTES:
-        raise InboxError(f"{path} has {length} bytes; host profilers reach sockets whose path has {MOST_PATH_BYTES}")
+        raise MessageSocketError(
+            f"{path} has {length} bytes; host profilers reach sockets whose path has {MOST_PATH_BYTES}"
+        )
     return path
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
-from splunk_profiler.host_profilers.message_socket import Inbox, InboxError
+from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
 from splunk_profiler.host_profilers.span_identity import ATTRIBUTE, Identities
 from splunk_profiler.otel.providers import Providers
@@ -30,7 +30,7 @@ _MOST_SOCKETS = 4  # in the place of ones that the application has closed
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PublishConfig:
     """What is to be published.
 
     Attributes:
@@ -94,7 +94,7 @@ class Publisher:
     """
 
     def __init__(
-        self, extension: Any, wishes: Wishes, source: Source, listener: Listener, notify: Callable[[], None]
+        self, extension: Any, wishes: PublishConfig, source: Source, listener: Listener, notify: Callable[[], None]
     ) -> None:
         self._extension = extension
         self._wishes = wishes
@@ -105,7 +105,7 @@ class Publisher:
         self._guard = Guard("publishing to host profilers")
         self._identities = Identities(extension.Identity, extension.local_root_before)
         self._providers = Providers(extension.inherit)
-        self._inbox: Inbox | None = None
+        self._inbox: MessageSocket | None = None
         self._service: Service | None = None
         self._visible = False  # Elastic's library is loaded and leads to a storage
         self._correlates = wishes.correlation
@@ -264,7 +264,7 @@ class Publisher:
             return self._correlates
         try:
             if self._inbox is None:
-                self._inbox, self._to_serve = Inbox(self._wishes.socket_directory), True
+                self._inbox, self._to_serve = MessageSocket(self._wishes.socket_directory), True
             storage = encode(service, self._inbox.address)
             if self._visible:
                 self._extension.replace_storage(storage)
@@ -273,9 +273,9 @@ class Publisher:
                 library = self._extension.load_elastic(str(path), storage)
                 self._visible = True
                 self._check_reach(path, library.tls, "which span each thread is in")
-        except (InboxError, OSError, RuntimeError) as error:
+        except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
-            setting = f"{self._wishes.socket_setting}: " if isinstance(error, InboxError) else ""
+            setting = f"{self._wishes.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._say_once(f"host profilers are not told of this process: {setting}{error}")
             return False
         self._service = service
@@ -298,7 +298,7 @@ class Publisher:
         try:
             if anew:
                 if self._reopened >= _MOST_SOCKETS:
-                    raise InboxError("it does so again and again")
+                    raise MessageSocketError("it does so again and again")
                 self._reopened += 1
                 inbox.renew()
             reopened = self._reopened
@@ -306,7 +306,7 @@ class Publisher:
             self._to_serve = False
             if anew:
                 logger.debug("the socket for host profilers had been closed and has been made anew")
-        except (InboxError, OSError, RuntimeError) as error:
+        except (MessageSocketError, OSError, RuntimeError) as error:
             if self._reopened < _MOST_SOCKETS and not inbox.is_open:
                 return  # closed again meanwhile: the next audit sees it
             self._correlates = False

@@ -1,6 +1,6 @@
 """Has the transactions of exporting span processors wait until the host profiler has said what it saw in them.
 
-`Deferral` stands in the way of the processors that export: their `on_start`, `on_end`, `force_flush` and `shutdown`
+`SpanDeferral` stands in the way of the processors that export: their `on_start`, `on_end`, `force_flush` and `shutdown`
 are replaced on the instance. So they keep their place, their type and their identity, and an application that has one
 in its hands and flushes it gets what is deferred as well. Called on the application's threads, which must not wait.
 Knows no messages and no settings; must not load anything of the SDK.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from splunk_profiler.host_profilers.annotation import HostId, is_transaction, key_of
-from splunk_profiler.host_profilers.span_forwarder import Forwarding
+from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
 from splunk_profiler.host_profilers.wrapped_exporters import Exporting, within
 from splunk_profiler.system.guard import Guard, logger
@@ -26,7 +26,7 @@ _FLUSH_MS = 30_000  # the SDK's default
 _PATIENCE_S = 1.0
 
 
-class Decoration(Protocol):
+class MethodPatch(Protocol):
     """Replaces methods of an object until `remove`."""
 
     def install(self, functions: Mapping[str, Callable[..., Any]], /) -> None:
@@ -36,7 +36,7 @@ class Decoration(Protocol):
         """Put back what was there."""
 
 
-class Deferral:
+class SpanDeferral:
     """The exporting processors of the process, and what they have not been given yet.
 
     Args:
@@ -54,9 +54,9 @@ class Deferral:
     def __init__(
         self,
         transactions: Transactions,
-        forwarding: Forwarding,
+        forwarding: SpanForwarder,
         host_id: HostId,
-        decorate: Callable[[Any], Decoration],
+        decorate: Callable[[Any], MethodPatch],
         notice: Callable[[], None],
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -71,7 +71,7 @@ class Deferral:
         self._lock = real_lock()  # of the changes to what follows
         self._to_meet: deque[Any] = deque()
         self._watched: list[Any] = []  # sets of processors
-        self._decorations: list[Decoration] = []
+        self._decorations: list[MethodPatch] = []
         self._guard = Guard("having spans wait for host profilers")
         self._told_of_full = False
 
@@ -117,7 +117,7 @@ class Deferral:
         self._watched.append(processors)
 
     def leave(self, patience_s: float) -> None:
-        """Forward all that waits, as `Forwarding.hand_over` does, and stand in nobody's way any more."""
+        """Forward all that waits, as `SpanForwarder.hand_over` does, and stand in nobody's way any more."""
         self.active = False
         self._forwarding.hand_over(patience_s)
         self._forwarding.exporting, self._watched = [], []
@@ -204,13 +204,13 @@ class Deferral:
             {"on_start": on_start, "on_end": on_end, "force_flush": force_flush, "shutdown": shutdown},
         )
 
-    def _put(self, target: Any, functions: Mapping[str, Callable[..., Any]]) -> Decoration:
+    def _put(self, target: Any, functions: Mapping[str, Callable[..., Any]]) -> MethodPatch:
         decoration = self._decorate(target)
         decoration.install(functions)
         self._decorations.append(decoration)
         return decoration
 
-    def _take_away(self, decoration: Decoration) -> None:
+    def _take_away(self, decoration: MethodPatch) -> None:
         """From what has been shut down: an application may make many providers, and each is to be free to go."""
         decoration.remove()
         if decoration in self._decorations:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from splunk_profiler.host_profilers.annotation import HostId, with_stacks
-from splunk_profiler.host_profilers.flush_loop import LOT, ROOM_S, Drain, Hand
+from splunk_profiler.host_profilers.flush_loop import LOT, ROOM_S, FlushLoop, Hand
 from splunk_profiler.host_profilers.transactions import Transaction, Transactions
 from splunk_profiler.host_profilers.wrapped_exporters import Exporting
 from splunk_profiler.system.guard import Guard
@@ -40,7 +40,7 @@ class ForwardingError(Exception):
     """An exporter wanted to end the thread that it was called on, which is ours."""
 
 
-class Forwarding:
+class SpanForwarder:
     """What waits, on its way to its exporters.
 
     Args:
@@ -193,7 +193,7 @@ class Forwarding:
         waits = not inside and not threads_are_greenlets() and self._ask(_nothing)
         if waits and len(self._handed_on) > _MOST_HANDED_ON:
             return self._wait_for_handed_on(until_ns)
-        drain = Drain(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
+        drain = FlushLoop(self._now_ns, until_ns, _PATIENCE_NS, let_the_application_run)
         complete = drain.run(self, self._hand_on if waits else _hand, flushed=flushed)
         if waits and not self._wait_for_handed_on(until_ns):
             return False
@@ -247,14 +247,14 @@ class Forwarding:
         def hand_over() -> None:
             nonlocal handed_over
             self._own = _thread.get_ident()
-            drain = Drain(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
+            drain = FlushLoop(self._now_ns, until_ns, patience_ns // 2, lambda seconds: Signal().wait(seconds))
             drain.run(self, self._hand_here)
             handed_over = True
 
         hung = self._hangs
         asked = not hung and not self._is_in_own_hand and self._ask(hand_over)
         if not asked and not hung:
-            Drain(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
+            FlushLoop(self._now_ns, until_ns, patience_ns // 2, let_the_application_run).run(self, _hand)
             return
         left = self._left
         while asked and not handed_over and self._now_ns() < min(until_ns, moved_ns + patience_ns):
@@ -263,7 +263,7 @@ class Forwarding:
                 left, moved_ns = self._left, self._now_ns()
         if not handed_over:
             hanging = self._in_hand
-            drain = Drain(self._now_ns, self._now_ns(), 0, let_the_application_run)
+            drain = FlushLoop(self._now_ns, self._now_ns(), 0, let_the_application_run)
             drain.run(self, _hand, given_up=hanging, lost=int(hanging is not None and asked))
             self._note_who_hangs()
 

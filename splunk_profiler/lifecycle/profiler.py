@@ -71,7 +71,7 @@ class Profiler:
     def stop(self, timeout_s: float) -> None:
         """Stop all of it, sending what is there; returns within about `timeout_s` seconds. May be called again.
 
-        Up to 5 seconds longer while exporters of the application take what waits for them (`Forwarding.hand_over`).
+        Up to 5 seconds longer while exporters of the application take what waits for them (`SpanForwarder.hand_over`).
         """
         until = time.monotonic() + timeout_s
         self._watch_forks(None)

@@ -17,14 +17,14 @@ from splunk_profiler.host_profilers.context_hooks import publish_switches
 from splunk_profiler.host_profilers.correlator import Correlator, Feedback
 from splunk_profiler.host_profilers.libraries import labels_library
 from splunk_profiler.host_profilers.process_storage import service_of
-from splunk_profiler.host_profilers.publisher import Publisher, Source, Wishes
+from splunk_profiler.host_profilers.publisher import PublishConfig, Publisher, Source
 from splunk_profiler.host_profilers.span_identity import ATTRIBUTE
 from splunk_profiler.otel import context as spans
 from splunk_profiler.system import preload
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import Signal, Worker
-from splunk_profiler.user_labels.labels import OUTLET, PUBLISHED
+from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, PUBLISHED
 
 _AUDIT_S = 1.0
 _IDLE_S = 3600.0
@@ -43,7 +43,7 @@ class Publishing:
 
     def __init__(self, resolved: settings.Resolved, extension: Any, source: Source, *, audited: bool) -> None:
         config = resolved.config
-        wishes = Wishes(
+        wishes = PublishConfig(
             config.publishes_correlation,
             config.publishes_labels,
             config.socket_directory or _temporary_directory(),
@@ -51,12 +51,12 @@ class Publishing:
         )
         feedback = Feedback(at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size)
         self._extension = extension
-        self._correlator = Correlator(feedback, extension.Mailbox, Decoration)
+        self._correlator = Correlator(feedback, extension.Mailbox, MethodPatch)
         self._publisher = Publisher(extension, wishes, source, self._correlator, self._notify)
         self._publishes_labels = config.publishes_labels
         self._ends_preload = config.preload.lower() == "auto"
         self._described = resolved.described
-        self._decoration: Decoration | None = None
+        self._decoration: MethodPatch | None = None
         self._guard = Guard("comparing what is published to host profilers")
         self._audited = audited
         self._auditor: Auditor | None = None
@@ -77,7 +77,7 @@ class Publishing:
             )
             self._publisher.start(provider, self._attributes(provider))
             if self._publishes_labels:
-                OUTLET.open(extension.UserLabels, extension.set_labels)
+                LABEL_PUBLISHER.open(extension.UserLabels, extension.set_labels)
                 if self._ends_preload:
                     preload.remove_library(str(labels_library()))
             self._begin_work()
@@ -91,7 +91,7 @@ class Publishing:
         if self._auditor is not None:
             self._auditor.stop(_JOIN_S)
         self._publisher.stop()  # first: what is still shown while switches are no longer seen would be wrong
-        OUTLET.close()
+        LABEL_PUBLISHER.close()
         if self._decoration is not None:
             self._decoration.remove()
 

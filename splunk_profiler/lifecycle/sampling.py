@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import config as settings
 from splunk_profiler.capture.events import EventSources, make_sources, registered_kinds
-from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import Limit, Sampler
 from splunk_profiler.capture.walker import Choice, make_ticker
 from splunk_profiler.export import destinations
-from splunk_profiler.export.lazy_sink import LateSink
-from splunk_profiler.lifecycle.trace_profiler import Snapshots, focus_of
+from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.lifecycle.trace_profiler import TraceProfiler, focus_of
 from splunk_profiler.model import Snapshot
 from splunk_profiler.otel import context as spans
-from splunk_profiler.otel.context_tracker import ContextShadow
-from splunk_profiler.otel.local_roots import Roots
-from splunk_profiler.otel.runtime_id import Identified, RuntimeId
-from splunk_profiler.otel.trace_selector import Selection
+from splunk_profiler.otel.context_tracker import ContextTracker
+from splunk_profiler.otel.local_roots import LocalRootTracker
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
+from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.record_pipeline import ProfileRecording, Recording, SampleRecording
-from splunk_profiler.pipeline.snapshot_builder import Capture
-from splunk_profiler.pipeline.trace_snapshot_builder import TraceCapture
+from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipeline, SamplePipeline
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import Worker
 from splunk_profiler.user_labels import sample_labels
-from splunk_profiler.user_labels.labels import IN_FORCE
-from splunk_profiler.user_labels.tracker import LabelShadow
+from splunk_profiler.user_labels.labels import CURRENT_LABELS
+from splunk_profiler.user_labels.tracker import LabelTracker
 
 if TYPE_CHECKING:
-    from splunk_profiler.code_origin.classifier import Provenance
+    from splunk_profiler.code_origin.classifier import CodeClassifier
 
 _JOIN_S = 0.1
 
@@ -74,29 +74,29 @@ class Sampling:
         self.resolved = resolved
         self._at_sample = at_sample
         self._completed = completed
-        self._identified = Identified(runtime_id, on_spans=config.identifies_spans)
+        self._identified = ResourceTagger(runtime_id, on_spans=config.identifies_spans)
         self._forked = parents is not None
         self._choice = choice
         # A child goes on with its parent's: that knows what the thread that forked has attached.
-        self._shadow: ContextShadow = (
-            ContextShadow(spans.runtime_context(), in_child) if parents is None else parents._shadow
+        self._shadow: ContextTracker = (
+            ContextTracker(spans.runtime_context(), in_child) if parents is None else parents._shadow
         )
-        self._label_shadow: LabelShadow = LabelShadow() if parents is None else parents._label_shadow
-        self._roots: Roots | None = None
+        self._label_shadow: LabelTracker = LabelTracker() if parents is None else parents._label_shadow
+        self._roots: LocalRootTracker | None = None
         if config.aggregates:  # a child goes on with its parent's, as above, if that had any
-            self._roots = (None if parents is None else parents._roots) or Roots(local_root)
-        self._provenance: Provenance | None = None if parents is None else parents._provenance
+            self._roots = (None if parents is None else parents._roots) or LocalRootTracker(local_root)
+        self._provenance: CodeClassifier | None = None if parents is None else parents._provenance
         variable = spans.context_variable()
         if variable is None and self._choice.name == "native":
             self._choice = Choice("portable", "the current context is not kept in a ContextVar (OTEL_PYTHON_CONTEXT)")
-        self._snapshots: Snapshots | None = None
+        self._snapshots: TraceProfiler | None = None
         selection = self._selection(parents)
         ticker = make_ticker(
             self._choice,
             variable,
             self._shadow.context_of,
             config.max_stack_depth,
-            labels_var=IN_FORCE if config.aggregates else None,  # text has no place for labels
+            labels_var=CURRENT_LABELS if config.aggregates else None,  # text has no place for labels
             labels_of=self._label_shadow.labels_of,
             focus=None if selection is None else focus_of(selection),
         )
@@ -105,7 +105,7 @@ class Sampling:
         self._events: EventSources = make_sources(config, ticker, native=self.is_native)
         associate = spans.span_ref if self._roots is None else self._roots.span_ref
         internal = config.include_internal_stacks
-        self._capture = Capture(
+        self._capture = SnapshotBuilder(
             associate,
             # Text has a record for each thread of each snapshot, and to choose samples by span each has to be seen.
             make_watch(
@@ -115,14 +115,14 @@ class Sampling:
             include_internal=internal,
             labels_of=sample_labels.on_samples,
         )
-        self._sink: LateSink[Any] = LateSink(
+        self._sink: LazySink[Any] = LazySink(
             self._open_sink, self._is_described, load=self._load_sink, detect=self._detect_resource
         )
         interval_ns = config.export_interval_ns
-        self._recording: Recording = (
-            SampleRecording(self._sink, interval_ns)
+        self._recording: RecordPipeline = (
+            SamplePipeline(self._sink, interval_ns)
             if self._roots is None
-            else ProfileRecording(
+            else ProfilePipeline(
                 self._sink, interval_ns, self._roots.endpoint, self._capture.rested, registered_kinds()
             )
         )
@@ -131,7 +131,7 @@ class Sampling:
             config.period_ns if config.enabled else 0, config.snapshot_period_ns if selection is not None else 0
         )
         if selection is not None:
-            closely = TraceCapture(
+            closely = TraceSnapshotBuilder(
                 self._capture,
                 associate,
                 selection,
@@ -139,7 +139,7 @@ class Sampling:
                 include_internal=internal,
                 labels_of=sample_labels.on_samples,
             )
-            self._snapshots = Snapshots(selection, closely, self._recording)
+            self._snapshots = TraceProfiler(selection, closely, self._recording)
         self._ticker = ticker
         self._sampler = Sampler(
             ticker,
@@ -219,15 +219,15 @@ class Sampling:
         self._identified.leave()
 
     def hold_imports(self) -> None:
-        """Let nothing be imported while the process forks; see `LateSink.hold_for_fork`."""
+        """Let nothing be imported while the process forks; see `LazySink.hold_for_fork`."""
         self._sink.hold_for_fork()
 
     def hold(self, timeout_s: float) -> None:
-        """Let no export be in flight while the process forks; see `Recorder.hold_for_fork`."""
+        """Let no export be in flight while the process forks; see `BatchExporter.hold_for_fork`."""
         self._recorder.hold_for_fork(timeout_s)
 
     def abandon_imports(self) -> bool:
-        """In a forked child; see `LateSink.abandon`."""
+        """In a forked child; see `LazySink.abandon`."""
         return self._sink.abandon()
 
     def release(self) -> None:
@@ -240,13 +240,13 @@ class Sampling:
         self._opening_cpu_ns = self._export_thread.cpu_ns()
         self._recorder.run()
 
-    def _selection(self, parents: Sampling | None) -> Selection | None:
+    def _selection(self, parents: Sampling | None) -> TraceSelector | None:
         config = self.resolved.config
         if not config.snapshot_enabled:
             return None
         known = None if parents is None else parents._snapshots
         if known is None:
-            return Selection(config.snapshot_probability)
+            return TraceSelector(config.snapshot_probability)
         known.selection.end()  # entries of threads that are not here will never end, others end in the parent
         return known.selection
 
@@ -254,7 +254,9 @@ class Sampling:
         limit = self.resolved.config.overhead_limit
         if limit is None:
             return None
-        return Limit(Pacer(periods.leading_ns, limit), self._exporting_cpu_ns, partial(self._note_pace, periods))
+        return Limit(
+            OverheadLimiter(periods.leading_ns, limit), self._exporting_cpu_ns, partial(self._note_pace, periods)
+        )
 
     def _exporting_cpu_ns(self) -> int:
         opening_ns = self._opening_cpu_ns
@@ -330,7 +332,7 @@ class Sampling:
         current_resource()  # kept; detectors may ask the network, and a process that ends cannot wait for that
 
     def _open_sink(self) -> Any:
-        from splunk_profiler.code_origin.classifier import Provenance  # noqa: PLC0415
+        from splunk_profiler.code_origin.classifier import CodeClassifier  # noqa: PLC0415
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
 
         completed, identified = self._completed, self._identified.resource
@@ -339,7 +341,7 @@ class Sampling:
             return completed(identified(current_resource()))
 
         if self.resolved.config.aggregates:
-            self._provenance = Provenance(parents=self._provenance)
+            self._provenance = CodeClassifier(parents=self._provenance)
         return destinations.make_sink(self.resolved, resource, self._provenance, share_connection=not self._forked)
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import Worker
 
 _LIMIT_MS = 1500  # from the signal to the end, whatever happens
@@ -33,7 +33,7 @@ class SigtermWatch:
 
     def __init__(self, send: Callable[[Callable[[], None]], None]) -> None:
         self._send = send
-        self._decoration = Decoration(signal)
+        self._decoration = MethodPatch(signal)
         self._guard = Guard("sending what is gathered at SIGTERM")
         self._worker: Worker | None = None
         self.ending = False

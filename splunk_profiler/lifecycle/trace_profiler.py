@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from splunk_profiler.capture.schedule import Focus
+from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.otel import context as spans
-from splunk_profiler.otel.trace_selector import Selection
-from splunk_profiler.pipeline.record_pipeline import Recording
-from splunk_profiler.pipeline.trace_snapshot_builder import TraceCapture
+from splunk_profiler.otel.trace_selector import TraceSelector
+from splunk_profiler.pipeline.record_pipeline import RecordPipeline
+from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import RawSnapshot
 
 
-class Snapshots:
+class TraceProfiler:
     """The close profiles of selected traces.
 
     Args:
@@ -26,7 +26,7 @@ class Snapshots:
         recording: takes them.
     """
 
-    def __init__(self, selection: Selection, capture: TraceCapture, recording: Recording) -> None:
+    def __init__(self, selection: TraceSelector, capture: TraceSnapshotBuilder, recording: RecordPipeline) -> None:
         self.selection = selection
         self._capture = capture
         self._recording = recording
@@ -55,7 +55,7 @@ class Snapshots:
         self._recording.rest()
 
 
-def focus_of(selection: Selection) -> Focus:
+def focus_of(selection: TraceSelector) -> TraceFilter:
     """What a ticker has to know of `selection`."""
     traces: dict[int, Any] = selection.traces
-    return Focus(traces, spans.span_key(), spans.trace_id)
+    return TraceFilter(traces, spans.span_key(), spans.trace_id)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 
 _REMEMBERED = 256  # attached and not detached, of one thread; a program that never detaches must not fill memory
 
@@ -59,7 +59,7 @@ class _Life:
             self._current.pop(self._ident, None)
 
 
-class ContextShadow:
+class ContextTracker:
     """Remembers the context that each thread attached last.
 
     Args:
@@ -72,7 +72,7 @@ class ContextShadow:
         self._on_attach = on_attach
         self._current: dict[int, Any] = {}
         self._local = _thread._local()
-        self._decoration = Decoration(runtime)
+        self._decoration = MethodPatch(runtime)
 
     def install(self) -> None:
         """Decorate; calling it twice is one decoration."""

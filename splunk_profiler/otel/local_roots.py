@@ -1,13 +1,13 @@
-"""Span → the span with which its trace came into this process, and that one's name: the endpoint of what is sampled.
+"""Local roots: the span with which a trace came into this process, and its name, the endpoint of samples.
 
-`Roots` is a span processor of the application's provider; its `on_start` and `on_end` run on the application's threads
-and do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on the sampling worker's.
-Never imports the SDK. Takes no lock, so that a fork cannot leave one locked.
+`LocalRootTracker` is a span processor of the application's provider. Its `on_start` and `on_end` run on the
+application's threads and do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on
+the sampling worker's thread. Never imports the SDK. Takes no lock, so that a fork cannot leave one locked.
 
 A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
-the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only who
-publishes to host profilers knows (`Roots.known_root`); else nothing is said, rather than a wrong thing. Those that have
-ended make room for each other, and only for each other: a long request is known to its end.
+the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only the
+publisher to host profilers knows it (`LocalRootTracker.known_root`); without that the root is left out, rather than
+guessed. Roots that have ended make room for each other, and only for each other: a long request is known to its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_LIVING = 8192
 _UNKNOWN = 0
 
 
-class Roots(SpanListener):
+class LocalRootTracker(SpanListener):
     """The local roots of this process's spans.
 
     Args:

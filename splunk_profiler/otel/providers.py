@@ -37,7 +37,7 @@ class SpanStart:
         return True
 
 
-class Met:
+class WeakIdentitySet:
     """Objects of applications, by identity and each once; where they allow it, without keeping them."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Providers:
 
     def __init__(self, on_start: Callable[..., None]) -> None:
         self._ours = SpanStart(on_start)
-        self._met = Met()
+        self._met = WeakIdentitySet()
 
     def meet(self, processors: Any) -> bool:
         """Take part in `processors`, a provider's set of span processors. True at the first time.
@@ -86,7 +86,7 @@ class Providers:
 
     def leave(self) -> None:
         """Take no part any more, anywhere."""
-        met, self._met = list(self._met), Met()
+        met, self._met = list(self._met), WeakIdentitySet()
         for processors in met:
             if self._ours in getattr(processors, "_span_processors", ()):
                 change(processors, lambda others: tuple(one for one in others if one is not self._ours))

@@ -1,8 +1,8 @@
-"""Which process something came from: an id on the resource of profiles and, if asked for, on that of spans.
+"""An id of the process, on the resource of profiles and, if asked for, on that of spans.
 
-`Identified` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the provider
-and on the tracers that were made before, so that a span costs nothing more. Where an older SDK does not know its
-tracers, each span gets it as it starts. The application's own resource object stays as it is, and what it says of
+`ResourceTagger` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the
+provider and on the tracers that were made before, so that a span costs nothing more. Where an older SDK does not know
+its tracers, each span gets it as it starts. The application's own resource object stays as it is, and what it says of
 itself goes before what we would say. Called on the thread that starts or stops the profiler, on the sampling worker's
 and on the exporting one. Knows the SDK by what it looks like and loads nothing of it; takes no lock of a newer one's,
 which a fork may have left locked.
@@ -61,7 +61,7 @@ class RuntimeId:
         return {key: value for key, value in attributes.items() if key not in _KEYS or value not in ours}
 
 
-class Identified:
+class ResourceTagger:
     """The resources of one life of the profiler that carry the id.
 
     Args:

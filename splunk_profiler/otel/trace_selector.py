@@ -1,6 +1,6 @@
 """Which traces are profiled closely, from the start of an entry span to its end.
 
-`Selection` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
+`TraceSelector` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
 threads and do, for nearly all spans, nothing but look at the parent. `keep_short` and `wants` run on the sampling
 worker's. Never imports the SDK. Takes no lock, so that no fork leaves one locked and no signal handler
 waits for one: each change is one operation, and whoever ends an entry looks again afterwards. An exception that such a
@@ -43,7 +43,7 @@ class Beginning(NamedTuple):
     cpu_ns: int
 
 
-class Selection(SpanListener):
+class TraceSelector(SpanListener):
     """The traces that are profiled now.
 
     Args:

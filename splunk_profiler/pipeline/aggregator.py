@@ -23,7 +23,6 @@ from splunk_profiler.model import (
     EventKind,
     Frame,
     Profile,
-    Remainder,
     Repeat,
     Sample,
     Snapshot,
@@ -31,6 +30,7 @@ from splunk_profiler.model import (
     SpanRef,
     Stack,
     Thread,
+    UnattributedTime,
     Unseen,
 )
 from splunk_profiler.pipeline.cpu_shares import Shares, Sum
@@ -142,7 +142,7 @@ class _Period:
     def repeat(self, repeat: Repeat) -> None:
         """Count a thread's last sample for more snapshots than its own."""
         if repeat.thread_index not in self._counted:  # it has failed to get here
-            self.leave(Remainder(Unseen.UNSAMPLED, repeat.wall_ns, 0))
+            self.leave(UnattributedTime(Unseen.UNSAMPLED, repeat.wall_ns, 0))
             return
         found, dropped = self._counted[repeat.thread_index]
         found.count += repeat.snapshots
@@ -156,7 +156,7 @@ class _Period:
         self._last.pop(thread_index, None)
         self._shares.forget(thread_index)
 
-    def leave(self, remainder: Remainder) -> None:
+    def leave(self, remainder: UnattributedTime) -> None:
         """Count time that is in no sample."""
         wall_ns, cpu_ns = self.remainders.get(remainder.why, (0, 0))
         self.remainders[remainder.why] = (wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns)
@@ -311,7 +311,7 @@ class Aggregator:
         if period.snapshots:
             self._send(period)
 
-    def close(self, remainders: Iterable[Remainder]) -> None:
+    def close(self, remainders: Iterable[UnattributedTime]) -> None:
         """Deliver what was gathered. There are no more snapshots; `remainders` were used since."""
         with self._lock:
             period, self._period = self._period, None
@@ -320,7 +320,7 @@ class Aggregator:
                 period.leave(remainder)
             self._shares.give()
             if (left_ns := self._shares.left_ns()) > 0:
-                period.leave(Remainder(Unseen.UNSAMPLED, 0, left_ns))
+                period.leave(UnattributedTime(Unseen.UNSAMPLED, 0, left_ns))
             period.ended_ns = self._now_ns()
             self._send(period)
 

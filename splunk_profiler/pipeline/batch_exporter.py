@@ -1,6 +1,6 @@
 """The queue between sampling and export: bounded, never waited for by the sampler, drained by one thread.
 
-`Recorder.record` runs on the sampling worker's thread, `Recorder.run` is the body of the exporting thread,
+`BatchExporter.record` runs on the sampling worker's thread, `BatchExporter.run` is the body of the exporting thread,
 `stop`, `hold_for_fork` and `release_after_fork` run on whichever thread ends or forks the process. Knows
 neither what a record looks like nor how it travels: imports the model, never OpenTelemetry or a format.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Record, Sample, Sink
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, Sample, Sink
 from splunk_profiler.pipeline.delivery_log import DeliveryReport
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import Signal, real_lock
@@ -69,7 +69,7 @@ def parts_of(record: Record) -> tuple[Record, ...]:
     return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)
 
 
-class Recorder(Generic[Record]):
+class BatchExporter(Generic[Record]):
     """Gathers records into batches and hands these to a sink, again and again while that is worth it.
 
     Args:
@@ -239,10 +239,10 @@ class Recorder(Generic[Record]):
             with self._exporting:
                 outcome = self._sink.export(batch)
         except BaseException:
-            self._settle(batch, Outcome(Delivery.REJECTED, "the exporter failed"))
+            self._settle(batch, ExportResult(ExportStatus.REJECTED, "the exporter failed"))
             raise
         self._settle(batch, outcome)
-        if outcome.delivery is Delivery.RETRY:
+        if outcome.delivery is ExportStatus.RETRY:
             if closing or self._ended:
                 return False  # one try from then on is what an ending process can spend on a receiver
             self._back_off(outcome.retry_after_ns)
@@ -286,24 +286,24 @@ class Recorder(Generic[Record]):
         self._travelling = Batch(tuple(records), total)
         return self._travelling
 
-    def _settle(self, batch: Batch[Record], outcome: Outcome) -> None:
+    def _settle(self, batch: Batch[Record], outcome: ExportResult) -> None:
         count = len(batch.records)
         delivery = outcome.delivery
         again = batch.records
-        if delivery is Delivery.TOO_LARGE:
+        if delivery is ExportStatus.TOO_LARGE:
             again = self._smaller(again)
-            delivery = Delivery.RETRY if len(again) > 1 else Delivery.REJECTED
-        elif delivery is Delivery.DELIVERED:
+            delivery = ExportStatus.RETRY if len(again) > 1 else ExportStatus.REJECTED
+        elif delivery is ExportStatus.DELIVERED:
             self._part = min(self._part * 2, self._batch_records)
             self._refusals = 0
         with self._lock:
             if self._travelling is not batch:  # `stop` has waited long enough, and has counted them as lost
                 return
             self._travelling = Batch((), 0)
-            if delivery is Delivery.DELIVERED:
+            if delivery is ExportStatus.DELIVERED:
                 refused = min(outcome.rejected, count)  # of a profile the receiver may have got several parts
                 self._count(delivered=count - refused, rejected=refused)
-            elif delivery is Delivery.REJECTED:
+            elif delivery is ExportStatus.REJECTED:
                 self._count(rejected=count)
             else:
                 sized = [(record, self._size_of(record)) for record in reversed(again)]
@@ -311,11 +311,11 @@ class Recorder(Generic[Record]):
                 self._bytes += sum(size for _, size in sized)
                 self._count(recorded=len(again) - count)
                 self._trim()
-                if outcome.delivery is Delivery.RETRY and self._flushing:
+                if outcome.delivery is ExportStatus.RETRY and self._flushing:
                     self._flushing = False
                     self._drained.set()
-        self._failures = 0 if delivery is Delivery.DELIVERED else self._failures + 1
-        if outcome.delivery is not Delivery.TOO_LARGE or delivery is Delivery.REJECTED:
+        self._failures = 0 if delivery is ExportStatus.DELIVERED else self._failures + 1
+        if outcome.delivery is not ExportStatus.TOO_LARGE or delivery is ExportStatus.REJECTED:
             self._report.settled(outcome, self.counters().waiting, self.counters().dropped)
 
     def _smaller(self, records: tuple[Record, ...]) -> tuple[Record, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from splunk_profiler.model import Delivery, Outcome
+from splunk_profiler.model import ExportResult, ExportStatus
 from splunk_profiler.system.guard import logger
 
 _MINUTE_NS = 60_000_000_000
@@ -27,10 +27,10 @@ class DeliveryReport:
         self._told = False
         self._reported = 0
 
-    def settled(self, outcome: Outcome, waiting: int, dropped: int) -> None:
+    def settled(self, outcome: ExportResult, waiting: int, dropped: int) -> None:
         """An export was answered; `waiting` records are queued, `dropped` were lost since the start."""
         lost = dropped - self._reported
-        if outcome.delivery is Delivery.DELIVERED:
+        if outcome.delivery is ExportStatus.DELIVERED:
             if self._failing and self._told:
                 logger.info("profiling records are delivered again; %d were dropped meanwhile", lost)
                 self._reported, lost = dropped, 0

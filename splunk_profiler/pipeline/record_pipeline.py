@@ -1,7 +1,7 @@
-"""What becomes of snapshots: a record for each sample, or one for all that was sampled in a while.
+"""Snapshots → records: one for each sample, or a profile for each export interval.
 
-Both have a `Recorder` that delivers; `take` runs on the sampling worker's thread, `close` on the one that stops the
-profiler, after it. Must not import export, formats or OpenTelemetry.
+Both pipelines deliver by a `BatchExporter`. `take` runs on the sampling worker's thread, `close` on the one that stops
+the profiler, after it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from splunk_profiler.model import EventKind, Profile, Remainder, Repeat, Sample, Sink, Snapshot, Source
+from splunk_profiler.model import EventKind, Profile, Repeat, Sample, Sink, Snapshot, Source, UnattributedTime
 from splunk_profiler.pipeline import aggregator
 from splunk_profiler.pipeline import batch_exporter as recorder
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.batch_exporter import Recorder
+from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
 
-class Recording(Protocol):
+class RecordPipeline(Protocol):
     """Takes snapshots."""
 
     @property
-    def recorder(self) -> Recorder[Any]:
+    def recorder(self) -> BatchExporter[Any]:
         """Delivers what they have become."""
 
     def take(self, snapshot: Snapshot) -> None:
@@ -32,11 +32,11 @@ class Recording(Protocol):
     def begin(self, time_ns: int, period_ns: int) -> None:
         """The first snapshot was taken, to which others are compared: now, `time_ns` since the epoch."""
 
-    def close(self, remainders: Iterable[Remainder]) -> None:
+    def close(self, remainders: Iterable[UnattributedTime]) -> None:
         """There are no more snapshots; `remainders` is what was used since the last one."""
 
 
-class SampleRecording:
+class SamplePipeline:
     """A record for each sample.
 
     Args:
@@ -45,23 +45,23 @@ class SampleRecording:
     """
 
     def __init__(self, sink: Sink[Sample], interval_ns: int) -> None:
-        self.recorder = Recorder(sink, export_interval_ns=interval_ns, size_of=recorder.estimated_size)
+        self.recorder = BatchExporter(sink, export_interval_ns=interval_ns, size_of=recorder.estimated_size)
 
     def take(self, snapshot: Snapshot) -> None:
-        """See `Recording.take`."""
+        """See `RecordPipeline.take`."""
         self.recorder.record(snapshot.samples)
 
     def rest(self) -> None:
-        """See `Recording.rest`: the recorder keeps its own time."""
+        """See `RecordPipeline.rest`: the recorder keeps its own time."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """See `Recording.begin`: there is nothing to compare a sample with."""
+        """See `RecordPipeline.begin`: there is nothing to compare a sample with."""
 
-    def close(self, remainders: Iterable[Remainder]) -> None:
-        """See `Recording.close`: a sample has no remainders."""
+    def close(self, remainders: Iterable[UnattributedTime]) -> None:
+        """See `RecordPipeline.close`: a sample has no remainders."""
 
 
-class ProfileRecording:
+class ProfilePipeline:
     """A profile for each export interval, and one of the traces that are profiled closely, if there are any.
 
     Args:
@@ -81,7 +81,7 @@ class ProfileRecording:
         kinds: Iterable[EventKind] = (),
     ) -> None:
         # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
-        self.recorder = Recorder(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
+        self.recorder = BatchExporter(sink, export_interval_ns=0, size_of=aggregator.estimated_size, batch_records=1)
         self._aggregators = {
             source: Aggregator(
                 self.recorder.record,
@@ -95,18 +95,18 @@ class ProfileRecording:
         }
 
     def take(self, snapshot: Snapshot) -> None:
-        """See `Recording.take`."""
+        """See `RecordPipeline.take`."""
         self._aggregators[snapshot.source].take(snapshot)
 
     def rest(self) -> None:
-        """See `Recording.rest`: traces that are profiled closely come and go."""
+        """See `RecordPipeline.rest`: traces that are profiled closely come and go."""
         self._aggregators[Source.SNAPSHOT].rest()
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """See `Recording.begin`."""
+        """See `RecordPipeline.begin`."""
         self._aggregators[Source.CONTINUOUS].begin(time_ns, period_ns)
 
-    def close(self, remainders: Iterable[Remainder]) -> None:
-        """See `Recording.close`."""
+    def close(self, remainders: Iterable[UnattributedTime]) -> None:
+        """See `RecordPipeline.close`."""
         self._aggregators[Source.CONTINUOUS].close(remainders)
         self._aggregators[Source.SNAPSHOT].close(())

@@ -1,6 +1,6 @@
 """The snapshot: turns what a walker saw into samples with names, states, CPU times and ages.
 
-`Capture` runs on the sampling worker's thread only. Imports neither configuration nor OpenTelemetry: how a
+`SnapshotBuilder` runs on the sampling worker's thread only. Imports neither configuration nor OpenTelemetry: how a
 context becomes a span is a callable that it is given.
 
 Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Stack Filtering".
@@ -12,11 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from splunk_profiler.model import Frame, Remainder, Repeat, Sample, Snapshot, SpanRef, Stack, ThreadSample, Unseen
+from splunk_profiler.model import (
+    Frame,
+    Repeat,
+    Sample,
+    Snapshot,
+    SpanRef,
+    Stack,
+    ThreadSample,
+    UnattributedTime,
+    Unseen,
+)
 from splunk_profiler.pipeline.idle_threads import Rested, Watch
 from splunk_profiler.pipeline.stack_filters import has_internal_name, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_registry import Life, boottime_ns, new_life
-from splunk_profiler.pipeline.thread_times import Accounts, Spent
+from splunk_profiler.pipeline.thread_times import Spent, ThreadTimes
 from splunk_profiler.raw import RUNS, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.system.threads import let_others_run
 
@@ -27,7 +37,7 @@ _SLICE = 64  # threads between two offers of the GIL
 _MOST_LIVES = 16_384
 
 
-class Capture:
+class SnapshotBuilder:
     """Raw snapshots → `Snapshot`s.
 
     Args:
@@ -52,7 +62,7 @@ class Capture:
         self._watch = watch
         self._period_ns = period_ns
         self._include_internal = include_internal
-        self._accounts = Accounts()
+        self._accounts = ThreadTimes()
         self._lives: dict[int, Life] = {}  # of the threads of the last snapshot
         self._gone: dict[int, Life] = {}  # of those of the one before that are not in it: events may be older
         self._passing: dict[int, Life] = {}  # of others that were seen since
@@ -168,7 +178,7 @@ class Capture:
             samples.append(Sample(happened.time_ns, self._period_ns, sample, span, labels, happened.event))
         return samples
 
-    def remainders(self) -> tuple[Remainder, ...]:
+    def remainders(self) -> tuple[UnattributedTime, ...]:
         """What the process has used since the last snapshot; there must be none after this."""
         return self._accounts.close(boottime_ns())
 

@@ -1,7 +1,7 @@
-"""How much wall and CPU time each thread has used since its last sample, and what of the process's is in no sample.
+"""Wall and CPU time of each thread since its last sample, and the time of the process that is in no sample.
 
-One `Accounts` belongs to one `Capture` and runs on its thread, the sampling worker's. Pure arithmetic on times that it
-is given, apart from the process's CPU clock; imports the model only.
+One `ThreadTimes` belongs to one `SnapshotBuilder` and runs on its thread, the sampling worker's. Pure arithmetic on
+times that it is given, apart from the process's CPU clock; imports the model only.
 
 The values of all samples and remainders together add up: their CPU time is the process's, because what is on no
 sample is a remainder, and their wall time that of the threads, as far as it can be known when a thread has begun or
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from splunk_profiler.model import Remainder, Unseen
+from splunk_profiler.model import UnattributedTime, Unseen
 
 _YOUNG_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
 _FEW = 8  # snapshots: of a thread that was in more it does not matter that others like it may have been in none
@@ -62,7 +62,7 @@ class _Account:
     first_age_ns: int = 0
 
 
-class Accounts:
+class ThreadTimes:
     """Keeps the accounts of all threads of the process: `begin`, `settle` for each thread, `end`, again and again.
 
     A thread that rests need not be settled, if it is said who is gone. What it has lived while it rested is asked for
@@ -149,7 +149,7 @@ class Accounts:
         account.settled_ns += wall_ns
         return wall_ns
 
-    def end(self, gone: Iterable[int] | None = None) -> tuple[Remainder, ...]:
+    def end(self, gone: Iterable[int] | None = None) -> tuple[UnattributedTime, ...]:
         """All threads of the snapshot that do not rest are settled: what is left.
 
         Args:
@@ -170,7 +170,7 @@ class Accounts:
         self._before_ns, self._captured_before_ns = self._now_ns, self._captured_ns
         return self._remainders()
 
-    def close(self, now_ns: int) -> tuple[Remainder, ...]:
+    def close(self, now_ns: int) -> tuple[UnattributedTime, ...]:
         """There are no more snapshots: what is left until this instant."""
         now_ns = max(now_ns, self._now_ns)
         for account in self._accounts.values():
@@ -197,14 +197,14 @@ class Accounts:
         # An old thread that has not run Python code before. What it had used by then is in the remainders.
         return before_ns, min(cpu_ns, now_ns - before_ns)
 
-    def _remainders(self) -> tuple[Remainder, ...]:
+    def _remainders(self) -> tuple[UnattributedTime, ...]:
         # The threads go on while clocks are read. What they use between the process's clock and their own is missing
         # here for now; the other way round it would be in a remainder now and in a sample the next time.
         unsampled_ns = max(self._used_cpu_ns - self._settled_cpu_ns, 0)
         self._settled_cpu_ns += unsampled_ns
         found = (
-            Remainder(Unseen.INTERNAL, 0, self._internal_cpu_ns),
-            Remainder(Unseen.UNSAMPLED, self._wall_ns, unsampled_ns),
+            UnattributedTime(Unseen.INTERNAL, 0, self._internal_cpu_ns),
+            UnattributedTime(Unseen.UNSAMPLED, self._wall_ns, unsampled_ns),
         )
         self._internal_cpu_ns = self._wall_ns = 0
         return tuple(remainder for remainder in found if remainder.wall_ns or remainder.cpu_ns)

@@ -1,8 +1,7 @@
 """Raw snapshots → samples of the traces that are profiled closely.
 
-`TraceCapture` runs on the sampling worker's thread, beside `Capture`, with which it shares what is known of threads,
-but no account: the samples of all threads are as they would be without it. Imports neither configuration nor
-OpenTelemetry.
+`TraceSnapshotBuilder` runs on the sampling worker's thread, beside `SnapshotBuilder`. It shares what is known of
+threads with that, but no times: the samples of all threads are as they would be without it.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSampl
 from splunk_profiler.pipeline.idle_threads import os_priority
 from splunk_profiler.pipeline.snapshot_builder import (
     Associate,
-    Capture,
     Labels,
+    SnapshotBuilder,
     is_left_out,
     is_running,
     on_boottime_ns,
@@ -41,7 +40,7 @@ class _Seen(NamedTuple):
     cpu_ns: int
 
 
-class TraceCapture:
+class TraceSnapshotBuilder:
     """Samples of selected traces.
 
     Each stands for the time since the sample before that its thread has in the same trace, or since the trace has
@@ -55,12 +54,12 @@ class TraceCapture:
         selected: which traces.
         periods: the distances of ticks, where a raw snapshot does not say others.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
-        labels_of: see `Capture`.
+        labels_of: see `SnapshotBuilder`.
     """
 
     def __init__(
         self,
-        capture: Capture,
+        capture: SnapshotBuilder,
         associate: Associate,
         selected: Selected,
         periods: Periods,

@@ -11,7 +11,7 @@ from typing import Any
 _MISSING = object()
 
 
-class Decoration:
+class MethodPatch:
     """Puts functions in place of an object's methods.
 
     What is put must do the work of what was there even after `remove`: whoever has decorated over it keeps calling it.

@@ -59,11 +59,11 @@ class LabelSet:
         return made
 
 
-IN_FORCE: ContextVar[LabelSet | None] = ContextVar("splunk_profiler_labels", default=None)
+CURRENT_LABELS: ContextVar[LabelSet | None] = ContextVar("splunk_profiler_labels", default=None)
 PUBLISHED: ContextVar[Any] = ContextVar("splunk_profiler_published_labels", default=None)
 
 
-class Outlet:
+class LabelPublisher:
     """Where labels go while publishing is on. There is one in a process."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Outlet:
         calling thread show it."""
         self._put = put
         self._make = make
-        self.show(IN_FORCE.get())
+        self.show(CURRENT_LABELS.get())
 
     def close(self) -> None:
         """Publish no labels any more."""
@@ -107,7 +107,7 @@ class Outlet:
             logger.warning("%s; this is said once", text)
 
 
-OUTLET = Outlet()
+LABEL_PUBLISHER = LabelPublisher()
 
 
 class labels:  # noqa: N801  # used like a function
@@ -133,21 +133,21 @@ class labels:  # noqa: N801  # used like a function
         self._alone: LabelSet | None = None  # the set where no others are in force: made once
 
     def __enter__(self) -> None:
-        outer = IN_FORCE.get()
+        outer = CURRENT_LABELS.get()
         if outer is not None:
             entered = LabelSet({**outer.pairs, **self._pairs}, outer)
         else:
             entered = self._alone = self._alone or LabelSet(self._pairs, None)
-        IN_FORCE.set(entered)
-        OUTLET.show(entered)
+        CURRENT_LABELS.set(entered)
+        LABEL_PUBLISHER.show(entered)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        left = IN_FORCE.get()
+        left = CURRENT_LABELS.get()
         outer = None if left is None else left.outer
-        IN_FORCE.set(outer)
-        OUTLET.show(outer)
+        CURRENT_LABELS.set(outer)
+        LABEL_PUBLISHER.show(outer)
 
     def __call__(self, function: Decorated) -> Decorated:
         """`function`, run with these labels."""

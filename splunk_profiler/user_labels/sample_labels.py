@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from splunk_profiler.user_labels.labels import OUTLET, LabelSet
+from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, LabelSet
 
 MOST_LABELS = 10
 MOST_NAME_CHARACTERS = 64
@@ -49,7 +49,7 @@ def bounded(pairs: dict[str, str], say: Say) -> Labels:
 
 
 def _made(pairs: dict[str, str]) -> Labels:
-    return bounded(pairs, OUTLET.say_once)
+    return bounded(pairs, LABEL_PUBLISHER.say_once)
 
 
 def _renamed(name: str) -> str:

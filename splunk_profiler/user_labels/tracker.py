@@ -1,6 +1,6 @@
 """Remembers which of the user's labels each thread has, for walkers that cannot read it from the interpreter.
 
-`labels` blocks tell of themselves (`Outlet.watch`). In an event loop what counts is the task that runs: its own
+`labels` blocks tell of themselves (`LabelPublisher.watch`). In an event loop what counts is the task that runs: its own
 context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have changed its
 context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong. `note` runs on the
 application's threads: must be short and must not raise; `labels_of` runs on the ticker's.
@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from splunk_profiler.system.threads import real_get_ident, threads_are_greenlets
-from splunk_profiler.user_labels.labels import IN_FORCE, OUTLET, LabelSet
+from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, LabelSet
 
 
 class _Life:
@@ -29,7 +29,7 @@ class _Life:
             known.pop(self._ident, None)
 
 
-class LabelShadow:
+class LabelTracker:
     """The labels of each thread, as far as they can be known from outside of it."""
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class LabelShadow:
 
     def install(self) -> None:
         """Be told of labels from now on."""
-        OUTLET.watch(self.note)
+        LABEL_PUBLISHER.watch(self.note)
 
     def remove(self) -> None:
         """Be told no more, and forget."""
-        OUTLET.watch(None)
+        LABEL_PUBLISHER.watch(None)
         self._of_thread.clear()
         self._loops.clear()
         self._of_task.clear()
@@ -79,7 +79,7 @@ class LabelShadow:
         context_of = getattr(task, "get_context", None)  # CPython 3.12
         if context_of is None:
             return self._of_task.get(task)
-        labels: LabelSet | None = context_of().get(IN_FORCE)
+        labels: LabelSet | None = context_of().get(CURRENT_LABELS)
         return labels
 
 

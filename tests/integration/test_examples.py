@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
 from splunk_profiler.cli.receiver import to_json
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.formats.pprof import message
 from splunk_profiler.model import DataType, Source
@@ -209,5 +209,5 @@ def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, na
     found = [Path(line) for line in ended.stdout.splitlines()]
     names = ("0001.pprof", "0002-snapshot.pprof", "0003.pprof", "0004-allocation.pprof")
     assert found == [tmp_path / name for name in names]
-    whose = Provenance().of
+    whose = CodeClassifier().of
     assert [gzip.decompress(path.read_bytes()) for path in found] == [message(each, whose) for each in profiles]

@@ -21,7 +21,7 @@ from profile_schema import decode
 from target_process import Target, profiled
 
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, DataType, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, Kind, Profile, Stack
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 
@@ -147,9 +147,9 @@ def test_your_own_code_is_shown_alone_with_the_time_of_the_libraries_that_it_cal
 def test_distributions_are_mappings_and_stay_apart_when_profiles_are_added_up(tmp_path: Path) -> None:
     profile = large_profile(200)
 
-    def origin(file: str, _namespace: str) -> Origin:
+    def origin(file: str, _namespace: str) -> CodeOrigin:
         number = file.removeprefix("/srv/shop/part").removesuffix(".py")
-        return Origin(Kind.LIBRARY, f"part{number}", "1.0")
+        return CodeOrigin(Kind.LIBRARY, f"part{number}", "1.0")
 
     names = written(tmp_path, profile, most_body_bytes=20_000, origin_of=origin)
     assert len(names) > 1

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from splunk_profiler._context import Mailbox
 from splunk_profiler.host_profilers.correlator import Correlator, Feedback
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 
 WAIT_S = 30
 
@@ -54,7 +54,7 @@ class Bench:
         self.receiving.bind(str(path / "s"))
         self.sending = Host(path / "s")
         self.lost = threading.Event()
-        self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, Decoration)
+        self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, MethodPatch)
         self.correlator.describe(self.provider.resource.attributes)
         self.correlator.meet(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)

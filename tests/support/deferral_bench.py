@@ -8,10 +8,10 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, key_of
-from splunk_profiler.host_profilers.span_deferral import Deferral
-from splunk_profiler.host_profilers.span_forwarder import Forwarding
+from splunk_profiler.host_profilers.span_deferral import SpanDeferral
+from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.system.method_patch import MethodPatch
 
 STACK = b"s" * 16
 ID = "c3Nzc3Nzc3Nzc3Nzc3Nzcw"
@@ -25,12 +25,12 @@ class Bench:
         self.notices = 0
         self.transactions = Transactions(size)
         self.host_id = HostId(lambda *_: None)
-        self.forwarding = Forwarding(self.transactions, self.host_id, lambda _: False, lambda: self.now_ns)
-        self.deferral = Deferral(
+        self.forwarding = SpanForwarder(self.transactions, self.host_id, lambda _: False, lambda: self.now_ns)
+        self.deferral = SpanDeferral(
             self.transactions,
             self.forwarding,
             self.host_id,
-            Decoration,
+            MethodPatch,
             self._notice,
             monotonic_ns=lambda: self.now_ns,
         )

@@ -16,7 +16,7 @@ from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.user_labels.labels import IN_FORCE
+from splunk_profiler.user_labels.labels import CURRENT_LABELS
 
 KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
 
@@ -36,7 +36,7 @@ class Objects:
             (raw,) = self._ticker.drain(0)
             seen = next(each for each in raw.threads if each.ident == threading.get_ident())
             raw_thread: Any = seen  # a named tuple, whichever walker made it
-            here = raw_thread._replace(context=context.get_current(), labels=IN_FORCE.get(None))
+            here = raw_thread._replace(context=context.get_current(), labels=CURRENT_LABELS.get(None))
             event = Event(KIND, (("source.event.object", what),), count, count * size)
             self._noticed.append(RawEvent(raw.time_ns, here, event))
         return [bytearray(size) for _ in range(count)]

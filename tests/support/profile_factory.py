@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from splunk_profiler.capture.events.collector import GC
-from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, Frame, Kind, Profile, Stack
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
 _CHECKOUT = Frame("shop.cart.Cart", "checkout", "/srv/shop/cart.py", 41, 30)
@@ -17,15 +17,15 @@ _THREAD = (("thread.id", 0x7FDE4D00C000), ("thread.os.id", 47619), ("thread.name
 _SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa0ba902b7"))
 
 
-def origin_in_shop(file: str, _namespace: str) -> Origin:
+def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
     """Whose code the files of these profiles are, and of some that tests add."""
     if file.startswith("/srv/shop/"):
-        return Origin(Kind.APPLICATION, "shop", "1.4")
+        return CodeOrigin(Kind.APPLICATION, "shop", "1.4")
     if file.startswith("/usr/lib/python3.12/"):
-        return Origin(Kind.STANDARD_LIBRARY, "python", "3.12.1")
+        return CodeOrigin(Kind.STANDARD_LIBRARY, "python", "3.12.1")
     if "/site-packages/" in file:
-        return Origin(Kind.LIBRARY, "requests", "2.32") if "/requests/" in file else Origin(Kind.LIBRARY)
-    return Origin(Kind.UNKNOWN)
+        return CodeOrigin(Kind.LIBRARY, "requests", "2.32") if "/requests/" in file else CodeOrigin(Kind.LIBRARY)
+    return CodeOrigin(Kind.UNKNOWN)
 
 
 def small_profile() -> Profile:

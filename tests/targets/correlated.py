@@ -27,7 +27,7 @@ from splunk_profiler import _context
 _NO_MORE = b"no more"
 
 
-class Inbox:
+class MessageSocket:
     """A socket and the thread that empties it."""
 
     def __init__(self, path: str) -> None:
@@ -58,11 +58,11 @@ class Service:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._traces: list[int] = []
-        self._inbox: Inbox | None = None
+        self._inbox: MessageSocket | None = None
 
     def publish(self, path: str) -> None:
         """For the first time."""
-        self._inbox = Inbox(path)
+        self._inbox = MessageSocket(path)
         made = self._publishing
         _context.install(made.variable, SPAN_KEY, made.labels, "_identity", made.identify, Context)
         _context.load_elastic(ELASTIC_PATH, storage_of("correlated", "test", path))
@@ -71,7 +71,7 @@ class Service:
         """In a child, which goes on publishing."""
         self._over = threading.Event()
         self._threads, self._traces = [], []
-        self._inbox = Inbox(path)
+        self._inbox = MessageSocket(path)
         _context.reset_after_fork()
         _context.replace_storage(storage_of("correlated", "test", path))
 

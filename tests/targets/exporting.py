@@ -26,7 +26,7 @@ from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.export.otlp.sample_records import Encoder
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
-from splunk_profiler.pipeline.batch_exporter import Recorder, estimated_size
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, estimated_size
 from splunk_profiler.system.threads import Worker
 
 
@@ -51,7 +51,7 @@ def sample(number: int, name: str, frames: int, width: int = 20) -> Sample:
 
 
 class Exporter:
-    """Recorder, sink and thread as `profiler` joins them."""
+    """Exporter, sink and thread as `profiler` joins them."""
 
     def __init__(self, resolved: Resolved, *, share: bool = True) -> None:
         self.provider: Any = None
@@ -64,7 +64,7 @@ class Exporter:
             lambda: self.provider,
             share_connection=share,
         )
-        self.recorder = Recorder(self.sink, export_interval_ns=20_000_000, size_of=estimated_size)
+        self.recorder = BatchExporter(self.sink, export_interval_ns=20_000_000, size_of=estimated_size)
         self.thread = Worker("exporter", self.recorder.run)
         self.thread.start()
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any
 
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     sys.path += paths[1:]
     modules = [import_module(name) for name in names]
     loaded = set(sys.modules)
-    provenance = Provenance()
+    provenance = CodeClassifier()
     whole = provenance.read()
     told: dict[str, Any] = {}
     for module in modules:

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from splunk_profiler.config.parsers import Agent
 from splunk_profiler.export.datadog.multipart import LIBRARY, Form, ProfileForms, library_version
-from splunk_profiler.export.sink_context import Opening
+from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.export.tls import TlsStream, client_context
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import real, real_lock
 
 PATH = "/profiling/v1/input"
@@ -58,19 +58,19 @@ class DatadogSink:
         self._socket: socket.socket | None = None
         self._until_s: float | None = None
 
-    def export(self, batch: Batch[Profile]) -> Outcome:
+    def export(self, batch: Batch[Profile]) -> ExportResult:
         """See `Sink.export`. A batch of profiles is one profile; more would be sent again where one is not taken."""
         with self._lock:
             self._busy = True
-        outcome = Outcome(Delivery.DELIVERED)
+        outcome = ExportResult(ExportStatus.DELIVERED)
         try:
             for profile in batch.records:
                 outcome = self._send(self._form(profile))
-                if outcome.delivery is not Delivery.DELIVERED:
+                if outcome.delivery is not ExportStatus.DELIVERED:
                     break
         except Exception as error:
             text = f"the profile cannot be encoded or sent: {type(error).__name__}: {error}"
-            return Outcome(Delivery.REJECTED, text)
+            return ExportResult(ExportStatus.REJECTED, text)
         finally:
             with self._lock:
                 self._busy = self._interrupted = False
@@ -98,7 +98,7 @@ class DatadogSink:
             with suppress(OSError):  # it is about to connect, which takes `_CONNECT_S` at most, or is done with it
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, form: Form) -> Outcome:
+    def _send(self, form: Form) -> ExportResult:
         until = time.monotonic() + self._timeout_s
         if self._until_s is not None:
             until = min(until, max(self._until_s, time.monotonic() + _SHORTEST_S))
@@ -107,8 +107,10 @@ class DatadogSink:
         except (OSError, HTTPException, ValueError) as error:
             self._addresses = []  # the agent may have moved
             if self._unwanted():
-                return Outcome(Delivery.RETRY, f"{self._agent.url} had not answered when the export had to be ended")
-            return Outcome(Delivery.RETRY, self._explain(error))
+                return ExportResult(
+                    ExportStatus.RETRY, f"{self._agent.url} had not answered when the export had to be ended"
+                )
+            return ExportResult(ExportStatus.RETRY, self._explain(error))
         return _outcome(self._agent, *answer)
 
     def _explain(self, error: Exception) -> str:
@@ -193,7 +195,7 @@ class DatadogSink:
         return self._interrupted or self._closed
 
 
-def open_sink(opening: Opening) -> DatadogSink:
+def open_sink(opening: SinkContext) -> DatadogSink:
     """The sink for an `Agent`."""
     place = opening.resolved.destination
     assert isinstance(place, Agent)
@@ -253,15 +255,17 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text and text.isdecimal() and len(text) < 10 else None
 
 
-def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Outcome:
+def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> ExportResult:
     """What an answer of the agent means for the profile."""
     if 200 <= status < 300:
-        return Outcome(Delivery.DELIVERED)
+        return ExportResult(ExportStatus.DELIVERED)
     said = " ".join(text.split())[:_SHOWN]
     detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({said})" if said else "")
     if status == 413:
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds single stacks"
-        return Outcome(Delivery.TOO_LARGE, f"{detail}: also a small part of the profile is too large; {remedy}")
+        return ExportResult(
+            ExportStatus.TOO_LARGE, f"{detail}: also a small part of the profile is too large; {remedy}"
+        )
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
     elif 300 <= status < 400:
@@ -269,5 +273,5 @@ def _outcome(agent: Agent, status: int, text: str, pause_s: float | None) -> Out
     elif status in (401, 403):
         detail += "; look at the key that the agent is configured with"
     if status in _RETRIED or status >= 500:
-        return Outcome(Delivery.RETRY, detail, None if pause_s is None else int(pause_s * 1e9))
-    return Outcome(Delivery.REJECTED, detail)
+        return ExportResult(ExportStatus.RETRY, detail, None if pause_s is None else int(pause_s * 1e9))
+    return ExportResult(ExportStatus.REJECTED, detail)

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.formats import code_provenance, pprof
 from splunk_profiler.formats import datadog_pprof as datadog
 from splunk_profiler.model import DataType, Profile, Source
@@ -78,12 +78,12 @@ class ProfileForms:
     def __init__(
         self,
         resource: Callable[[], Resource],
-        provenance: Provenance | None = None,
+        provenance: CodeClassifier | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         self._tags = tags or {}
         self._resource = resource
-        self._provenance = provenance or Provenance()
+        self._provenance = provenance or CodeClassifier()
 
     def form(self, profile: Profile) -> Form:
         """What to send for `profile`."""

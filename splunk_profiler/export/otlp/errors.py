@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from splunk_profiler.config.otlp_transport import HEADERS, Transport
 from splunk_profiler.config.parsers import Endpoint
-from splunk_profiler.model import Delivery, Outcome
+from splunk_profiler.model import ExportResult, ExportStatus
 
 _CODE = grpc.StatusCode
 _RETRIED = {
@@ -105,15 +105,17 @@ def _shakes_hands(endpoint: Endpoint) -> bool:
         return False
 
 
-def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> Outcome:
+def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> ExportResult:
     """What a failed call means for its batch; `speaks` is what `probe` found, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
     if code in _TOO_LARGE_CODES and _TOO_LARGE.search(details):
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
-        return Outcome(Delivery.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}")
-    delivery = Delivery.RETRY if code in _RETRIED else Delivery.REJECTED
+        return ExportResult(
+            ExportStatus.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}"
+        )
+    delivery = ExportStatus.RETRY if code in _RETRIED else ExportStatus.REJECTED
     text = _explain(code, details, endpoint, transport, speaks)
-    return Outcome(delivery, text, _retry_after_ns(error))
+    return ExportResult(delivery, text, _retry_after_ns(error))
 
 
 def _explain(code: grpc.StatusCode, details: str, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> str:

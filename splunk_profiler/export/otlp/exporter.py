@@ -25,9 +25,9 @@ from splunk_profiler.export.otlp import errors as diagnosis
 from splunk_profiler.export.otlp.channel import Connection, Connections
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.export.otlp.sample_records import Encoder
-from splunk_profiler.export.sink_context import Opening
+from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body
-from splunk_profiler.model import Batch, Delivery, Outcome, Record
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.otel.context import tracer_provider
 from splunk_profiler.system.threads import real_lock
 
@@ -68,7 +68,7 @@ class OtlpSink(Generic[Record]):
         self._call: Any = None
         self._until_s: float | None = None
 
-    def export(self, batch: Batch[Record]) -> Outcome:
+    def export(self, batch: Batch[Record]) -> ExportResult:
         """See `Sink.export`."""
         with self._lock:
             self._busy = True
@@ -77,7 +77,9 @@ class OtlpSink(Generic[Record]):
             # A large profile is several records to a receiver.
             return replace(outcome, rejected=min(outcome.rejected, len(batch.records)))
         except Exception as error:
-            return Outcome(Delivery.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
+            return ExportResult(
+                ExportStatus.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
+            )
         finally:
             with self._lock:
                 self._busy = self._interrupted = False
@@ -106,7 +108,7 @@ class OtlpSink(Generic[Record]):
             call.cancel()
         self._connections.close()
 
-    def _send(self, message: bytes) -> Outcome:
+    def _send(self, message: bytes) -> ExportResult:
         renewed = False
         while True:
             # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
@@ -124,7 +126,7 @@ class OtlpSink(Generic[Record]):
                 self._connections.failed(connection, timed_out=False)
                 if connection.shared:
                     continue
-                return Outcome(Delivery.RETRY, f"gRPC does not send: {error}")
+                return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if self._closed or self._interrupted or (timed_out and self._until_s is not None):
@@ -142,10 +144,14 @@ class OtlpSink(Generic[Record]):
             self._connections.worked()
             self._probed = ""
             partial = response.partial_success
-            return Outcome(Delivery.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0))
+            return ExportResult(
+                ExportStatus.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0)
+            )
 
-    def _ended_early(self) -> Outcome:
-        return Outcome(Delivery.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended")
+    def _ended_early(self) -> ExportResult:
+        return ExportResult(
+            ExportStatus.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended"
+        )
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
         options: dict[str, Any] = {
@@ -177,7 +183,7 @@ class OtlpSink(Generic[Record]):
         return self._speaks
 
 
-def open_sink(opening: Opening) -> OtlpSink[Any]:
+def open_sink(opening: SinkContext) -> OtlpSink[Any]:
     """The sink for a `Collector`."""
     resolved, endpoint = opening.resolved, opening.resolved.endpoint
     assert endpoint is not None

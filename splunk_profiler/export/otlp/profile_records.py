@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.sample_records import (
     DATA_TYPE,
     SOURCE,
@@ -37,11 +37,11 @@ class ProfileEncoder:
     def __init__(
         self,
         resource: Callable[[], Resource],
-        provenance: Provenance | None = None,
+        provenance: CodeClassifier | None = None,
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._envelope = Envelope(resource)
-        self._provenance = provenance or Provenance()
+        self._provenance = provenance or CodeClassifier()
         self._time_ns = time_ns
         self._templates = {
             (source, data_type): record_template(FORMAT, {SOURCE: source.value, DATA_TYPE: data_type.value})

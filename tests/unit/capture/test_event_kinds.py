@@ -36,7 +36,7 @@ from splunk_profiler.model import (
 )
 from splunk_profiler.pipeline.aggregator import Aggregator, Bounds
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawEvent
 
 PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
@@ -94,7 +94,7 @@ def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_c
     objects.make("row", 2, 100)
     sources.stop()
     objects.make("late", 1, 1)
-    capture = Capture(lambda _: None, make_watch(native=False), 1)
+    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), 1)
     samples = capture.event_samples(sources.drain())
     (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
     assert (timer_type, own_type) == ("cpu", "allocation")

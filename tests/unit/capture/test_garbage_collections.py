@@ -18,12 +18,12 @@ from splunk_profiler.capture.events import EventSources, make_sources
 from splunk_profiler.capture.events.collector import CollectorEvents
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
-from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, Frame, Sample, Stack
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawCollection
 from splunk_profiler.system.threads import Worker, living_threads
 
@@ -54,7 +54,7 @@ def make(request: pytest.FixtureRequest) -> Make:
             context_var=context,
             labels_var=labels,
             max_depth=max_depth,
-            make_frame=FrameNamer().frame,
+            make_frame=Symbolizer().frame,
             make_stack=Stack,
             ring_size=4,
             collection_distance_ns=distance_ns,
@@ -66,7 +66,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         return PortableTicker(
             context_of=lambda _: None,
             max_depth=max_depth,
-            make_frame=FrameNamer().frame,
+            make_frame=Symbolizer().frame,
             make_stack=Stack,
             ring_size=4,
             collections=CollectionLog(
@@ -288,7 +288,7 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
 def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
     """What becomes of the collections that `work` has."""
-    capture = Capture(
+    capture = SnapshotBuilder(
         lambda _: None,
         make_watch(native=False),
         1,
@@ -323,7 +323,7 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
 
 def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
     ticker = make()
-    capture = Capture(lambda _: None, make_watch(native=False), 1)
+    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), 1)
     events = CollectorEvents(ticker)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -365,7 +365,7 @@ def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: M
 def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     before = [*gc.callbacks]
     ticker = PortableTicker(
-        context_of=lambda _: None, max_depth=1, make_frame=FrameNamer().frame, make_stack=Stack, ring_size=4
+        context_of=lambda _: None, max_depth=1, make_frame=Symbolizer().frame, make_stack=Stack, ring_size=4
     )
     config = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="true")
     events = make_sources(config, ticker, native=False)

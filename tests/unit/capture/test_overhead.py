@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.raw import Periods
 
 MS = 1_000_000
@@ -29,7 +29,7 @@ class Work:
     def __init__(
         self, configured_ms: int, limit: float, cost_ms: Load, *, each_ten_seconds_ms: float = 0, always: float = 0
     ) -> None:
-        self.pacer = Pacer(configured_ms * MS, limit)
+        self.pacer = OverheadLimiter(configured_ms * MS, limit)
         self._cost_ms = cost_ms
         self._sent_ms = each_ten_seconds_ms
         self._always = always
@@ -124,7 +124,7 @@ def test_distances_are_few_and_whole_milliseconds() -> None:
 
 
 def test_the_cpu_time_need_not_be_read_at_each_snapshot() -> None:
-    pacer = Pacer(MS, 0.02)
+    pacer = OverheadLimiter(MS, 0.02)
     assert pacer.is_due(0)
     pacer.advance(0, 0)
     assert not pacer.is_due(S - 1)
@@ -132,14 +132,14 @@ def test_the_cpu_time_need_not_be_read_at_each_snapshot() -> None:
 
 
 def test_where_snapshots_are_far_apart_nothing_is_made_of_the_time_between_two() -> None:
-    pacer = Pacer(10 * S, 0.02)
+    pacer = OverheadLimiter(10 * S, 0.02)
     pacer.advance(0, 0)
     assert not pacer.is_due(8 * S)
     assert pacer.is_due(10 * S - MS)
 
 
 def test_cpu_time_that_seems_to_go_back_harms_nothing() -> None:
-    pacer = Pacer(1000 * MS, 0.02)
+    pacer = OverheadLimiter(1000 * MS, 0.02)
     for second in range(60):
         assert pacer.advance(second * S, (60 - second) * MS) == S
 

@@ -9,11 +9,11 @@ from queue import SimpleQueue
 import pytest
 from running_ticker import running
 
-from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import Limit, Sampler
 from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawSnapshot
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
 
 
 def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
-    capture = Capture(lambda _: None, make_watch(native=False), HOUR_NS, include_internal=True)
+    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), HOUR_NS, include_internal=True)
     with running(ticker, 3 * MS):
         (first, *_) = ticker.drain(LONG_NS)
     snapshot = capture.snapshot(first)
@@ -74,7 +74,7 @@ def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
 def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: SimpleQueue[int] = SimpleQueue()
-    sampler = Sampler(ticker, 2 * MS, handled.put, Limit(Pacer(2 * MS, 0.02), time.monotonic_ns, changed.put))
+    sampler = Sampler(ticker, 2 * MS, handled.put, Limit(OverheadLimiter(2 * MS, 0.02), time.monotonic_ns, changed.put))
     sampler.start()
     period_ns = changed.get(timeout=60)
     assert period_ns > 2 * MS
@@ -86,7 +86,7 @@ def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(tic
 def test_a_sampler_that_keeps_to_its_limit_is_left_alone(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: list[int] = []
-    sampler = Sampler(ticker, 100 * MS, handled.put, Limit(Pacer(100 * MS, 1.0), lambda: 0, changed.append))
+    sampler = Sampler(ticker, 100 * MS, handled.put, Limit(OverheadLimiter(100 * MS, 1.0), lambda: 0, changed.append))
     sampler.start()
     assert {handled.get(timeout=60).period_ns for _ in range(15)} == {100 * MS}
     assert sampler.stop(60)

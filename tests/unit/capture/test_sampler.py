@@ -10,7 +10,7 @@ import pytest
 
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.sampler import Sampler
-from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import RawSnapshot
 
@@ -21,7 +21,7 @@ def _ticker(make_stack: Callable[[tuple[Frame, ...], bool], Stack] = Stack) -> P
     return PortableTicker(
         context_of=lambda _: None,
         max_depth=64,
-        make_frame=FrameNamer().frame,
+        make_frame=Symbolizer().frame,
         make_stack=make_stack,
         ring_size=64,
     )

@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 from running_ticker import running
 
-from splunk_profiler.capture.overhead import Pacer
+from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import Limit, Sampler
-from splunk_profiler.capture.schedule import NEVER_NS, Focus, Rhythm, Tick
+from splunk_profiler.capture.schedule import NEVER_NS, Schedule, Tick, TraceFilter
 from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
 from splunk_profiler.otel import context as spans
 from splunk_profiler.raw import Periods, RawSnapshot
@@ -38,14 +38,14 @@ _NATIVE = pytest.mark.skipif(
 
 
 def test_without_traces_there_are_deadlines_of_all_threads_only() -> None:
-    rhythm = Rhythm(1_000, Periods(100, 10))
+    rhythm = Schedule(1_000, Periods(100, 10))
     assert rhythm.next_ns(1_000, focused=False) == 1_100
     assert rhythm.take(1_103) == Tick(1_100, 100, focused=False, skipped=0)
     assert rhythm.next_ns(1_103, focused=False) == 1_200
 
 
 def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> None:
-    rhythm, now_ns, seen = Rhythm(0, Periods(35, 10)), 0, []
+    rhythm, now_ns, seen = Schedule(0, Periods(35, 10)), 0, []
     while now_ns < 105:
         now_ns = rhythm.next_ns(now_ns, focused=True)
         seen.append((rhythm.take(now_ns).focused, now_ns))
@@ -55,7 +55,7 @@ def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> N
 
 
 def test_a_deadline_of_both_is_one_of_all_threads() -> None:
-    rhythm = Rhythm(0, Periods(20, 10))
+    rhythm = Schedule(0, Periods(20, 10))
     assert rhythm.next_ns(0, focused=True) == 10
     assert rhythm.take(10).focused
     assert rhythm.next_ns(10, focused=True) == 20
@@ -64,7 +64,7 @@ def test_a_deadline_of_both_is_one_of_all_threads() -> None:
 
 
 def test_the_focus_begins_at_once_and_on_the_grid() -> None:
-    rhythm = Rhythm(0, Periods(1_000, 10))
+    rhythm = Schedule(0, Periods(1_000, 10))
     assert rhythm.next_ns(123, focused=False) == 1_000
     assert rhythm.next_ns(123, focused=True) == 130
     assert rhythm.next_ns(124, focused=False) == 1_000
@@ -72,7 +72,7 @@ def test_the_focus_begins_at_once_and_on_the_grid() -> None:
 
 
 def test_after_a_stall_there_is_one_tick_and_not_a_burst() -> None:
-    rhythm = Rhythm(0, Periods(1_000, 10))
+    rhythm = Schedule(0, Periods(1_000, 10))
     rhythm.next_ns(0, focused=True)
     assert rhythm.take(57) == Tick(50, 10, focused=True, skipped=4)
     assert rhythm.next_ns(57, focused=True) == 60
@@ -81,14 +81,14 @@ def test_after_a_stall_there_is_one_tick_and_not_a_burst() -> None:
 
 
 def test_without_a_rhythm_of_all_threads_there_is_nothing_to_do_until_there_is_a_trace() -> None:
-    rhythm = Rhythm(5, Periods(0, 10))
+    rhythm = Schedule(5, Periods(0, 10))
     assert rhythm.next_ns(99, focused=False) == NEVER_NS
     assert rhythm.next_ns(99, focused=True) == 105
     assert rhythm.take(105) == Tick(105, 10, focused=True, skipped=0)
 
 
 def test_other_periods_move_both_deadlines_at_once_and_back() -> None:
-    rhythm = Rhythm(0, Periods(1_000, 10))
+    rhythm = Schedule(0, Periods(1_000, 10))
     assert rhythm.next_ns(1_003, focused=True) == 1_000
     rhythm.take(1_003)
     assert rhythm.next_ns(1_014, focused=True) == 1_020
@@ -102,7 +102,7 @@ def test_other_periods_move_both_deadlines_at_once_and_back() -> None:
 
 
 def test_a_rhythm_of_all_threads_that_comes_later_begins_then() -> None:
-    rhythm = Rhythm(0, Periods(0, 10))
+    rhythm = Schedule(0, Periods(0, 10))
     rhythm.follow(Periods(100, 10), 5_000)
     assert rhythm.next_ns(5_000, focused=False) == 5_100
 
@@ -137,7 +137,7 @@ class Bench:
         self._contexts: dict[int, Any] = {}
         self._over = threading.Event()
         self._threads = ExitStack()
-        focus = Focus(self.traces, spans.span_key(), spans.trace_id)
+        focus = TraceFilter(self.traces, spans.span_key(), spans.trace_id)
         self.ticker: Ticker = make_ticker(Choice(walker, "tested"), CURRENT, self._contexts.get, 100, focus=focus)
 
     def hold(self, context: Any) -> int:
@@ -289,7 +289,7 @@ def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: SimpleQueue[int] = SimpleQueue()
     periods = Periods(all_ns, some_ns)
-    limit = Limit(Pacer(periods.leading_ns, 0.02), time.monotonic_ns, changed.put)
+    limit = Limit(OverheadLimiter(periods.leading_ns, 0.02), time.monotonic_ns, changed.put)
     sampler = Sampler(bench.ticker, all_ns, handled.put, limit, focused_period_ns=some_ns)
     sampler.start()
     stretched = periods.stretched(changed.get(timeout=60))

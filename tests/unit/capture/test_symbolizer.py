@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.capture.symbolizer import FrameNamer
+from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame
 
 
 def _name(frame: FrameType) -> Frame:
-    return FrameNamer().frame(frame.f_code, frame.f_lasti, frame.f_globals)
+    return Symbolizer().frame(frame.f_code, frame.f_lasti, frame.f_globals)
 
 
 def here() -> Frame:
@@ -170,7 +170,7 @@ def test_globals_that_run_code_when_they_are_read_are_not_run() -> None:
         def get(self, *_: Any) -> Any:
             raise AssertionError("the application's code was run")
 
-    frame = FrameNamer().frame(here.__code__, 0, Trap(__name__="trapped"))
+    frame = Symbolizer().frame(here.__code__, 0, Trap(__name__="trapped"))
     assert frame.namespace == "trapped"
 
 
@@ -195,18 +195,18 @@ def _code_with_a_line_of_none() -> tuple[CodeType, int]:
 
 def test_a_place_without_a_line_has_none() -> None:
     code, lasti = _code_with_a_line_of_none()
-    assert FrameNamer().frame(code, lasti, {"__name__": "m"}).line is None
+    assert Symbolizer().frame(code, lasti, {"__name__": "m"}).line is None
 
 
 def test_the_entry_of_a_module_has_a_line_or_none_but_never_line_0() -> None:
     code = compile("x = 1", "<string>", "exec")
-    lines = {FrameNamer().frame(code, offset, {"__name__": "m"}).line for offset in range(0, len(code.co_code), 2)}
+    lines = {Symbolizer().frame(code, offset, {"__name__": "m"}).line for offset in range(0, len(code.co_code), 2)}
     assert lines <= {None, 1}
     assert 1 in lines
 
 
 def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
-    frame = FrameNamer().frame(here.__code__, -1, {"__name__": "m"})
+    frame = Symbolizer().frame(here.__code__, -1, {"__name__": "m"})
     assert frame.line == here.__code__.co_firstlineno
 
 

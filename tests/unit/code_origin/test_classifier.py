@@ -16,9 +16,9 @@ import pytest
 from wheel_backend import make_wheel
 
 from splunk_profiler.code_origin import classifier as provenance
-from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, Provenance
+from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, CodeClassifier
 from splunk_profiler.code_origin.distributions import places
-from splunk_profiler.model import Kind, Origin
+from splunk_profiler.model import CodeOrigin, Kind
 
 TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent
@@ -175,8 +175,8 @@ def test_reading_what_is_installed_imports_nothing(told: dict[str, Any]) -> None
     assert told["loaded"] == []
 
 
-def nothing_installed() -> Provenance:
-    return Provenance(lambda: ())
+def nothing_installed() -> CodeClassifier:
+    return CodeClassifier(lambda: ())
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def nothing_installed() -> Provenance:
     ],
 )
 def test_code_without_a_distribution_is_known_by_where_it_is(
-    file: str, namespace: str, origin: Origin, monkeypatch: pytest.MonkeyPatch
+    file: str, namespace: str, origin: CodeOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of `python -c`
     assert nothing_installed().of(file, namespace) == origin
@@ -219,13 +219,13 @@ def test_a_program_that_modules_are_built_into_is_no_standard_library(
 
 def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sources(tmp_path: Path) -> None:
     file = provenance.__file__
-    assert nothing_installed().of(file, "splunk_profiler.code_origin.classifier") == Origin(
+    assert nothing_installed().of(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
         Kind.LIBRARY, "splunk-profiler"
     )
     site = put(tmp_path / "site-packages", {"splunk_profiler-0.9.dist-info/RECORD": "splunk_profiler.pth,,\n"})
-    installed = Provenance(lambda: [str(site)])
+    installed = CodeClassifier(lambda: [str(site)])
     assert installed.read()
-    assert installed.of(file, "splunk_profiler.code_origin.classifier") == Origin(
+    assert installed.of(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
         Kind.LIBRARY, "splunk-profiler", "0.9"
     )
 
@@ -258,14 +258,14 @@ def site_of(folder: Path, count: int) -> Path:
 def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: Path) -> None:
     site = str(site_of(tmp_path / "site-packages", 30))
     times = iter(range(10_000))
-    provenance = Provenance(lambda: [site], monotonic=lambda: next(times) / 50)
+    provenance = CodeClassifier(lambda: [site], monotonic=lambda: next(times) / 50)
     file = f"{site}/p29/m1.py"
     turns = 0
     while not provenance.read():
         turns += 1
         assert provenance.of(file, "p29.m1") == LIBRARY
     assert turns > 1
-    assert provenance.of(file, "p29.m1") == Origin(Kind.LIBRARY, "p29", "1.29")
+    assert provenance.of(file, "p29.m1") == CodeOrigin(Kind.LIBRARY, "p29", "1.29")
 
 
 def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brought_it(tmp_path: Path) -> None:
@@ -278,10 +278,10 @@ def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brough
         },
     )
     put(tmp_path, dict.fromkeys(("bin/server", "bin/mine", "bin/other"), FUNCTION))
-    provenance = Provenance(lambda: [str(site)])
+    provenance = CodeClassifier(lambda: [str(site)])
     assert provenance.read()
-    assert provenance.of(f"{tmp_path}/bin/server", "__main__") == Origin(Kind.LIBRARY, "server", "2")
-    assert provenance.of(f"{tmp_path}/bin/mine", "__main__") == Origin(Kind.APPLICATION, "mine", "1")
+    assert provenance.of(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(Kind.LIBRARY, "server", "2")
+    assert provenance.of(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(Kind.APPLICATION, "mine", "1")
     assert provenance.of(f"{tmp_path}/bin/other", "__main__") == APPLICATION
 
 
@@ -295,9 +295,9 @@ def test_an_editable_install_of_single_modules_is_known_by_them(
     record = f"__editable__.mine-1.2.pth,,\n{finder.__name__}.py,,\n"
     site = put(tmp_path / "site-packages", {"mine-1.2.dist-info/RECORD": record})
     put(site, {"__editable__.mine-1.2.pth": f"import {finder.__name__}; {finder.__name__}.install()\n"})
-    provenance = Provenance(lambda: [str(site)])
+    provenance = CodeClassifier(lambda: [str(site)])
     assert provenance.read()
-    mine = Origin(Kind.APPLICATION, "mine", "1.2")
+    mine = CodeOrigin(Kind.APPLICATION, "mine", "1.2")
     assert provenance.of(f"{tmp_path}/src/single.py", "single") == mine
     assert provenance.of(f"{tmp_path}/src/whole/__init__.py", "whole") == mine
     assert provenance.of(f"{tmp_path}/src/other.py", "other") == APPLICATION
@@ -308,7 +308,7 @@ def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None
     put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
     assert sum(1 for _ in places(str(site))) > 10
     times = iter(range(10_000))
-    provenance = Provenance(lambda: [str(site)], monotonic=lambda: next(times) / 20)
+    provenance = CodeClassifier(lambda: [str(site)], monotonic=lambda: next(times) / 20)
     turns = 1
     while not provenance.read():
         turns += 1
@@ -320,14 +320,14 @@ def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
     record = "".join(f"big/m{n}.py,,\n" for n in range(60_000))
     site = put(tmp_path / "site-packages", {"big-1.dist-info/RECORD": record})
     pauses: list[int] = []
-    assert Provenance(lambda: [str(site)], monotonic=lambda: 0.0).read(lambda: pauses.append(1))
+    assert CodeClassifier(lambda: [str(site)], monotonic=lambda: 0.0).read(lambda: pauses.append(1))
     assert len(pauses) >= 5
 
 
 def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path: Path) -> None:
     first, second = (site_of(tmp_path / name / "site-packages", 1) for name in "ab")
     entries = [str(first)]
-    provenance = Provenance(lambda: entries)
+    provenance = CodeClassifier(lambda: entries)
     assert provenance.read()
     site_of(first, 2)
     entries.append(str(second))
@@ -339,14 +339,14 @@ def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path:
 
 def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Path) -> None:
     first, second = (str(site_of(tmp_path / name / "site-packages", 3)) for name in "ab")
-    parent = Provenance(lambda: [first])
+    parent = CodeClassifier(lambda: [first])
     assert parent.read()
     for gone in Path(first).glob("*/RECORD"):
         gone.unlink()
     times = iter(range(10_000))
-    halfway = Provenance(lambda: [first, second], parents=parent, monotonic=lambda: next(times) / 9)
+    halfway = CodeClassifier(lambda: [first, second], parents=parent, monotonic=lambda: next(times) / 9)
     assert not halfway.read()
-    child = Provenance(lambda: [first, second], parents=halfway)
+    child = CodeClassifier(lambda: [first, second], parents=halfway)
     assert child.read()
     assert [child.of(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
 
@@ -374,9 +374,9 @@ def test_what_installers_should_not_have_left_does_no_harm(tmp_path: Path, files
     os.mkfifo(site / "loop-1.dist-info" / "RECORD")
     (site / "broken.zip").write_bytes(b"PK\x03\x04 no zip")
     odd: list[object] = [str(site), site, 7, None, "", "\0", "relative", str(site / "broken.zip"), "/gone"]
-    provenance = Provenance(lambda: odd)
+    provenance = CodeClassifier(lambda: odd)
     assert provenance.read()
-    assert provenance.of(f"{site}/good/a.py", "good.a") == Origin(Kind.LIBRARY, "good", "2")
+    assert provenance.of(f"{site}/good/a.py", "good.a") == CodeOrigin(Kind.LIBRARY, "good", "2")
     assert provenance.of("/srv/app.py", "app") == APPLICATION
 
 
@@ -387,7 +387,7 @@ def test_however_many_files_and_distributions_there_are_little_is_kept(tmp_path:
 
     tracemalloc.start()
     try:
-        provenance = Provenance(lambda: [str(site)])
+        provenance = CodeClassifier(lambda: [str(site)])
         while not provenance.read():
             pass
         for number in range(20_000):

@@ -22,7 +22,7 @@ from profile_factory import small_profile
 from splunk_profiler.config.parsers import Agent
 from splunk_profiler.export.datadog.exporter import DatadogSink
 from splunk_profiler.export.datadog.multipart import Form, ProfileForms
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import Worker
 
 BATCH = Batch((small_profile(),), 0)
@@ -42,7 +42,7 @@ def unused_port() -> int:
     return port
 
 
-def answered(*answers: bytes) -> Outcome:
+def answered(*answers: bytes) -> ExportResult:
     with Answering(*answers) as server:
         return sink_of(server.port).export(BATCH)
 
@@ -51,11 +51,11 @@ class Exporting:
     """An export on a thread of ours, as the recorder's is."""
 
     def __init__(self, sink: DatadogSink) -> None:
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[ExportResult] = []
         self._worker = Worker("exporter", lambda: self._outcomes.append(sink.export(BATCH)))
         self._worker.start()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ExportResult:
         """What came of it, once it is over."""
         assert self._worker.join(60)
         return self._outcomes[0]
@@ -64,7 +64,7 @@ class Exporting:
 def test_a_profile_is_posted_whole_to_the_intake() -> None:
     with Answering(TAKEN) as server:
         sink = sink_of(server.port, host="localhost")
-        assert [sink.export(BATCH) for _ in range(2)] == [Outcome(Delivery.DELIVERED)] * 2
+        assert [sink.export(BATCH) for _ in range(2)] == [ExportResult(ExportStatus.DELIVERED)] * 2
     for request in server.requests:
         head, _, body = request.partition(b"\r\n\r\n")
         first, *lines = head.decode("ascii").split("\r\n")
@@ -77,24 +77,26 @@ def test_a_profile_is_posted_whole_to_the_intake() -> None:
 
 @pytest.mark.parametrize("status", [200, 202, 204])
 def test_every_kind_of_success_is_a_delivery(status: int) -> None:
-    assert answered(answer(status)).delivery is Delivery.DELIVERED
+    assert answered(answer(status)).delivery is ExportStatus.DELIVERED
 
 
 @pytest.mark.parametrize(
     ("status", "delivery", "hint"),
     [
-        (400, Delivery.REJECTED, "answered 400 (why not)"),
-        (302, Delivery.REJECTED, "do not follow where it leads to"),
-        (404, Delivery.REJECTED, "it takes no profiles"),
-        (405, Delivery.REJECTED, "it takes no profiles"),
-        (413, Delivery.TOO_LARGE, "SPLUNK_PROFILER_MAX_STACK_DEPTH"),
-        (403, Delivery.RETRY, "the key that the agent is configured with"),
-        (429, Delivery.RETRY, "answered 429"),
-        (500, Delivery.RETRY, "answered 500"),
-        (503, Delivery.RETRY, "answered 503"),
+        (400, ExportStatus.REJECTED, "answered 400 (why not)"),
+        (302, ExportStatus.REJECTED, "do not follow where it leads to"),
+        (404, ExportStatus.REJECTED, "it takes no profiles"),
+        (405, ExportStatus.REJECTED, "it takes no profiles"),
+        (413, ExportStatus.TOO_LARGE, "SPLUNK_PROFILER_MAX_STACK_DEPTH"),
+        (403, ExportStatus.RETRY, "the key that the agent is configured with"),
+        (429, ExportStatus.RETRY, "answered 429"),
+        (500, ExportStatus.RETRY, "answered 500"),
+        (503, ExportStatus.RETRY, "answered 503"),
     ],
 )
-def test_an_answer_says_whether_the_profile_is_worth_another_try(status: int, delivery: Delivery, hint: str) -> None:
+def test_an_answer_says_whether_the_profile_is_worth_another_try(
+    status: int, delivery: ExportStatus, hint: str
+) -> None:
     outcome = answered(answer(status, "why\nnot"))
     assert (outcome.delivery, outcome.retry_after_ns) == (delivery, None)
     assert hint in outcome.detail
@@ -109,7 +111,7 @@ def test_the_agents_own_wish_for_a_pause_is_passed_on() -> None:
 def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
     port = unused_port()
     outcome = sink_of(port, host="localhost").export(BATCH)
-    assert outcome.delivery is Delivery.RETRY
+    assert outcome.delivery is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at http://localhost:{port} (Connection refused)" in outcome.detail
     assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
 
@@ -117,32 +119,32 @@ def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
 def test_a_host_without_an_address_is_named() -> None:
     for host in ("agent.invalid", "a" * 70 + ".invalid"):  # the second one cannot even be looked up
         outcome = sink_of(8126, host=host).export(BATCH)
-        assert outcome.delivery is Delivery.RETRY
+        assert outcome.delivery is ExportStatus.RETRY
         assert f"no Datadog agent can be reached at http://{host}:8126" in outcome.detail
 
 
 def test_an_agent_that_comes_back_elsewhere_is_found() -> None:
     with Answering(TAKEN) as server:
         sink = sink_of(server.port)
-        assert sink.export(BATCH).delivery is Delivery.DELIVERED
-    assert sink.export(BATCH).delivery is Delivery.RETRY
+        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
+    assert sink.export(BATCH).delivery is ExportStatus.RETRY
     with socket.create_server(("127.0.0.1", server.port)) as listener:
         exporting = Exporting(sink)
         connection, _ = listener.accept()
         with connection:
             connection.sendall(TAKEN)
-            assert exporting.outcome().delivery is Delivery.DELIVERED
+            assert exporting.outcome().delivery is ExportStatus.DELIVERED
 
 
 def test_what_is_no_http_is_said_to_be_none() -> None:
     outcome = answered(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00 an HTTP/2 server's settings\r\n\r\n")
-    assert outcome.delivery is Delivery.RETRY
+    assert outcome.delivery is ExportStatus.RETRY
     assert "does not speak HTTP" in outcome.detail
 
 
 def test_an_agent_that_breaks_off_is_asked_again() -> None:
-    assert answered(b"").delivery is Delivery.RETRY
-    assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").delivery is Delivery.DELIVERED
+    assert answered(b"").delivery is ExportStatus.RETRY
+    assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").delivery is ExportStatus.DELIVERED
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_an_agent_that_breaks_off_is_asked_again() -> None:
     [b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal", b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"],
 )
 def test_a_profile_that_was_taken_is_not_sent_again_because_the_rest_of_the_answer_is_broken(rest: bytes) -> None:
-    assert answered(b"HTTP/1.1 202 Accepted\r\n" + rest) == Outcome(Delivery.DELIVERED)
+    assert answered(b"HTTP/1.1 202 Accepted\r\n" + rest) == ExportResult(ExportStatus.DELIVERED)
 
 
 def test_nor_because_the_rest_of_the_answer_does_not_come() -> None:
@@ -159,7 +161,7 @@ def test_nor_because_the_rest_of_the_answer_does_not_come() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
-            assert exporting.outcome().delivery is Delivery.DELIVERED
+            assert exporting.outcome().delivery is ExportStatus.DELIVERED
 
 
 def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
@@ -172,13 +174,13 @@ def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 20):  # as a server that lingers: it lets the answer arrive before it resets
                 pass
-            assert exporting.outcome().delivery is Delivery.TOO_LARGE
+            assert exporting.outcome().delivery is ExportStatus.TOO_LARGE
 
 
 def test_an_agent_that_says_nothing_does_not_hold_an_export_longer_than_its_time() -> None:
     with Answering(None) as server:
         outcome = sink_of(server.port, timeout_s=0.2).export(BATCH)
-    assert outcome.delivery is Delivery.RETRY
+    assert outcome.delivery is ExportStatus.RETRY
     assert "has not answered in time" in outcome.detail
 
 
@@ -213,7 +215,7 @@ def test_an_export_that_waits_for_an_answer_is_ended_at_once(end: Callable[[Data
         server.wait(1)
         end(sink)
         outcome = exporting.outcome()
-    assert outcome.delivery is Delivery.RETRY
+    assert outcome.delivery is ExportStatus.RETRY
     assert "had to be ended" in outcome.detail
 
 
@@ -249,7 +251,7 @@ def test_an_interrupt_while_a_profile_is_encoded_keeps_it_from_being_sent() -> N
 
     with Answering(TAKEN) as server:
         sinks.append(sink_of(server.port, form=form))
-        assert sinks[0].export(BATCH).delivery is Delivery.RETRY
+        assert sinks[0].export(BATCH).delivery is ExportStatus.RETRY
     assert server.requests == []
 
 
@@ -257,17 +259,17 @@ def test_an_interrupt_ends_the_export_in_flight_and_no_later_one_and_shutdown_al
     with Answering(TAKEN) as server:
         sink = sink_of(server.port)
         sink.interrupt()
-        assert sink.export(BATCH).delivery is Delivery.DELIVERED
+        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
         sink.shutdown()
         sink.shutdown()
-        assert sink.export(BATCH).delivery is Delivery.RETRY
+        assert sink.export(BATCH).delivery is ExportStatus.RETRY
 
 
 def test_a_process_that_ends_waits_as_long_as_it_can_spare() -> None:
     with Answering(None) as server:
         sink = sink_of(server.port)
         sink.hurry(0.1)
-        assert sink.export(BATCH).delivery is Delivery.RETRY
+        assert sink.export(BATCH).delivery is ExportStatus.RETRY
 
 
 def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
@@ -275,7 +277,7 @@ def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
         raise KeyError("service")
 
     outcome = sink_of(1, form=broken).export(BATCH)
-    assert outcome.delivery is Delivery.REJECTED
+    assert outcome.delivery is ExportStatus.REJECTED
     assert "KeyError" in outcome.detail
 
 
@@ -302,14 +304,14 @@ def test_an_agent_behind_tls_is_sent_nothing_before_it_is_trusted(
     with Answering(TAKEN, tls=with_tls(files.cert, files.key)) as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(files.stranger))
         outcome = secure_sink(server.port).export(BATCH)
-        assert outcome.delivery is Delivery.RETRY
+        assert outcome.delivery is ExportStatus.RETRY
         assert (
             f"the certificate of the Datadog agent at https://localhost:{server.port} is not trusted" in outcome.detail
         )
         assert "SSL_CERT_FILE" in outcome.detail
         assert server.requests == []
         monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
-        assert secure_sink(server.port).export(BATCH) == Outcome(Delivery.DELIVERED)
+        assert secure_sink(server.port).export(BATCH) == ExportResult(ExportStatus.DELIVERED)
     with Answering(TAKEN, tls=with_tls(files.elsewhere_cert, files.elsewhere_key)) as server:
         assert "is not trusted" in secure_sink(server.port).export(BATCH).detail
 
@@ -354,8 +356,8 @@ def test_an_agent_at_a_unix_socket_is_reached_and_named_where_it_is_not(tmp_path
     path = tmp_path / "apm.socket"
     sink = DatadogSink(Agent(f"unix://{path}", "localhost", 0, path=str(path)), lambda _: Form((), b"x"))
     outcome = sink.export(BATCH)
-    assert outcome.delivery is Delivery.RETRY
+    assert outcome.delivery is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at unix://{path} (No such file or directory)" in outcome.detail
     with Answering(TAKEN, path=path) as server:
-        assert sink.export(BATCH) == Outcome(Delivery.DELIVERED)
+        assert sink.export(BATCH) == ExportResult(ExportStatus.DELIVERED)
         assert server.requests[0].endswith(b"x")

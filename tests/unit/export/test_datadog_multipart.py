@@ -17,7 +17,7 @@ from splunk_profiler.export.datadog.multipart import ProfileForms
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.datadog_pprof import translated
 from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
-from splunk_profiler.otel.runtime_id import Identified, RuntimeId
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
@@ -91,7 +91,7 @@ def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
 def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
     resource = Resource({"service.instance.id": "of the SDK"})
     identity = RuntimeId.new()
-    form = ProfileForms(lambda: Identified(identity, on_spans=True).resource(resource)).form(small_profile())
+    form = ProfileForms(lambda: ResourceTagger(identity, on_spans=True).resource(resource)).form(small_profile())
     assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
 
 

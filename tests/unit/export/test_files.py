@@ -19,11 +19,11 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
-from splunk_profiler.code_origin.classifier import Provenance
+from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.files import ProfileFiles
 from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
-from splunk_profiler.model import Batch, DataType, Delivery, Outcome, Profile, Source
-from splunk_profiler.otel.runtime_id import Identified, RuntimeId
+from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, Profile, Source
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
 BATCH = Batch((small_profile(),), 0)
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"
@@ -48,16 +48,16 @@ def names(directory: Path) -> list[str]:
 
 def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) -> None:
     sink, profile = sink_in(tmp_path), large_profile(13_000)
-    assert sink.export(Batch((profile,), 0)) == Outcome(Delivery.DELIVERED)
+    assert sink.export(Batch((profile,), 0)) == ExportResult(ExportStatus.DELIVERED)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
-    assert gzip.decompress(path.read_bytes()) == message(profile, Provenance().of)
+    assert gzip.decompress(path.read_bytes()) == message(profile, CodeClassifier().of)
 
 
 def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> None:
     identity = RuntimeId.new()
     sink = ProfileFiles(
-        tmp_path, lambda: Identified(identity, on_spans=True).resource(Resource({"service.name": "shop"}))
+        tmp_path, lambda: ResourceTagger(identity, on_spans=True).resource(Resource({"service.name": "shop"}))
     )
     sink.export(Batch((replace(small_profile(), dropped_labels=1),), 0))
     (path,) = tmp_path.iterdir()
@@ -117,7 +117,7 @@ def test_a_missing_directory_is_made_also_when_it_goes_later(tmp_path: Path) -> 
     directory = tmp_path / "a" / "b"
     sink = sink_in(directory)
     for _ in range(2):
-        assert sink.export(BATCH).delivery is Delivery.DELIVERED
+        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
         for path in directory.iterdir():
             path.unlink()
         directory.rmdir()
@@ -135,7 +135,7 @@ def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_an
     (tmp_path / "file").touch()
     for directory, reason in ((tmp_path / "file" / "x", "Not a directory"), (tmp_path / "file", "File exists")):
         outcome = sink_in(directory).export(BATCH)
-        assert outcome.delivery is Delivery.RETRY
+        assert outcome.delivery is ExportStatus.RETRY
         assert f"profiles cannot be written to {directory} ({reason})" in outcome.detail
         assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
 
@@ -171,7 +171,7 @@ def test_who_waits_for_an_export_does_not_wait_until_a_directory_is_looked_throu
         return Resource({"service.name": "shop"})
 
     sink = ProfileFiles(tmp_path, resource, most_files=1)
-    assert sink.export(at(5)) == Outcome(Delivery.DELIVERED)
+    assert sink.export(at(5)) == ExportResult(ExportStatus.DELIVERED)
     assert len(names(tmp_path)) == 6
 
 
@@ -191,7 +191,7 @@ def test_a_directory_that_cannot_be_listed_takes_profiles_and_is_told_of_once(
 
     monkeypatch.setattr(os, "scandir", scandir)
     sink = sink_in(tmp_path)
-    assert {sink.export(at(number)).delivery for number in range(40)} == {Delivery.DELIVERED}
+    assert {sink.export(at(number)).delivery for number in range(40)} == {ExportStatus.DELIVERED}
     monkeypatch.undo()
     assert len(names(tmp_path)) == 40
     (record,) = caplog.records
@@ -229,7 +229,7 @@ def test_on_a_disk_that_its_profiles_have_filled_the_oldest_go(tmp_path: Path, m
     size = next(tmp_path.iterdir()).stat().st_size
     Disk(tmp_path, 4 * size + size // 2, monkeypatch)
     for number in range(1, 10):
-        assert sink.export(at(number)) == Outcome(Delivery.DELIVERED)
+        assert sink.export(at(number)) == ExportResult(ExportStatus.DELIVERED)
     assert [name[5:24] for name in names(tmp_path)] == [f"20260528T20264{number}000Z" for number in range(6, 10)]
 
 
@@ -242,12 +242,12 @@ def test_on_a_disk_that_others_have_filled_no_more_goes_than_is_to_be_written(
     disk, next_one = Disk(tmp_path, 0, monkeypatch), at(9)
     for _ in range(5):
         outcome = sink.export(next_one)
-        assert outcome.delivery is Delivery.RETRY
+        assert outcome.delivery is ExportStatus.RETRY
         assert "No space left on device" in outcome.detail
     kept = len(names(tmp_path))
     assert kept in (7, 8)  # their sizes differ by some bytes
     disk.size = 1 << 30
-    assert sink.export(next_one).delivery is Delivery.DELIVERED
+    assert sink.export(next_one).delivery is ExportStatus.DELIVERED
     assert len(names(tmp_path)) == kept + 1
 
 
@@ -257,7 +257,7 @@ def test_no_profile_goes_for_one_that_they_all_could_not_make_room_for(
     sink = sink_in(tmp_path)
     sink.export(at(0))
     Disk(tmp_path, 0, monkeypatch)
-    assert sink.export(Batch((large_profile(500),), 0)).delivery is Delivery.RETRY
+    assert sink.export(Batch((large_profile(500),), 0)).delivery is ExportStatus.RETRY
     assert len(names(tmp_path)) == 1
 
 
@@ -273,7 +273,7 @@ def test_a_disk_that_tells_only_at_the_end_that_it_has_no_room_leaves_nothing_th
     sink = sink_in(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "close", close)
-        assert sink.export(BATCH).delivery is Delivery.RETRY
+        assert sink.export(BATCH).delivery is ExportStatus.RETRY
     assert names(tmp_path) == []
 
 
@@ -334,11 +334,11 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path)
     link.symlink_to(target)
     outcome = sink_in(tmp_path).export(BATCH)
     assert target.exists()
-    assert outcome.delivery is Delivery.DELIVERED
+    assert outcome.delivery is ExportStatus.DELIVERED
 
 
 def test_a_sink_that_is_shut_down_writes_nothing(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     sink.shutdown()
-    assert sink.export(BATCH).delivery is Delivery.RETRY
+    assert sink.export(BATCH).delivery is ExportStatus.RETRY
     assert names(tmp_path) == []

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sample_factory import make_sample
 
-from splunk_profiler.export.lazy_sink import LateSink
-from splunk_profiler.model import Batch, Delivery, Outcome, Sample
+from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 
 
 class Taking:
@@ -22,9 +22,9 @@ class Taking:
         self.batches: list[Batch[Sample]] = []
         self.asked: list[str] = []
 
-    def export(self, batch: Batch[Sample]) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> ExportResult:
         self.batches.append(batch)
-        return Outcome(Delivery.DELIVERED)
+        return ExportResult(ExportStatus.DELIVERED)
 
     def hurry(self, timeout_s: float) -> None:
         self.asked.append(f"hurry {timeout_s}")
@@ -65,11 +65,11 @@ def slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gat
 
 def test_the_sink_is_made_by_the_first_export_and_once() -> None:
     made: list[Taking] = []
-    late = LateSink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
+    late = LazySink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
     assert not made
-    assert late.export(BATCH).delivery is Delivery.DELIVERED
+    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
     late.open()
-    assert late.export(BATCH).delivery is Delivery.DELIVERED
+    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
     assert len(made) == 1
     assert made[0].batches == [BATCH, BATCH]
 
@@ -84,7 +84,7 @@ def test_it_is_not_made_while_somebody_imports(slow_module: Gate) -> None:
         imports_were_over.append(slow_module.over.is_set())
         return Taking()
 
-    opening = threading.Thread(target=LateSink(make).open)
+    opening = threading.Thread(target=LazySink(make).open)
     opening.start()
     try:
         opening.join(0.6)  # twice the quiet that it waits for
@@ -103,7 +103,7 @@ def test_it_is_not_made_while_the_process_forks() -> None:
         made.set()
         return Taking()
 
-    late = LateSink(make)
+    late = LazySink(make)
     late.hold_for_fork()
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
@@ -125,7 +125,7 @@ def test_a_fork_waits_for_imports_and_not_for_detectors() -> None:
         detecting.set()
         detected.wait()
 
-    late = LateSink(Taking, load=load, detect=detect)
+    late = LazySink(Taking, load=load, detect=detect)
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
     loading.wait()
@@ -154,7 +154,7 @@ def test_a_fork_waits_for_what_a_detector_imports_on_a_thread_of_its_own(slow_mo
         with ThreadPoolExecutor() as pool:  # as the SDK does
             pool.submit(__import__, "slow_to_import").result()
 
-    late = LateSink(Taking, detect=detect)
+    late = LazySink(Taking, detect=detect)
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
     slow_module.here.wait()
@@ -176,7 +176,7 @@ def test_a_fork_waits_for_what_a_detector_imports_on_a_thread_of_its_own(slow_mo
 
 
 def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -> None:
-    late = LateSink(Taking, load=lambda: __import__("slow_to_import"))
+    late = LazySink(Taking, load=lambda: __import__("slow_to_import"))
     exporting = threading.Thread(target=late.export, args=(BATCH,))
 
     def fork() -> None:
@@ -187,7 +187,7 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
     slow_module.inside = fork
     __import__("slow_to_import")
     exporting.join()
-    assert late.export(BATCH).delivery is Delivery.DELIVERED
+    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
 
 
 def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() -> None:
@@ -198,7 +198,7 @@ def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() ->
         asked.release()
         return described.is_set()
 
-    opening = threading.Thread(target=LateSink(Taking, is_described).open)
+    opening = threading.Thread(target=LazySink(Taking, is_described).open)
     opening.start()
     for _ in range(3):
         asked.acquire()
@@ -214,7 +214,7 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
         asked.set()
         return False
 
-    late = LateSink(Taking, is_described)
+    late = LazySink(Taking, is_described)
     opening = threading.Thread(target=late.open)
     opening.start()
     asked.wait()
@@ -229,18 +229,18 @@ def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> 
         tries.append(1)
         raise RuntimeError("no gRPC here")
 
-    late = LateSink(make)
+    late = LazySink(make)
     late.open()
     outcomes = [late.export(BATCH), late.export(BATCH)]
     assert {(outcome.delivery, outcome.detail) for outcome in outcomes} == {
-        (Delivery.REJECTED, "the exporter cannot be made: no gRPC here")
+        (ExportStatus.REJECTED, "the exporter cannot be made: no gRPC here")
     }
     assert len(tries) == 1
 
 
 def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
     made: list[Taking] = []
-    late = LateSink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
+    late = LazySink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
     late.hurry(1.0)
     late.open()
     assert not made
@@ -250,7 +250,7 @@ def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
 
 def test_what_is_asked_of_it_reaches_the_sink() -> None:
     sink = Taking()
-    late = LateSink(lambda: sink)
+    late = LazySink(lambda: sink)
     late.interrupt()
     late.export(BATCH)
     late.interrupt()

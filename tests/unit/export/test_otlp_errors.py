@@ -12,7 +12,7 @@ import pytest
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp.errors import Speaks, outcome, probe
-from splunk_profiler.model import Delivery
+from splunk_profiler.model import ExportStatus
 
 
 class Server:
@@ -99,7 +99,7 @@ class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
 def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_parts(code: str, details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
     found = outcome(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), Speaks.UNKNOWN)
-    assert found.delivery is Delivery.TOO_LARGE
+    assert found.delivery is ExportStatus.TOO_LARGE
     assert details in found.detail
 
 
@@ -107,7 +107,7 @@ def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_p
 def test_a_receiver_that_has_no_room_is_not_taken_for_one_that_wants_less_at_a_time(details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
     refused = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
-    assert outcome(refused, endpoint, Transport(), Speaks.UNKNOWN).delivery is Delivery.RETRY
+    assert outcome(refused, endpoint, Transport(), Speaks.UNKNOWN).delivery is ExportStatus.RETRY
 
 
 def test_a_port_without_a_server_speaks_nothing_known() -> None:

@@ -16,11 +16,11 @@ from profile_schema import decode
 
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, Frame, Kind, Origin, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, Frame, Kind, Profile, Stack
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINS = st.builds(
-    Origin,
+    CodeOrigin,
     st.sampled_from(Kind),
     st.sampled_from(["", "shop", "requests"]) | st.text(max_size=5),
     st.sampled_from(["", "1.0"]) | st.text(max_size=5),
@@ -55,7 +55,7 @@ def test_a_message_with_provenance_is_what_the_golden_file_says() -> None:
 
 
 @given(st.lists(ORIGINS, min_size=1, max_size=6))
-def test_mappings_are_numbered_without_gaps_and_all_say_that_names_are_known(origins: list[Origin]) -> None:
+def test_mappings_are_numbered_without_gaps_and_all_say_that_names_are_known(origins: list[CodeOrigin]) -> None:
     frames = tuple(Frame("m", "f", f"/{number}.py", 1) for number in range(len(origins)))
     profile = Profile(1, 1, 1, (Aggregate(Stack(frames, truncated=False), (), 1, 1, 1),))
     decoded = decode(message(profile, lambda file, _: origins[int(file[1:-3])]))
@@ -63,7 +63,7 @@ def test_mappings_are_numbered_without_gaps_and_all_say_that_names_are_known(ori
     assert [row.id for row in decoded.mapping] == list(range(1, len(decoded.mapping) + 1))
     assert text[decoded.mapping[0].filename] == "python"
     assert all(row.has_functions and row.has_filenames and row.has_line_numbers for row in decoded.mapping)
-    assert len(decoded.mapping) == len({*origins, Origin(Kind.UNKNOWN)})
+    assert len(decoded.mapping) == len({*origins, CodeOrigin(Kind.UNKNOWN)})
     for row in decoded.mapping:
         assert len(text[row.build_id]) != 1, "readers take a build id's first two characters for a folder"
     places = by_location(decoded)

@@ -24,8 +24,8 @@ from host_profiler import STACK, TEXT, Exported, Host
 
 from splunk_profiler import _context
 from splunk_profiler.host_profilers.correlator import Correlator, Feedback
-from splunk_profiler.host_profilers.message_socket import Inbox
-from splunk_profiler.system.method_patch import Decoration
+from splunk_profiler.host_profilers.message_socket import MessageSocket
+from splunk_profiler.system.method_patch import MethodPatch
 
 _MS = 1_000_000
 _LONG_S = 60
@@ -110,7 +110,7 @@ def correlating(at_once: bool = True) -> Iterator[Waiting]:
 
     holder: list[Waiting] = []
     clock: Callable[[], int] = lambda: holder[0].now_ns if holder else 0  # noqa: E731
-    correlator = Correlator(Feedback(at_once=at_once, buffer_size=10), make, Decoration, clock)
+    correlator = Correlator(Feedback(at_once=at_once, buffer_size=10), make, MethodPatch, clock)
     correlator.meet(vars(provider)["_active_span_processor"])
     correlator.listen(-1, lambda: None)
     waiting = Waiting(made[0], provider, exported)
@@ -225,7 +225,7 @@ def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_fur
 
 def test_a_message_that_nobody_has_read_from_the_socket_yet_is_taken_all_the_same() -> None:
     with TemporaryDirectory(prefix="s") as directory:
-        inbox = Inbox(directory)
+        inbox = MessageSocket(directory)
         mailbox = _context.Mailbox(inbox.fileno())
         (path,) = Path(directory).iterdir()
         with Host(path) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
-from splunk_profiler.otel.providers import Met
+from splunk_profiler.otel.providers import WeakIdentitySet
 
 
 class Slotted:
@@ -86,13 +86,13 @@ def test_transactions_of_a_provider_with_a_set_of_its_own_kind_are_deferred(
 
 @pytest.mark.parametrize("kind", [Slotted, Referable, Unequal])
 def test_what_was_met_is_known_by_identity(kind: type[Slotted]) -> None:
-    met, one, other = Met(), kind(), kind()
+    met, one, other = WeakIdentitySet(), kind(), kind()
     assert [met.add(one), met.add(one), met.add(other), met.add(one)] == [True, False, True, False]
     assert [id(known) for known in met] == [id(one), id(other)]
 
 
 def test_what_was_met_is_not_kept_where_it_allows_that() -> None:
-    met, one = Met(), Referable()
+    met, one = WeakIdentitySet(), Referable()
     met.add(one)
     gone = weakref.ref(one)
     del one

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from target_process import environment
 
-from splunk_profiler.host_profilers.message_socket import Inbox, InboxError
+from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 
 MOST_BYTES = 89
 _NOBODY = 65534
@@ -30,8 +30,8 @@ def directory() -> Iterator[Path]:
 
 
 @contextmanager
-def inbox(directory: Path) -> Iterator[Inbox]:
-    made = Inbox(str(directory))
+def inbox(directory: Path) -> Iterator[MessageSocket]:
+    made = MessageSocket(str(directory))
     try:
         yield made
     finally:
@@ -67,7 +67,7 @@ def sent_to(path: str | Path, message: bytes) -> None:
         sender.sendto(message, str(path))
 
 
-def received(made: Inbox) -> bytes:
+def received(made: MessageSocket) -> bytes:
     with socket.socket(fileno=os.dup(made.fileno())) as copy:
         return copy.recv(100)
 
@@ -85,14 +85,14 @@ def test_a_directory_that_is_missing_is_made_with_its_parents(directory: Path) -
 
 @pytest.mark.parametrize("end", ["", "/", "//"])
 def test_its_path_is_absolute_plain_and_names_the_process(directory: Path, end: str) -> None:
-    made = Inbox(f"{directory}{end}")
+    made = MessageSocket(f"{directory}{end}")
     made.close()
     assert made.path.startswith(f"{directory}/splunk-profiler-{os.getpid()}-")
     assert made.address == made.path.encode()
 
 
 def test_each_has_a_path_of_its_own_in_a_directory_that_many_share(directory: Path) -> None:
-    made = [Inbox(str(directory)) for _ in range(20)]
+    made = [MessageSocket(str(directory)) for _ in range(20)]
     assert len({one.path for one in made}) == 20
     assert {Path(one.path) for one in made} == set(directory.iterdir())
     for one in made:
@@ -115,16 +115,16 @@ def test_a_path_of_as_many_bytes_as_readers_take_works_and_one_more_makes_nothin
         sent_to(longest.path, b"message")
         assert received(longest) == b"message"
     long = directory / ("e" * (spare + 1))
-    with pytest.raises(InboxError, match=rf"^{long}/splunk-profiler-.* has 90 bytes; .* 89$"):
-        Inbox(str(long))
+    with pytest.raises(MessageSocketError, match=rf"^{long}/splunk-profiler-.* has 90 bytes; .* 89$"):
+        MessageSocket(str(long))
     assert not long.exists()
 
 
 def test_the_length_is_counted_in_bytes(directory: Path) -> None:
     with inbox(directory) as short:
         spare = MOST_BYTES - len(short.address) - 1
-    with pytest.raises(InboxError, match="bytes"):
-        Inbox(str(directory / ("ü" * (spare // 2 + 1))))
+    with pytest.raises(MessageSocketError, match="bytes"):
+        MessageSocket(str(directory / ("ü" * (spare // 2 + 1))))
     assert not list(directory.iterdir())
 
 
@@ -133,23 +133,23 @@ def test_a_directory_that_cannot_be_written_to_is_named_with_the_reason(director
     closed.mkdir(0o555)
     with unprivileged():
         for path in (closed, closed / "missing"):
-            with pytest.raises(InboxError, match=rf"^{path}: Permission denied$"):
-                Inbox(str(path))
+            with pytest.raises(MessageSocketError, match=rf"^{path}: Permission denied$"):
+                MessageSocket(str(path))
     assert not list(closed.iterdir())
 
 
 def test_a_file_in_the_place_of_the_directory_is_named_with_the_reason(directory: Path) -> None:
     (directory / "file").touch()
     for path, reason in ((directory / "file", "File exists"), (directory / "file" / "inner", "Not a directory")):
-        with pytest.raises(InboxError, match=rf"^{path}: {reason}$"):
-            Inbox(str(path))
+        with pytest.raises(MessageSocketError, match=rf"^{path}: {reason}$"):
+            MessageSocket(str(path))
 
 
 def test_a_file_system_that_is_mounted_read_only_is_named_with_the_reason(directory: Path) -> None:
     with mounted(directory, "ro"):
         for path in (directory, directory / "missing"):
-            with pytest.raises(InboxError, match=rf"^{path}: Read-only file system$"):
-                Inbox(str(path))
+            with pytest.raises(MessageSocketError, match=rf"^{path}: Read-only file system$"):
+                MessageSocket(str(path))
 
 
 def test_a_file_system_that_was_mounted_full_is_named_with_the_reason_and_works_once_there_is_room(
@@ -157,8 +157,8 @@ def test_a_file_system_that_was_mounted_full_is_named_with_the_reason_and_works_
 ) -> None:
     with mounted(directory, "nr_inodes=2"):
         (directory / "last").touch()
-        with pytest.raises(InboxError, match=rf"^{directory}: No space left on device$"):
-            Inbox(str(directory))
+        with pytest.raises(MessageSocketError, match=rf"^{directory}: No space left on device$"):
+            MessageSocket(str(directory))
         (directory / "last").unlink()
         with inbox(directory) as made:
             assert Path(made.path).is_socket()
@@ -168,8 +168,8 @@ def test_what_failed_leaves_no_descriptor_behind(directory: Path) -> None:
     (directory / "file").touch()
     before = sorted(Path("/proc/self/fd").iterdir())
     for path in (directory / "file", directory / ("x" * 80)):
-        with pytest.raises(InboxError):
-            Inbox(str(path))
+        with pytest.raises(MessageSocketError):
+            MessageSocket(str(path))
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -186,14 +186,14 @@ def test_it_does_not_block_and_is_not_inherited_by_programs(directory: Path) -> 
 
 _MODES = """
 import os, sys
-from splunk_profiler.host_profilers.message_socket import Inbox
+from splunk_profiler.host_profilers.message_socket import MessageSocket
 os.umask(int(sys.argv[2], 8))
 modes = []
 def seen(event, args):
     if event == 'socket.bind':  # the file gets the mode that the socket has now
         modes.append(os.fstat(args[0].fileno()).st_mode & 0o777)
 sys.addaudithook(seen)
-inbox = Inbox(sys.argv[1])
+inbox = MessageSocket(sys.argv[1])
 modes.append(os.stat(inbox.path).st_mode & 0o777)
 inbox.close()
 print(*map(oct, modes))
@@ -211,9 +211,9 @@ def test_nobody_else_may_write_to_it_from_its_first_moment_on(directory: Path, u
 
 _STREAMS = """
 import os, sys
-from splunk_profiler.host_profilers.message_socket import Inbox
+from splunk_profiler.host_profilers.message_socket import MessageSocket
 os.close(0)
-inbox = Inbox(sys.argv[1])
+inbox = MessageSocket(sys.argv[1])
 opened = os.open('/dev/null', os.O_RDONLY)
 print(opened, inbox.fileno() > 2, os.get_inheritable(inbox.fileno()), os.get_blocking(inbox.fileno()))
 inbox.close()
@@ -230,20 +230,20 @@ def test_it_takes_no_number_of_a_standard_stream_that_a_daemon_is_about_to_open_
 
 
 def test_its_file_goes_when_it_is_closed_and_closing_it_again_does_nothing(directory: Path) -> None:
-    made = Inbox(str(directory))
+    made = MessageSocket(str(directory))
     made.close()
     made.close()
     assert not list(directory.iterdir())
 
 
 def test_it_can_be_closed_when_its_file_or_directory_is_gone_or_may_not_be_changed(directory: Path) -> None:
-    for_file, for_directory = Inbox(str(directory)), Inbox(str(directory / "inner"))
+    for_file, for_directory = MessageSocket(str(directory)), MessageSocket(str(directory / "inner"))
     Path(for_file.path).unlink()
     for_file.close()
     Path(for_directory.path).unlink()
     (directory / "inner").rmdir()
     for_directory.close()
-    owned = Inbox(str(directory))
+    owned = MessageSocket(str(directory))
     directory.chmod(0o555)
     with unprivileged():
         owned.close()
@@ -327,12 +327,12 @@ def test_making_it_anew_leaves_the_descriptor_alone_that_has_its_number_now(dire
 
 
 def test_a_socket_that_cannot_be_made_anew_says_why_and_can_be_closed(directory: Path) -> None:
-    made = Inbox(str(directory / "inner"))
+    made = MessageSocket(str(directory / "inner"))
     os.close(made.fileno())
     Path(made.path).unlink()
     (directory / "inner").rmdir()
     (directory / "inner").touch()
-    with pytest.raises(InboxError, match="File exists"):
+    with pytest.raises(MessageSocketError, match="File exists"):
         made.renew()
     made.close()
     assert [path.name for path in directory.iterdir()] == ["inner"]

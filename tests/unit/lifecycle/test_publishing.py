@@ -30,9 +30,9 @@ from own_memory import OwnMemory
 from published_process import ids_of, provider, publishing, shown, shown_labels, told
 
 from splunk_profiler import labels
-from splunk_profiler.host_profilers.message_socket import Inbox
+from splunk_profiler.host_profilers.message_socket import MessageSocket
 from splunk_profiler.otel import context as spans
-from splunk_profiler.otel.context_tracker import ContextShadow
+from splunk_profiler.otel.context_tracker import ContextTracker
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
 
 
 def test_a_descriptor_that_is_the_applications_by_now_is_left_open(directory: Path) -> None:
-    inbox = Inbox(str(directory))
+    inbox = MessageSocket(str(directory))
     with (directory / "log").open("w") as file:
         number = inbox.fileno()
         os.dup2(file.fileno(), number)  # as after a daemon has closed all that it inherited
@@ -318,7 +318,7 @@ def test_each_abi_can_be_published_alone(directory: Path) -> None:
 def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_order(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     here = threading.get_ident()
-    shadow = ContextShadow(spans.runtime_context(), lambda: None)
+    shadow = ContextTracker(spans.runtime_context(), lambda: None)
     for shadow_first in (True, False):
         if shadow_first:
             shadow.install()

@@ -11,13 +11,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from splunk_profiler.model import SpanRef
-from splunk_profiler.otel.local_roots import Roots
+from splunk_profiler.otel.local_roots import LocalRootTracker
 
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
 
 class Spans:
-    """A provider that `Roots` has met.
+    """A provider that `LocalRootTracker` has met.
 
     Attributes:
         kept: what whoever publishes would say of a span: span id → local root.
@@ -25,7 +25,7 @@ class Spans:
 
     def __init__(self) -> None:
         self.kept: dict[int, int] = {}
-        self.roots = Roots(lambda span: self.kept.get(span.get_span_context().span_id))
+        self.roots = LocalRootTracker(lambda span: self.kept.get(span.get_span_context().span_id))
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.tracer = self.provider.get_tracer("test")
         self.roots.meet(self.provider)
@@ -162,7 +162,7 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -
     assert spans.roots.endpoint(id_of(sampled)) == ""
 
 
-class Counting(Roots):
+class Counting(LocalRootTracker):
     """Counts the spans of which it hears."""
 
     heard = 0
@@ -185,7 +185,7 @@ def test_a_provider_is_met_once_and_left_as_it_was() -> None:
 
 
 def test_a_provider_that_takes_no_processors_is_left_alone() -> None:
-    roots = Roots(lambda _: None)
+    roots = LocalRootTracker(lambda _: None)
     roots.meet(trace.NoOpTracerProvider())
     roots.meet(None)
     roots.leave()

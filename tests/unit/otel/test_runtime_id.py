@@ -13,7 +13,7 @@ from command_line import ROOT
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
+from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, ResourceTagger, RuntimeId
 
 SHOP = {"service.name": "shop"}
 
@@ -42,7 +42,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_changes() -> None:
     service, identity = Service(), RuntimeId.new()
-    Identified(identity, on_spans=True).meet(service.provider)
+    ResourceTagger(identity, on_spans=True).meet(service.provider)
     assert UUID(identity.value).version == 4
     for tracer in ("old", "new"):
         assert service.carried(tracer) == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value}
@@ -53,14 +53,14 @@ def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_ch
 def test_the_applications_resource_object_is_left_alone() -> None:
     service = Service()
     before = service.resource.to_json()
-    Identified(RuntimeId.new(), on_spans=True).meet(service.provider)
+    ResourceTagger(RuntimeId.new(), on_spans=True).meet(service.provider)
     assert service.resource.to_json() == before
 
 
 @pytest.mark.parametrize("key", [RUNTIME_ID, INSTANCE_ID])
 def test_what_the_application_says_of_itself_goes_first(key: str) -> None:
     service, identity = Service({**SHOP, key: "its own"}), RuntimeId.new()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     identified.meet(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value, key: "its own"}
     identified.leave()
@@ -69,7 +69,7 @@ def test_what_the_application_says_of_itself_goes_first(key: str) -> None:
 
 def test_one_that_says_everything_keeps_its_resource() -> None:
     service = Service({**SHOP, RUNTIME_ID: "mine", INSTANCE_ID: "mine too"})
-    identified = Identified(RuntimeId.new(), on_spans=True)
+    identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.meet(service.provider)
     assert service.provider.resource is service.resource
     identified.leave()
@@ -78,7 +78,7 @@ def test_one_that_says_everything_keeps_its_resource() -> None:
 
 def test_after_the_stop_new_spans_have_the_applications_resource_object() -> None:
     service = Service()
-    identified = Identified(RuntimeId.new(), on_spans=True)
+    identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.meet(service.provider)
     service.carried("new")
     identified.leave()
@@ -92,7 +92,7 @@ def test_after_the_stop_new_spans_have_the_applications_resource_object() -> Non
 def test_a_life_after_a_stop_has_the_same_id() -> None:
     service, identity = Service(), RuntimeId.new()
     for _ in range(2):
-        identified = Identified(identity, on_spans=True)
+        identified = ResourceTagger(identity, on_spans=True)
         identified.meet(service.provider)
         assert service.carried()[RUNTIME_ID] == identity.value
         identified.leave()
@@ -100,7 +100,7 @@ def test_a_life_after_a_stop_has_the_same_id() -> None:
 
 def test_meeting_a_provider_again_changes_nothing() -> None:
     service = Service()
-    identified = Identified(RuntimeId.new(), on_spans=True)
+    identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.meet(service.provider)
     resource = service.provider.resource
     identified.meet(service.provider)
@@ -109,7 +109,7 @@ def test_meeting_a_provider_again_changes_nothing() -> None:
 
 def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> None:
     service, identity = Service(), RuntimeId.new()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     identified.meet(service.provider)
     late: Any = service.provider.get_tracer("late")
     late.resource = service.resource
@@ -119,7 +119,7 @@ def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> 
 
 def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other_does_not() -> None:
     first, second, identity = Service(), Service(), RuntimeId.new()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     identified.meet(first.provider)
     identified.meet(second.provider)
     assert first.provider.resource is first.resource
@@ -128,16 +128,16 @@ def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other
 
 @pytest.mark.parametrize("provider", [None, object()])
 def test_what_is_no_provider_of_the_sdk_is_left_alone(provider: object) -> None:
-    identified = Identified(RuntimeId.new(), on_spans=True)
+    identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.meet(provider)
     identified.leave()
 
 
 def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
     service, parent = Service(), RuntimeId.new()
-    Identified(parent, on_spans=True).meet(service.provider)
+    ResourceTagger(parent, on_spans=True).meet(service.provider)
     child = parent.of_child().of_child()
-    identified = Identified(child, on_spans=True)
+    identified = ResourceTagger(child, on_spans=True)
     identified.meet(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: child.value}
     assert len({parent.value, child.value, *child.former}) == 3
@@ -148,9 +148,9 @@ def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
 @pytest.mark.parametrize("sdk_first", [True, False])
 def test_in_a_forked_child_it_is_the_same_whether_the_sdk_renews_its_resource_before_or_after(sdk_first: bool) -> None:
     service, parent = Service(), RuntimeId.new()
-    Identified(parent, on_spans=True).meet(service.provider)
+    ResourceTagger(parent, on_spans=True).meet(service.provider)
     child = parent.of_child()
-    identified = Identified(child, on_spans=True)
+    identified = ResourceTagger(child, on_spans=True)
     renewed = Resource({INSTANCE_ID: "the SDK's"})
     if sdk_first:
         service.provider._update_resource(renewed)
@@ -166,7 +166,7 @@ def test_in_a_forked_child_it_is_the_same_whether_the_sdk_renews_its_resource_be
 def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     identified.meet(service.provider)
     identified.meet(service.provider)
     assert attributes(service.tracer.start_span("work"))[RUNTIME_ID] == identity.value
@@ -180,7 +180,7 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
 def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
-    Identified(identity, on_spans=True).meet(service.provider)
+    ResourceTagger(identity, on_spans=True).meet(service.provider)
     child = os.fork()
     if child == 0:
         status = 1
@@ -194,7 +194,7 @@ def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_t
 def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
     """0 if spans of a child carry its id, and none before and after that."""
     said = [attributes(service.tracer.start_span("work"))]
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     identified.meet(service.provider)
     said.append(attributes(service.tracer.start_span("work")))
     identified.leave()
@@ -204,11 +204,11 @@ def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
 
 _FORKED = """
 import os
-from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, Identified, RuntimeId
+from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, ResourceTagger, RuntimeId
 from splunk_profiler.export.resource import current_resource
 
 def said(identity):
-    attributes = Identified(identity, on_spans=False).resource(current_resource()).attributes
+    attributes = ResourceTagger(identity, on_spans=False).resource(current_resource()).attributes
     return attributes[RUNTIME_ID] + " " + attributes.get(INSTANCE_ID, "none")
 
 identity = RuntimeId.new()
@@ -232,7 +232,7 @@ def test_without_a_provider_only_the_environment_says_which_instance_it_is(set_o
 
 def test_spans_carry_nothing_unless_asked_and_records_the_runtime_id() -> None:
     service, identity = Service(), RuntimeId.new()
-    identified = Identified(identity, on_spans=False)
+    identified = ResourceTagger(identity, on_spans=False)
     identified.meet(service.provider)
     assert service.provider.resource is service.resource
     assert service.carried() == SHOP
@@ -243,7 +243,7 @@ def test_spans_carry_nothing_unless_asked_and_records_the_runtime_id() -> None:
 
 def test_a_provider_that_comes_late_makes_no_second_instance() -> None:
     late, identity = Service({**SHOP, INSTANCE_ID: "its own"}), RuntimeId.new()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     before = identified.resource(Resource(SHOP)).attributes
     identified.meet(late.provider)
     after = identified.resource(late.provider.resource).attributes
@@ -254,7 +254,7 @@ def test_a_provider_that_comes_late_makes_no_second_instance() -> None:
 
 def test_a_profiles_resource_says_what_the_spans_say_and_is_made_once() -> None:
     service, identity = Service(), RuntimeId.new()
-    identified = Identified(identity, on_spans=True)
+    identified = ResourceTagger(identity, on_spans=True)
     assert identified.resource(service.resource) is identified.resource(service.resource)
     assert identified.resource(service.resource).attributes[RUNTIME_ID] == identity.value
     assert INSTANCE_ID not in identified.resource(service.resource).attributes

@@ -9,11 +9,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from splunk_profiler.otel.local_roots import Roots
+from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.providers import Providers
-from splunk_profiler.otel.runtime_id import Identified, RuntimeId
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 from splunk_profiler.otel.span_listener import SpanListener
-from splunk_profiler.otel.trace_selector import Selection
+from splunk_profiler.otel.trace_selector import TraceSelector
 
 
 class Refusing(TracerProvider):
@@ -88,12 +88,12 @@ class OddSpan:
 
 
 def selecting() -> SpanListener:
-    made = Selection(1.0)
+    made = TraceSelector(1.0)
     made.begin(lambda: None)
     return made
 
 
-@pytest.mark.parametrize("make", [lambda: Roots(lambda _: None), selecting])
+@pytest.mark.parametrize("make", [lambda: LocalRootTracker(lambda _: None), selecting])
 def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     provider, listener = TracerProvider(id_generator=OddIds(), shutdown_on_exit=False), make()
     listener.meet(provider)
@@ -109,7 +109,7 @@ def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: py
 def test_a_span_that_takes_no_resource_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
     vars(provider).pop("_tracers", None)  # as of an older SDK, where each span gets it
-    identified = Identified(RuntimeId.new(), on_spans=True)
+    identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.meet(provider)
     processors: Any = provider._active_span_processor
     processors.on_start(OddSpan())

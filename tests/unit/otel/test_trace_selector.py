@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from splunk_profiler.otel import trace_selector as selection
-from splunk_profiler.otel.trace_selector import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, Selection
+from splunk_profiler.otel.trace_selector import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, TraceSelector
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -42,7 +42,7 @@ class Bench:
     def __init__(self, probability: float, last_digits: int = 0) -> None:
         self.now_ns = 0
         self.notified = 0
-        self.selection = Selection(probability, lambda: self.now_ns)
+        self.selection = TraceSelector(probability, lambda: self.now_ns)
         self.provider = TracerProvider(id_generator=Ids(last_digits), shutdown_on_exit=False)
         self.tracer = self.provider.get_tracer("tests")
         self.selection.begin(self._notice)
@@ -258,9 +258,9 @@ from gevent import monkey
 monkey.patch_all()
 import gevent
 from opentelemetry.sdk.trace import TracerProvider
-from splunk_profiler.otel.trace_selector import Selection
+from splunk_profiler.otel.trace_selector import TraceSelector
 
-selection, provider = Selection(1), TracerProvider(shutdown_on_exit=False)
+selection, provider = TraceSelector(1), TracerProvider(shutdown_on_exit=False)
 selection.begin(lambda: None)
 selection.meet(provider)
 

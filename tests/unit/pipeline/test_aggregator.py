@@ -13,7 +13,6 @@ from splunk_profiler.model import (
     Event,
     Frame,
     Profile,
-    Remainder,
     Sample,
     Snapshot,
     Source,
@@ -21,6 +20,7 @@ from splunk_profiler.model import (
     Stack,
     Thread,
     ThreadSample,
+    UnattributedTime,
     Unseen,
 )
 from splunk_profiler.pipeline.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
@@ -70,12 +70,12 @@ class Feed:
             source=source,
         )
 
-    def tick(self, *samples: Sample, remainders: tuple[Remainder, ...] = (), after_ns: int = SECOND_NS) -> None:
+    def tick(self, *samples: Sample, remainders: tuple[UnattributedTime, ...] = (), after_ns: int = SECOND_NS) -> None:
         self.now_ns += after_ns
         timed = tuple(replace(taken, time_ns=self.now_ns) for taken in samples)
         self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, remainders))
 
-    def close(self, *remainders: Remainder) -> Profile:
+    def close(self, *remainders: UnattributedTime) -> Profile:
         self.aggregator.close(remainders)
         return self.profiles[-1]
 
@@ -215,9 +215,9 @@ def test_what_came_before_a_pause_goes_when_its_time_has_come_and_not_with_what_
 
 def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
     feed = Feed()
-    feed.tick(sample(seen()), remainders=(Remainder(Unseen.INTERNAL, 0, 2 * MS),))
-    feed.tick(sample(seen()), remainders=(Remainder(Unseen.INTERNAL, 0, 3 * MS),))
-    profile = feed.close(Remainder(Unseen.UNSAMPLED, 400 * MS, 1 * MS))
+    feed.tick(sample(seen()), remainders=(UnattributedTime(Unseen.INTERNAL, 0, 2 * MS),))
+    feed.tick(sample(seen()), remainders=(UnattributedTime(Unseen.INTERNAL, 0, 3 * MS),))
+    profile = feed.close(UnattributedTime(Unseen.UNSAMPLED, 400 * MS, 1 * MS))
     by_stack = {aggregate.stack: aggregate for aggregate in profile.aggregates}
     internal, unsampled = by_stack[UNSEEN[Unseen.INTERNAL]], by_stack[UNSEEN[Unseen.UNSAMPLED]]
     assert (internal.count, internal.wall_ns, internal.cpu_ns) == (0, 0, 5 * MS)
@@ -228,7 +228,7 @@ def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
 
 def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     feed = Feed()
-    feed.aggregator.close((Remainder(Unseen.UNSAMPLED, 400 * MS, 1 * MS),))
+    feed.aggregator.close((UnattributedTime(Unseen.UNSAMPLED, 400 * MS, 1 * MS),))
     assert feed.profiles == []
 
 
@@ -404,7 +404,7 @@ def test_a_period_that_begins_with_events_has_the_distance_of_the_snapshots_befo
     feed.now_ns += SECOND_NS
     feed.aggregator.take(Snapshot(feed.now_ns, 0, (collection(),)))  # at which the first one ends
     assert len(feed.profiles) == 1
-    (rest,) = feed.close(Remainder(Unseen.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
+    (rest,) = feed.close(UnattributedTime(Unseen.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
     assert labels(rest)["source.event.period"] == 1000
 
 

@@ -9,17 +9,17 @@ from queue import SimpleQueue
 import pytest
 from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Sample
-from splunk_profiler.pipeline.batch_exporter import Counters, Recorder, estimated_size, parts_of
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, estimated_size, parts_of
 from splunk_profiler.system.threads import Signal
 
 SECOND_NS = 1_000_000_000
-DELIVERED = Outcome(Delivery.DELIVERED)
-RETRY = Outcome(Delivery.RETRY, "nobody there")
+DELIVERED = ExportResult(ExportStatus.DELIVERED)
+RETRY = ExportResult(ExportStatus.RETRY, "nobody there")
 
 
 class Enough(BaseException):
-    """Leaves `Recorder.run` when the test has seen what it wanted."""
+    """Leaves `BatchExporter.run` when the test has seen what it wanted."""
 
 
 class Clock(Signal):
@@ -52,12 +52,12 @@ class Clock(Signal):
 class ScriptedSink:
     """Answers with the outcomes it was made with, then leaves the loop."""
 
-    def __init__(self, *script: Outcome | Exception) -> None:
+    def __init__(self, *script: ExportResult | Exception) -> None:
         self.script = list(script)
         self.batches: list[list[int]] = []
         self.closed = 0
 
-    def export(self, batch: Batch[Sample]) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> ExportResult:
         """Note the samples' times in seconds."""
         if not self.script:
             raise Enough
@@ -82,8 +82,8 @@ def samples(first: int, last: int) -> list[Sample]:
     return [make_sample(number) for number in range(first, last + 1)]
 
 
-def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder[Sample]:
-    return Recorder(
+def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sample]:
+    return BatchExporter(
         sink,
         export_interval_ns=SECOND_NS,
         size_of=lambda _: 100,
@@ -95,12 +95,12 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> Recorder[Sample]:
     )
 
 
-def run(recorder: Recorder[Sample]) -> None:
+def run(recorder: BatchExporter[Sample]) -> None:
     with pytest.raises(Enough):
         recorder.run()
 
 
-def run_until_idle(recorder: Recorder[Sample], clock: Clock) -> None:
+def run_until_idle(recorder: BatchExporter[Sample], clock: Clock) -> None:
     def stop_when_idle(_: int) -> bool:
         if recorder.counters().waiting == 0:
             raise Enough
@@ -203,7 +203,7 @@ def test_success_resets_the_backoff() -> None:
 
 @pytest.mark.parametrize(("wish_ns", "pause_s"), [(2 * SECOND_NS, 2.0), (600 * SECOND_NS, 4.0)])
 def test_the_receivers_wish_for_a_pause_is_granted_within_the_longest_one(wish_ns: int, pause_s: float) -> None:
-    sink, clock = ScriptedSink(Outcome(Delivery.RETRY, "busy", retry_after_ns=wish_ns)), Clock()
+    sink, clock = ScriptedSink(ExportResult(ExportStatus.RETRY, "busy", retry_after_ns=wish_ns)), Clock()
     recorder = make(sink, clock, batch_records=1)
     recorder.record(samples(1, 1))
     run(recorder)
@@ -211,7 +211,7 @@ def test_the_receivers_wish_for_a_pause_is_granted_within_the_longest_one(wish_n
 
 
 def test_a_rejected_batch_is_dropped_and_counted_and_the_next_one_is_tried() -> None:
-    sink, clock = ScriptedSink(Outcome(Delivery.REJECTED, "no"), DELIVERED), Clock()
+    sink, clock = ScriptedSink(ExportResult(ExportStatus.REJECTED, "no"), DELIVERED), Clock()
     recorder = make(sink, clock, batch_records=2)
     recorder.record(samples(1, 4))
     run_until_idle(recorder, clock)
@@ -220,7 +220,7 @@ def test_a_rejected_batch_is_dropped_and_counted_and_the_next_one_is_tried() -> 
 
 
 def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
-    sink, clock = ScriptedSink(Outcome(Delivery.DELIVERED, "too old", rejected=2)), Clock()
+    sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2)), Clock()
     recorder = make(sink, clock)
     recorder.record(samples(1, 5))
     run_until_idle(recorder, clock)
@@ -228,7 +228,7 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
 
 
 def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected() -> None:
-    sink, clock = ScriptedSink(Outcome(Delivery.DELIVERED, "too old", rejected=5)), Clock()
+    sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "too old", rejected=5)), Clock()
     recorder = make(sink, clock)
     recorder.record(samples(1, 1))
     run_until_idle(recorder, clock)
@@ -236,7 +236,7 @@ def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected()
 
 
 def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is_too_large_is_lost() -> None:
-    too_large = Outcome(Delivery.TOO_LARGE, "larger than max")
+    too_large = ExportResult(ExportStatus.TOO_LARGE, "larger than max")
     sink, clock = ScriptedSink(too_large, too_large, too_large, *[DELIVERED] * 3), Clock()
     recorder = make(sink, clock, batch_records=4)
     recorder.record(samples(1, 4))
@@ -259,9 +259,9 @@ class BlockingSink:
 
     def __init__(self) -> None:
         self.begun: SimpleQueue[Batch[Sample]] = SimpleQueue()
-        self.answers: SimpleQueue[Outcome] = SimpleQueue()
+        self.answers: SimpleQueue[ExportResult] = SimpleQueue()
 
-    def export(self, batch: Batch[Sample]) -> Outcome:
+    def export(self, batch: Batch[Sample]) -> ExportResult:
         """Tell the test, then wait for it."""
         self.begun.put(batch)
         return self.answers.get()
@@ -271,7 +271,7 @@ class BlockingSink:
 
     def interrupt(self) -> None:
         """End the export."""
-        self.answers.put(Outcome(Delivery.RETRY, "interrupted"))
+        self.answers.put(ExportResult(ExportStatus.RETRY, "interrupted"))
 
     def shutdown(self) -> None:
         """End the export."""
@@ -279,13 +279,13 @@ class BlockingSink:
 
 
 @pytest.fixture
-def blocking() -> tuple[BlockingSink, Recorder[Sample], threading.Thread]:
+def blocking() -> tuple[BlockingSink, BatchExporter[Sample], threading.Thread]:
     sink = BlockingSink()
-    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
+    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
     return sink, recorder, threading.Thread(target=recorder.run)
 
 
-Blocking = tuple[BlockingSink, Recorder[Sample], threading.Thread]
+Blocking = tuple[BlockingSink, BatchExporter[Sample], threading.Thread]
 
 
 def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> None:
@@ -343,7 +343,7 @@ def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
 
 def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
     sink = ScriptedSink(RETRY, RETRY)
-    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
+    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
     recorder.record(samples(1, 3))
     recorder.stop(0)  # before the thread has begun: it finds the end announced
     recorder.record(samples(4, 4))
@@ -354,7 +354,7 @@ def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
 
 def test_stop_without_a_running_thread_returns_and_counts() -> None:
     sink = ScriptedSink()
-    recorder = Recorder(sink, export_interval_ns=1, size_of=estimated_size)
+    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size)
     recorder.record(samples(1, 2))
     recorder.stop(60)
     assert recorder.counters() == Counters(recorded=2, lost_at_exit=2)

@@ -9,8 +9,8 @@ from typing import Any
 from profile_factory import large_profile
 from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, Delivery, Outcome, Profile, Sample
-from splunk_profiler.pipeline.batch_exporter import Counters, Recorder
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters
 
 
 class ProfileSink:
@@ -21,14 +21,14 @@ class ProfileSink:
         self.sizes: list[int] = []
         self.taken: list[Profile] = []
 
-    def export(self, batch: Batch[Profile]) -> Outcome:
+    def export(self, batch: Batch[Profile]) -> ExportResult:
         """Note how many aggregates the profile has."""
         (profile,) = batch.records
         self.sizes.append(len(profile.aggregates))
         if not self._fits(profile):
-            return Outcome(Delivery.TOO_LARGE, "larger than max")
+            return ExportResult(ExportStatus.TOO_LARGE, "larger than max")
         self.taken.append(profile)
-        return Outcome(Delivery.DELIVERED)
+        return ExportResult(ExportStatus.DELIVERED)
 
     def hurry(self, timeout_s: float) -> None:
         """Nothing takes time here."""
@@ -42,7 +42,7 @@ class ProfileSink:
 
 def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
     """What has become of `profile`, and of its parts."""
-    recorder: Recorder[Profile] = Recorder(sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1)
+    recorder: BatchExporter[Profile] = BatchExporter(sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1)
     thread = threading.Thread(target=recorder.run)
     recorder.expect_run()
     thread.start()
@@ -82,11 +82,13 @@ def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arr
     sizes: list[int] = []
 
     class SampleSink(ProfileSink):
-        def export(self, batch: Batch[Any]) -> Outcome:
+        def export(self, batch: Batch[Any]) -> ExportResult:
             sizes.append(len(batch.records))
-            return Outcome(Delivery.DELIVERED if len(batch.records) <= next(limits, 4) else Delivery.TOO_LARGE)
+            return ExportResult(
+                ExportStatus.DELIVERED if len(batch.records) <= next(limits, 4) else ExportStatus.TOO_LARGE
+            )
 
-    recorder: Recorder[Sample] = Recorder(
+    recorder: BatchExporter[Sample] = BatchExporter(
         SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, batch_records=16
     )
     thread = threading.Thread(target=recorder.run)

@@ -18,7 +18,7 @@ from top_frames import top_frame
 from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
 from splunk_profiler.model import Sample, ThreadSample
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 10_000_000
 
@@ -28,7 +28,7 @@ class Watcher:
 
     def __init__(self, choice: Choice) -> None:
         self.ticker: Ticker = make_ticker(choice, None, lambda _: None, 100)
-        self.capture = Capture(lambda _: None, make_watch(native=choice.name == "native"), PERIOD_NS)
+        self.capture = SnapshotBuilder(lambda _: None, make_watch(native=choice.name == "native"), PERIOD_NS)
 
     def handle(self) -> list[Sample]:
         """What has been captured."""

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from splunk_profiler.model import Delivery, Outcome
+from splunk_profiler.model import ExportResult, ExportStatus
 from splunk_profiler.pipeline.delivery_log import DeliveryReport
 
 MINUTE_NS = 60_000_000_000
-DEAD = Outcome(Delivery.RETRY, "no collector can be reached")
-DELIVERED = Outcome(Delivery.DELIVERED)
+DEAD = ExportResult(ExportStatus.RETRY, "no collector can be reached")
+DELIVERED = ExportResult(ExportStatus.DELIVERED)
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_records_dropped_while_delivery_works_are_told_with_the_receivers_reason
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     report = DeliveryReport(clock)
-    report.settled(Outcome(Delivery.DELIVERED, "too old", rejected=2), waiting=0, dropped=2)
+    report.settled(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2), waiting=0, dropped=2)
     clock.now_ns = MINUTE_NS
     report.settled(DELIVERED, waiting=0, dropped=7)
     assert caplog.messages == [

@@ -14,7 +14,7 @@ from splunk_profiler.capture.portable import RawSnapshot, RawThread
 from splunk_profiler.model import Frame, Profile, Repeat, Snapshot, SpanRef, Stack, Unseen
 from splunk_profiler.pipeline.aggregator import UNSEEN, Aggregator, Bounds
 from splunk_profiler.pipeline.idle_threads import PortableWatch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
@@ -47,7 +47,7 @@ class Observer:
         self._now_ns = 0
         self._began_ns = BEGAN_NS
         self.told = 0
-        self.capture = Capture(associate, PortableWatch(counts_rest=counts_rest), PERIOD_NS)
+        self.capture = SnapshotBuilder(associate, PortableWatch(counts_rest=counts_rest), PERIOD_NS)
         self.profiles: list[Profile] = []
         self._aggregator = Aggregator(
             self.profiles.extend,

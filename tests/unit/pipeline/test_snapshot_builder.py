@@ -21,9 +21,9 @@ from top_frames import top_frame
 from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
 from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.otel import context as spans
-from splunk_profiler.otel.context_tracker import ContextShadow
+from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 1_000_000_000
 
@@ -32,9 +32,9 @@ class Watcher:
     """A walker and a capture of one kind."""
 
     def __init__(self, choice: Choice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
-        self.shadow = ContextShadow(spans.runtime_context(), lambda: None)
+        self.shadow = ContextTracker(spans.runtime_context(), lambda: None)
         self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
-        self.capture = Capture(
+        self.capture = SnapshotBuilder(
             spans.span_ref, make_watch(native=choice.name == "native"), PERIOD_NS, include_internal=include_internal
         )
 

@@ -23,11 +23,11 @@ BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threa
         ("threading.Condition:wait", "opentelemetry.sdk._shared_internal.BatchProcessor:worker", *BOOTSTRAP),
         ("threading.Event:wait", "opentelemetry.sdk.metrics._internal.export.PeriodicReader:_ticker", *BOOTSTRAP),
         (
-            "splunk_profiler.pipeline.batch_exporter.Recorder:run",
+            "splunk_profiler.pipeline.batch_exporter.BatchExporter:run",
             "splunk_profiler.system.threads.Worker:_run",
             *BOOTSTRAP,
         ),
-        ("splunk_profiler.pipeline.batch_exporter.Recorder:run", "splunk_profiler.system.threads.Worker:_run"),
+        ("splunk_profiler.pipeline.batch_exporter.BatchExporter:run", "splunk_profiler.system.threads.Worker:_run"),
         ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
         ("grpc._server:_serve", *BOOTSTRAP),
         ("shop:on_change", "grpc._channel:_deliver", *BOOTSTRAP),

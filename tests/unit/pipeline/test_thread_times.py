@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import Remainder, Unseen
-from splunk_profiler.pipeline.thread_times import Accounts, Birth, Spent
+from splunk_profiler.model import UnattributedTime, Unseen
+from splunk_profiler.pipeline.thread_times import Birth, Spent, ThreadTimes
 
 MS = 1_000_000
 TICK = 10 * MS
@@ -21,11 +21,11 @@ class World:
 
     def __init__(self) -> None:
         self.cpu_ns = 700 * MS
-        self.accounts = Accounts(lambda: self.cpu_ns)
+        self.accounts = ThreadTimes(lambda: self.cpu_ns)
 
     def snapshot(
         self, now_ms: int, *threads: tuple[int, Birth | None, int], why_not: Unseen | None = None
-    ) -> tuple[list[Spent], tuple[Remainder, ...]]:
+    ) -> tuple[list[Spent], tuple[UnattributedTime, ...]]:
         self.accounts.begin(now_ms * MS)
         spent = [self.accounts.settle(thread, birth, cpu * MS, why_not) for thread, birth, cpu in threads]
         return spent, self.accounts.end()
@@ -36,8 +36,8 @@ def world() -> World:
     return World()
 
 
-def unsampled(wall_ms: int, cpu_ms: int) -> Remainder:
-    return Remainder(Unseen.UNSAMPLED, wall_ms * MS, cpu_ms * MS)
+def unsampled(wall_ms: int, cpu_ms: int) -> UnattributedTime:
+    return UnattributedTime(Unseen.UNSAMPLED, wall_ms * MS, cpu_ms * MS)
 
 
 def test_the_first_snapshot_opens_the_accounts(world: World) -> None:
@@ -105,7 +105,7 @@ def test_what_threads_that_are_left_out_use_is_a_remainder_without_wall_time(wor
     world.snapshot(1000, (9, None, 10), why_not=Unseen.INTERNAL)
     world.cpu_ns += 7 * MS
     _, remainders = world.snapshot(1100, (9, None, 17), why_not=Unseen.INTERNAL)
-    assert remainders == (Remainder(Unseen.INTERNAL, 0, 7 * MS),)
+    assert remainders == (UnattributedTime(Unseen.INTERNAL, 0, 7 * MS),)
 
 
 def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_the_rest_of_its_life(
@@ -118,7 +118,7 @@ def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_
     world.snapshot(1300, (2, birth, 0), why_not=Unseen.INTERNAL)  # it ends
     world.snapshot(1400)
     # 100 ms since its sample, in which it was left out, and an eighth of the way to the middle of the next.
-    assert world.snapshot(1500)[1] == (Remainder(Unseen.UNSAMPLED, 106_250_000, 0),)
+    assert world.snapshot(1500)[1] == (UnattributedTime(Unseen.UNSAMPLED, 106_250_000, 0),)
 
 
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
@@ -187,7 +187,7 @@ def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones
     period_ms, chance = 400, random.Random(1)
     lived_ms = int(life * period_ms)
     born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
-    accounts, wall_ns = Accounts(lambda: 0), 0
+    accounts, wall_ns = ThreadTimes(lambda: 0), 0
     for now_ms in range(0, 42_000 + lived_ms, period_ms):
         accounts.begin(now_ms * MS)
         for thread, born in enumerate(born_ms):
@@ -222,7 +222,7 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
     population: list[Life], distances: list[int]
 ) -> None:
     now_ms = 100
-    accounts = Accounts(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
+    accounts = ThreadTimes(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
     begun_ms, wall_ns, cpu_ns, slack_ns = now_ms, 0, 0, 0
     begun_cpu_ns = sum(life.cpu_ns_at(now_ms) for life in population)
     instants = [now_ms]
@@ -257,7 +257,7 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
 def test_wall_time_adds_up_however_late_snapshots_come_after_their_deadlines(life_ms: int) -> None:
     period_ms, chance = 10, random.Random(4)
     born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
-    accounts, wall_ns = Accounts(lambda: 0), 0
+    accounts, wall_ns = ThreadTimes(lambda: 0), 0
     for now_ms in range(0, 4_200 + life_ms, period_ms):
         late_ms = chance.choice([0, 0, 1, 4, 9])
         accounts.begin(now_ms * MS, 0, late_ms * MS)

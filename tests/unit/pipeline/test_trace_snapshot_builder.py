@@ -10,8 +10,8 @@ import pytest
 from splunk_profiler.capture.portable import RawSnapshot, RawThread
 from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
 from splunk_profiler.pipeline.idle_threads import PortableWatch
-from splunk_profiler.pipeline.snapshot_builder import Capture
-from splunk_profiler.pipeline.trace_snapshot_builder import TraceCapture
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
 
 MS = 1_000_000
@@ -44,8 +44,8 @@ class Bench:
 
     def __init__(self, began: Began | Selected | None = None, periods: Periods = PERIODS) -> None:
         selected = began if isinstance(began, Selected) else Selected(began)
-        self.capture = Capture(lambda context: context, PortableWatch(counts_rest=False), ALL_NS)
-        self._closely = TraceCapture(self.capture, lambda context: context, selected, periods)
+        self.capture = SnapshotBuilder(lambda context: context, PortableWatch(counts_rest=False), ALL_NS)
+        self._closely = TraceSnapshotBuilder(self.capture, lambda context: context, selected, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)

@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 
 from splunk_profiler import labels
 from splunk_profiler.user_labels.labels import (
-    IN_FORCE,
+    CURRENT_LABELS,
+    LABEL_PUBLISHER,
     MOST_KEY_BYTES,
     MOST_LABELS,
     MOST_VALUE_BYTES,
-    OUTLET,
     PUBLISHED,
     RESERVED,
-    Outlet,
+    LabelPublisher,
     encode,
 )
 
 
 def in_force() -> dict[str, str]:
-    current = IN_FORCE.get()
+    current = CURRENT_LABELS.get()
     return {} if current is None else current.pairs
 
 
@@ -162,7 +162,7 @@ def test_whatever_is_given_the_result_is_within_the_limits(pairs: dict[str, str]
 
 
 def test_each_kind_of_cut_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    outlet = Outlet()
+    outlet = LabelPublisher()
     for _ in range(3):
         outlet.say_once("long", "the value is cut")
         outlet.say_once("nul", "the name is cut")
@@ -185,7 +185,7 @@ def test_an_open_outlet_is_told_of_every_change_and_sets_are_encoded_once() -> N
 
     mark = labels(route="/")
     with labels(early="yes"):
-        OUTLET.open(make, put)
+        LABEL_PUBLISHER.open(make, put)
         try:
             assert seen == [{b"early": b"yes"}]
             with mark:
@@ -194,10 +194,10 @@ def test_an_open_outlet_is_told_of_every_change_and_sets_are_encoded_once() -> N
             contextvars.Context().run(mark.__enter__)
             contextvars.Context().run(mark.__enter__)
             with labels(late="yes"):
-                OUTLET.close()
+                LABEL_PUBLISHER.close()
             assert PUBLISHED.get() is None
         finally:
-            OUTLET.close()
+            LABEL_PUBLISHER.close()
     assert made.count(((b"route", b"/"),)) == 1
     assert PUBLISHED.get() is None
 

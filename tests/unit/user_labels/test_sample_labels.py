@@ -17,10 +17,10 @@ from splunk_profiler.capture.walker import Choice, choose_walker, make_ticker
 from splunk_profiler.formats.datadog_pprof import translated
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.otel import context as spans
-from splunk_profiler.otel.context_tracker import ContextShadow
+from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.pipeline.idle_threads import make_watch
-from splunk_profiler.pipeline.snapshot_builder import Capture
-from splunk_profiler.user_labels.labels import IN_FORCE
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.user_labels.labels import CURRENT_LABELS
 from splunk_profiler.user_labels.sample_labels import (
     MOST_LABELS,
     MOST_NAME_CHARACTERS,
@@ -30,7 +30,7 @@ from splunk_profiler.user_labels.sample_labels import (
     bounded,
     on_samples,
 )
-from splunk_profiler.user_labels.tracker import LabelShadow
+from splunk_profiler.user_labels.tracker import LabelTracker
 
 HERE = threading.get_ident
 
@@ -40,17 +40,19 @@ class Watcher:
 
     def __init__(self, choice: Choice) -> None:
         self.reads_the_interpreter = choice.name == "native"  # and sees labels that nobody has told of
-        self.shadow = LabelShadow()
-        contexts = ContextShadow(spans.runtime_context(), lambda: None)
+        self.shadow = LabelTracker()
+        contexts = ContextTracker(spans.runtime_context(), lambda: None)
         self._ticker = make_ticker(
             choice,
             spans.context_variable(),
             contexts.context_of,
             100,
-            labels_var=IN_FORCE,
+            labels_var=CURRENT_LABELS,
             labels_of=self.shadow.labels_of,
         )
-        self._capture = Capture(spans.span_ref, make_watch(native=choice.name == "native"), 1, labels_of=on_samples)
+        self._capture = SnapshotBuilder(
+            spans.span_ref, make_watch(native=choice.name == "native"), 1, labels_of=on_samples
+        )
 
     def look(self) -> list[Sample]:
         self._ticker.capture()
@@ -78,7 +80,7 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
 
 def shown(**pairs: object) -> dict[str, str]:
     with labels(**pairs):
-        return dict(on_samples(IN_FORCE.get()))
+        return dict(on_samples(CURRENT_LABELS.get()))
 
 
 def test_each_thread_has_its_own_labels_and_none_when_they_are_over(watcher: Watcher) -> None:
@@ -158,7 +160,7 @@ def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Wat
 
 
 def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
-    shadow = LabelShadow()
+    shadow = LabelTracker()
     shadow.install()
     try:
         idents: list[int] = []
@@ -189,9 +191,9 @@ def test_no_label_gets_a_name_of_the_profilers_own_on_its_way_to_a_datadog_agent
 
 def test_equal_labels_are_equal_however_they_came_about() -> None:
     with labels(a=1), labels(b=2):
-        one = on_samples(IN_FORCE.get())
+        one = on_samples(CURRENT_LABELS.get())
     with labels(b=2, a=1):
-        assert on_samples(IN_FORCE.get()) == one == (("a", "1"), ("b", "2"))
+        assert on_samples(CURRENT_LABELS.get()) == one == (("a", "1"), ("b", "2"))
     assert on_samples(None) == ()
 
 
