@@ -15,7 +15,7 @@ from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.portable import no_collection
 from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
-from splunk_profiler.otel.context import context_variable
+from splunk_profiler.otel.spans import context_variable
 
 
 def walk_in_python() -> list[list[tuple[CodeType, int]]]:

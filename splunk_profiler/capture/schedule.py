@@ -1,6 +1,6 @@
 """When which threads are looked at: all of them in one rhythm, those of a few traces in a quicker one between.
 
-Values and arithmetic of the portable ticker; the native one has the same in `native/ticker.c`.
+Values and arithmetic of the portable ticker; the native one has the same in `native/walker/ticker.c`.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def activation(env: Mapping[str, str]) -> list[Finding]:
 def interpreter(resolved: Resolved) -> list[Finding]:
     """Do this Python and what is installed in it serve?"""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
-    from splunk_profiler.otel.context import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
+    from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     python = f"{sys.implementation.name} {sys.version.split()[0]}{', free-threaded' if free_threaded else ''}"

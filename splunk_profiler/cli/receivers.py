@@ -179,7 +179,7 @@ def export(resolved: Resolved) -> list[Finding]:
     """Capture the threads of this process once and send them, as the profiler would."""
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
-    from splunk_profiler.otel import context as spans  # noqa: PLC0415  # not needed to examine settings alone
+    from splunk_profiler.otel import spans  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.pipeline.idle_threads import make_watch  # noqa: PLC0415
     from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 
-from splunk_profiler.otel.context import tracer_provider
+from splunk_profiler.otel.spans import tracer_provider
 
 
 def current_resource() -> Resource:

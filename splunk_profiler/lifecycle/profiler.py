@@ -132,7 +132,7 @@ class Profiler:
     def _make_sampling(self, parents: Profiler | None) -> Sampling | None:
         from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # loaded where it is wanted
         from splunk_profiler.lifecycle.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
-        from splunk_profiler.otel import context as spans  # noqa: PLC0415  # loaded where it is wanted
+        from splunk_profiler.otel import spans  # noqa: PLC0415  # loaded where it is wanted
 
         choice = choose_walker(self.resolved.config.walker)
         if choice.name == "none":

@@ -19,7 +19,7 @@ from splunk_profiler.host_profilers.libraries import labels_library
 from splunk_profiler.host_profilers.process_storage import service_of
 from splunk_profiler.host_profilers.publisher import PublishConfig, Publisher, Source
 from splunk_profiler.host_profilers.span_identity import ATTRIBUTE
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.system import preload
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.method_patch import MethodPatch

@@ -22,7 +22,7 @@ from splunk_profiler.export import destinations
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.lifecycle.trace_profiler import TraceProfiler, focus_of
 from splunk_profiler.model import Snapshot
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId

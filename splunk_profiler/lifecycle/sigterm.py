@@ -1,8 +1,8 @@
 """SIGTERM with its default action ends the process as it would, after what was gathered has been sent.
 
-The handler is native (`native/sigterm.c`): Python's table goes on to say that the action is the default one, and a main
-thread that is stuck in C does not matter. A thread of ours waits for the signal. A handler that the application sets
-replaces ours; where it restores the default, as uvicorn does at its end, ours is back. Imports no sink.
+The handler is native (`native/walker/sigterm.c`): Python's table goes on to say that the action is the default one, and
+a main thread that is stuck in C does not matter. A thread of ours waits for the signal. A handler that the application
+sets replaces ours; where it restores the default, as uvicorn does at its end, ours is back. Imports no sink.
 """
 
 from __future__ import annotations

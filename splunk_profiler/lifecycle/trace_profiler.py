@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from splunk_profiler.capture.schedule import TraceFilter
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.pipeline.record_pipeline import RecordPipeline
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder

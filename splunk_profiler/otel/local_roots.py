@@ -19,7 +19,7 @@ from typing import Any
 from opentelemetry import trace
 
 from splunk_profiler.model import SpanRef
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.span_listener import SpanListener, is_local_root
 from splunk_profiler.system.guard import Guard
 
@@ -75,7 +75,7 @@ class LocalRootTracker(SpanListener):
                 self._sampled[context.span_id] = span.name
 
     def span_ref(self, context: Any) -> SpanRef | None:
-        """As `context.span_ref`, with the local root as far as it is known."""
+        """As `spans.span_ref`, with the local root as far as it is known."""
         ref = spans.span_ref(context)
         if ref is None:
             return None

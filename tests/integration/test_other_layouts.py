@@ -64,6 +64,9 @@ PLACES = {
 }
 
 
+_LAYOUTS = "native/compat/layouts.c"
+
+
 class Builder:
     """Compiles the sources of an extension once, and the check of layouts for each change."""
 
@@ -74,7 +77,7 @@ class Builder:
     def extension(self, name: str, change: tuple[str, str] | None) -> Path:
         built = self._folder / f"{name}.so"
         headers = HEADERS if change is None else self._changed(*change)
-        check = self._compile(ROOT / "native" / "layouts.c", self._folder / "layouts.o", headers)
+        check = self._compile(ROOT / _LAYOUTS, self._folder / "layouts.o", headers)
         self._gcc("-shared", *self._others(name), check, "-pthread", "-ldl", "-o", built)
         return built
 
@@ -87,7 +90,7 @@ class Builder:
             self._objects[name] = [
                 self._compile(ROOT / source, self._folder / f"{name}-{Path(source).stem}.o", HEADERS)
                 for source in listed[1].split()
-                if source != "native/layouts.c"
+                if source != _LAYOUTS
             ]
         return self._objects[name]
 
@@ -102,7 +105,9 @@ class Builder:
         return headers
 
     def _compile(self, source: Path, made: Path, headers: Path) -> Path:
-        self._gcc("-std=c11", "-O0", "-fPIC", "-DNDEBUG", "-D_GNU_SOURCE=1", f"-I{headers}", "-c", source, "-o", made)
+        ours = [f"-I{ROOT / 'native' / folder}" for folder in ("compat", "walker", "context", "context/hooks")]
+        options = ("-std=c11", "-O0", "-fPIC", "-DNDEBUG", "-D_GNU_SOURCE=1", f"-I{headers}", *ours)
+        self._gcc(*options, "-c", source, "-o", made)
         return made
 
     def _gcc(self, *arguments: str | Path) -> None:

@@ -1,6 +1,6 @@
 """Collections of garbage: by way of `gc.callbacks`, which CPython calls on the thread that a collection is for.
 
-The walkers' tickers do what happens there (`native/collections.c`, `capture/portable_gc.py`); this says when they are
+The walkers' tickers do what happens there (`native/walker/gc.c`, `capture/portable_gc.py`); this says when they are
 called, and makes events of what they have kept.
 """
 

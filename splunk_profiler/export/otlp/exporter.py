@@ -28,7 +28,7 @@ from splunk_profiler.export.otlp.sample_records import Encoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
-from splunk_profiler.otel.context import tracer_provider
+from splunk_profiler.otel.spans import tracer_provider
 from splunk_profiler.system.threads import real_lock
 
 _SHORTEST_S = 0.05

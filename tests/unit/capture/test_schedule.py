@@ -22,7 +22,7 @@ from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import Limit, Sampler
 from splunk_profiler.capture.schedule import NEVER_NS, Schedule, Tick, TraceFilter
 from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.raw import Periods, RawSnapshot
 
 CURRENT: ContextVar[Any] = ContextVar("current")

@@ -31,7 +31,7 @@ from published_process import ids_of, provider, publishing, shown, shown_labels,
 
 from splunk_profiler import labels
 from splunk_profiler.host_profilers.message_socket import MessageSocket
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 
 

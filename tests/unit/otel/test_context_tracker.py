@@ -10,7 +10,7 @@ from typing import Any
 import opentelemetry.context as otel_context
 import pytest
 
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 
 HERE = threading.get_ident()

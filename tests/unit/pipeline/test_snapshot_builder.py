@@ -20,7 +20,7 @@ from top_frames import top_frame
 
 from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
 from splunk_profiler.model import Sample, Snapshot
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.pipeline.idle_threads import make_watch
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder

@@ -16,7 +16,7 @@ from splunk_profiler import labels
 from splunk_profiler.capture.walker import Choice, choose_walker, make_ticker
 from splunk_profiler.formats.datadog_pprof import translated
 from splunk_profiler.model import Aggregate, Sample, Stack
-from splunk_profiler.otel import context as spans
+from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.pipeline.idle_threads import make_watch
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder

@@ -212,12 +212,12 @@ HIDDEN void stack_release(core *c, raw_stack *stack);                     /* one
 HIDDEN int64_t monotonic_ns(void);
 HIDDEN int64_t time_of_day_ns(void);
 
-/* collections.c: collections of garbage. GIL held. */
+/* gc.c: collections of garbage. GIL held. */
 HIDDEN PyObject *collections_note(core *c, PyObject *phase, PyObject *info); /* a str and a dict, of the collector */
 HIDDEN bool collections_take(core *c, raw_collection *taken); /* the oldest, with what it owns; false: there is none */
 HIDDEN int collections_traverse(core *c, visitproc visit, void *arg);
 
-/* focus.c: which of the threads that are listed in core.walked to walk. GIL held. */
+/* filter.c: which of the threads that are listed in core.walked to walk. GIL held. */
 HIDDEN size_t focus_choose(core *c, size_t count); /* writes core.chosen, and says how many there are */
 HIDDEN bool focus_is_empty(const core *c);
 HIDDEN bool focus_take(core *c, PyObject *focus); /* None, or (traces, span_key); false and an exception */
@@ -226,14 +226,14 @@ HIDDEN bool focus_take(core *c, PyObject *focus); /* None, or (traces, span_key)
 HIDDEN PyObject *thread_object_of(const core *c, unsigned long ident); /* new reference, or NULL */
 HIDDEN unsigned long thread_object_native_id(const core *c, PyObject *object); /* `object` may be NULL; 0: not known */
 
-/* snapshots.c: gives references up, may run Python code. GIL held. */
+/* release.c: gives references up, may run Python code. GIL held. */
 HIDDEN void thread_release(core *c, raw_thread *thread);
 HIDDEN void snapshot_free(core *c, raw_snapshot *snapshot);
 HIDDEN void core_release_dead(core *c);
 HIDDEN void core_release_all(core *c);
 HIDDEN int core_traverse(core *c, visitproc visit, void *arg);
 
-/* convert.c and, for collections, collections.c: make Python values of snapshots on the worker thread. GIL held. */
+/* convert.c and, for collections, gc.c: make Python values of snapshots on the worker thread. GIL held. */
 typedef struct {
     PyTypeObject *raw_thread;   /* borrowed from the module */
     PyTypeObject *raw_snapshot; /* borrowed from the module */

@@ -8,7 +8,7 @@
  *
  * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
  */
-#include "mailbox.h"
+#include "socket_reader.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -2,11 +2,11 @@
  *
  * The contract is splunk_profiler/_context.pyi.
  */
-#include "known_contexts.h"
+#include "context_cache.h"
 #include "layouts.h"
-#include "mailbox.h"
+#include "socket_reader.h"
 #include "publisher.h"
-#include "switches.h"
+#include "hooks.h"
 
 #define END_CAPSULE "splunk_profiler._context"
 

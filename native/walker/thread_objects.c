@@ -5,7 +5,7 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "core.h"
+#include "state.h"
 
 PyObject *thread_object_of(const core *c, unsigned long ident)
 {

@@ -4,7 +4,7 @@
  * clocks are read at the deadline, and again after a rest of some tens of microseconds. A thread that has used a part of
  * the rest is said to have had a processor with the probability of that part.
  */
-#include "core.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
  */
 #include "py_compat.h"
 
-#include "core.h"
+#include "state.h"
 
 #include <stdlib.h>
 

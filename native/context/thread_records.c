@@ -1,7 +1,7 @@
 /* Each thread's two halves and the pointers to them: write, show, repair, hide, and give up at the end. Plain C. */
 #include "thread_records.h"
 
-#include "halves.h"
+#include "record_buffer.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

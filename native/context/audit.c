@@ -7,7 +7,7 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "known_contexts.h"
+#include "context_cache.h"
 #include "publisher.h"
 
 #include <stdlib.h>

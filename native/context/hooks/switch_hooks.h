@@ -6,7 +6,7 @@
 #ifndef SPLUNK_PROFILER_SWITCH_HOOKS_H
 #define SPLUNK_PROFILER_SWITCH_HOOKS_H
 
-#include "switches.h"
+#include "hooks.h"
 
 #include <stdbool.h>
 
@@ -15,17 +15,17 @@
 /* As in thread_records.h, which knows nothing of switches. */
 #define HOT __attribute__((hot))
 
-/* switches.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
+/* hooks.c. *any*: whether hooks are installed, and by this interpreter; one that sees false passes through. */
 bool switch_is_wanted(void);
 
-/* switches.c. The calling thread's current context may be another than before: this one, or NULL. *any*; keeps a pending
+/* hooks.c. The calling thread's current context may be another than before: this one, or NULL. *any*; keeps a pending
  * exception. */
 void switch_noticed(PyObject *context);
 
 /* Each hook: install returns NULL or, as a static string, what it costs the user that it could not be done. Installing
  * what is installed and removing what is not does nothing. None of them leaves an exception. */
 
-/* switch_run.c: Context.run, before 3.14. */
+/* run.c: Context.run, before 3.14. */
 const char *switch_run_install(void);
 void switch_run_remove(void);
 
@@ -34,11 +34,11 @@ const char *relocations_install(void);
 int relocations_refresh(void); /* how many call sites were redirected; cheap if no module was loaded since */
 void relocations_remove(void);
 
-/* switch_watcher.c: all of the above, since 3.14. */
+/* watcher.c: all of the above, since 3.14. */
 const char *switch_watcher_install(void);
 void switch_watcher_remove(void);
 
-/* switch_greenlets.c: greenlets, once greenlet is loaded. */
+/* greenlets.c: greenlets, once greenlet is loaded. */
 const char *switch_greenlets_install(void);
 bool switch_greenlets_refresh(PyObject *modules); /* sys.modules; false: greenlet is being imported just now */
 void switch_greenlets_remove(void);

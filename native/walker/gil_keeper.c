@@ -15,7 +15,7 @@
  */
 #include "py_compat.h"
 
-#include "core.h"
+#include "state.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -9,7 +9,7 @@
  */
 #include "py_compat.h"
 
-#include "core.h"
+#include "state.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 /* Writes a context in both layouts, in the order that readers rely on. The owner of the half, and nobody else. Plain C. */
-#include "halves.h"
+#include "record_buffer.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* What publishes contexts, shared by the C files of splunk_profiler._context. All of it expects the GIL to be held.
  *
- * publisher.c finds out what the calling thread's context is and has it shown; known_contexts.c remembers what that was;
+ * publisher.c finds out what the calling thread's context is and has it shown; context_cache.c remembers what that was;
  * audit.c does so for all threads;
  * identities.c has the two types of what is published; libraries.c loads what readers look for; thread_records.c owns the
- * memory they read; switches.h is where changes of context are noticed.
+ * memory they read; hooks.h is where changes of context are noticed.
  */
 #ifndef SPLUNK_PROFILER_PUBLISHER_H
 #define SPLUNK_PROFILER_PUBLISHER_H

@@ -8,7 +8,7 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "core.h"
+#include "state.h"
 
 /* Borrowed from `span`'s own span context, or NULL if that is not one as OpenTelemetry makes them. */
 static PyObject *trace_id_of(const core *c, PyObject *span)

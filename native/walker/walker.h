@@ -2,7 +2,7 @@
 #ifndef SPLUNK_PROFILER_WALKER_H
 #define SPLUNK_PROFILER_WALKER_H
 
-#include "core.h"
+#include "state.h"
 
 typedef struct {
     PyTypeObject *ticker;       /* owned */

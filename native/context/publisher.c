@@ -6,9 +6,9 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "known_contexts.h"
+#include "context_cache.h"
 #include "publisher.h"
-#include "switches.h"
+#include "hooks.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * A finaliser may run at every DECREF here, so each thing is taken out of the core's lists first and the lists are
  * read again afterwards.
  */
-#include "core.h"
+#include "state.h"
 
 #include <stdlib.h>
 

@@ -13,7 +13,7 @@
  * to, so that more contexts than there is room for do not drive each other out in turns. Entries of mappings that are gone
  * stay until their place is needed; with the table full that is some 200 kB.
  */
-#include "known_contexts.h"
+#include "context_cache.h"
 
 #include "context_compat.h"
 

@@ -1,4 +1,4 @@
-/* What contexts that were met before show, so that coming back to one costs no look-up. known_contexts.c says when that
+/* What contexts that were met before show, so that coming back to one costs no look-up. context_cache.c says when that
  * may be believed. All of it expects the GIL to be held; nothing here runs Python code or leaves an exception.
  */
 #ifndef SPLUNK_PROFILER_KNOWN_CONTEXTS_H

@@ -11,7 +11,7 @@
  */
 #include "py_compat.h"
 
-#include "core.h"
+#include "state.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 /* The types Identity and UserLabels: what is published of a span and of a user's labels, encoded once. */
 #include "context_compat.h"
 #include "publisher.h"
-#include "switches.h"
+#include "hooks.h"
 
 #include <structmember.h>
 #include <stdlib.h>
