@@ -40,4 +40,4 @@ def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
         assert sink.export(batch).delivery is ExportStatus.DELIVERED
     finally:
         sink.shutdown()
-        server.stop(None)
+        server.stop(None).wait()
