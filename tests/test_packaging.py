@@ -94,7 +94,7 @@ def test_the_gate_runs_the_commands_of_the_readme() -> None:
 
 def test_links_between_the_pages_lead_somewhere() -> None:
     dead = []
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
             if "://" not in target and not (page.parent / target).exists():
                 dead.append(f"{page.name}: {target}")
