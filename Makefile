@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 SOAK_SECONDS ?= 600
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
-BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
+BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/*/* native/*/*/*)
 
 .PHONY: help setup demo test lint bench soak clean
 .DELETE_ON_ERROR:
@@ -18,7 +18,7 @@ setup: $(VENV)/.ready-test  ## .venv with the package, built from here, and all 
 demo: $(VENV)/.ready-demo  ## a profiled web service under load, and the report of it
 	$(VENV)/bin/splunk-profiler demo
 
-test: $(VENV)/.ready-test  ## all tests, on all processors; ARGS="tests/unit -k recorder" runs a part
+test: $(VENV)/.ready-test  ## all tests, on all processors; ARGS="tests/unit -k exporter" runs a part
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready-test  ## ruff and mypy --strict

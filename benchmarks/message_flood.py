@@ -127,6 +127,9 @@ def measure(quick: bool) -> Iterator[Result]:
         if not splunk_profiler.start(config):
             raise RuntimeError("the profiler did not start")
         work()
+        until = time.monotonic() + 10
+        while not list(Path(folder).glob("*.sock")) and time.monotonic() < until:
+            time.sleep(0.001)  # a thread of the profiler makes it
         (path,) = map(str, Path(folder).glob("*.sock"))
         nobody = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         nobody.bind(f"{folder}/nobody")

@@ -90,8 +90,8 @@ def nothing_is_left_behind() -> Iterator[None]:
     environment, sockets = dict(os.environ), _sockets()
     callbacks = [*gc.callbacks]
     yield
-    assert [callback for callback in gc.callbacks if "collection" in repr(callback)] == [
-        callback for callback in callbacks if "collection" in repr(callback)
+    assert [callback for callback in gc.callbacks if "collection" in repr(callback).lower()] == [
+        callback for callback in callbacks if "collection" in repr(callback).lower()
     ], "the test left a callback of the collector"
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment.pop("PYTEST_CURRENT_TEST", None)

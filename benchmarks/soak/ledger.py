@@ -23,7 +23,7 @@ def keep() -> None:
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     class Noted(BatchExporter[Any]):
-        """A recorder whose counters are known when it has stopped."""
+        """A batch exporter whose counters are known when it has stopped."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)

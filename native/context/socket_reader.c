@@ -129,7 +129,7 @@ static void wait_for_room(Mailbox *self)
 /* Until `stop`: true. False if the socket is not there any more.
  *
  * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
- * as `poll` waits. It shows with the next message, be it one of our own (inbox.py).
+ * as `poll` waits. It shows with the next message, be it one of our own (message_socket.py).
  */
 static bool read_all(Mailbox *self)
 {

@@ -2,7 +2,7 @@
 
 Serves where the extension cannot be had. A walk can be interrupted between two threads, and the context of
 a thread comes from a callable (which is approximate for asyncio) instead of the interpreter. Its ticker runs
-on a thread of its own; must not import anything of ours but the model, `schedule` and `threads`.
+on a thread of its own; must not import the settings or OpenTelemetry.
 """
 
 from __future__ import annotations

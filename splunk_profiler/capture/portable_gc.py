@@ -2,7 +2,7 @@
 
 `CollectionLog.note` runs on whichever thread the collector works for, in the middle of the application's
 work; `drain` runs on the sampling worker's. Takes no lock: the collector calls nobody while it is calling.
-Must not import anything of ours but `threads`.
+Must not import anything of ours but `system.threads`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The demo's processes: each has a log of its own, is led to a good end, and never outlives the demo.
 
-Runs on the main thread of `demo`. Imports nothing of ours but errors.
+Runs on the main thread of `demo`. Imports nothing of ours but errors and `system.private_files`.
 """
 
 from __future__ import annotations

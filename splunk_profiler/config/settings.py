@@ -36,11 +36,11 @@ class Setting:
     secret: bool = False
 
     def shown(self, value: object) -> str:
-        """See `values.shown`; nothing at all of a secret."""
+        """See `parsers.shown`; nothing at all of a secret."""
         return "***" if self.secret else shown(str(value))
 
     def quoted(self, value: object) -> str:
-        """See `values.quoted`; nothing at all of a secret."""
+        """See `parsers.quoted`; nothing at all of a secret."""
         return "'***'" if self.secret else quoted(value)
 
 

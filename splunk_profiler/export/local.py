@@ -1,7 +1,7 @@
 """Sinks that stay in this process or on this machine: a list in memory and a file of JSON lines.
 
 For benchmarks, tests and people without a collector. `export` runs on the exporting thread, the rest on any.
-Imports the model and the text format, no OpenTelemetry.
+Imports no OpenTelemetry.
 """
 
 from __future__ import annotations

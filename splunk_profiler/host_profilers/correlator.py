@@ -15,16 +15,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from errno import EBADF
 from typing import Any, NamedTuple
 
 from splunk_profiler.config.parsers import shown
 from splunk_profiler.host_profilers.annotation import HOST_ID, HostId
 from splunk_profiler.host_profilers.messages import Malformed, Registration, StackTraces, decode
-from splunk_profiler.host_profilers.span_deferral import MethodPatch, SpanDeferral
+from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
 from splunk_profiler.otel.providers import WeakIdentitySet
 from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import Signal, Worker
 
 _NS = 1_000_000_000
@@ -47,7 +49,7 @@ class Feedback:
     """How the correlation is to be done.
 
     Attributes:
-        at_once: transactions wait from the start on; else only after a profiler has been heard of.
+        at_once: transactions wait from when the socket is listened to; else only after a profiler has been heard of.
         buffer_size: how many transactions may wait.
     """
 
@@ -135,19 +137,23 @@ class Correlator:
         if self._deferral.active:
             self._deferral.meet(processors)
 
-    def listen(self, descriptor: int, on_lost: Callable[[], None]) -> None:
+    def listen(self, descriptor: int, on_lost: Callable[[], None], is_open: Callable[[], bool] = lambda: True) -> None:
         """Take messages from this socket from now on.
 
         Args:
             descriptor: of the socket, which must stay until `close`.
             on_lost: called, on a thread of ours, when somebody else has closed it.
+            is_open: whether the descriptor still stands for the socket. The application may have closed it and opened
+                something else, which must not be read.
 
         Raises:
             OSError, RuntimeError: it cannot be read, or the process can make no more threads.
         """
         self.close()
-        self._stopping = False
-        mailbox = self._mailbox = self._make_mailbox(descriptor)
+        mailbox = self._make_mailbox(descriptor)
+        if not is_open():
+            raise OSError(EBADF, "the socket was closed meanwhile")
+        self._mailbox = mailbox
         self._on_lost = on_lost
         reader = Worker("inbox", lambda: self._read(mailbox))
         correlating = Worker("correlator", lambda: self._correlate(mailbox))

@@ -1,7 +1,8 @@
 """The socket that host profilers send to: a datagram socket with a name in the file system.
 
-`MessageSocket` owns the socket and its file. Made and closed on whichever thread starts and stops publishing. Must not
-import `socket`: gevent and eventlet may still have to replace what is in there, and this one has to be real.
+`MessageSocket` owns the socket and its file. Made on a thread of ours or on the one that forks, closed on the one that
+stops publishing. The application may close its descriptor at any moment. Must not import `socket`: gevent and eventlet
+may still have to replace what is in there, and this one has to be real.
 
 Specification: Elastic universal profiling integration, "Messaging Socket".
 """
@@ -14,12 +15,14 @@ import os
 import re
 import stat
 from contextlib import suppress
+from errno import EBADF
 from pathlib import Path
 
 from splunk_profiler.host_profilers.process_storage import MOST_PATH_BYTES
 
 _PREFIX = "splunk-profiler-"
 _STANDARD_STREAMS = 3
+_ATTEMPTS = 3
 _NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
@@ -34,7 +37,7 @@ class MessageSocket:
         directory: absolute path of the directory that its file is made in; made if it is missing.
 
     Raises:
-        InboxError: it cannot be made there.
+        MessageSocketError: it cannot be made there.
     """
 
     def __init__(self, directory: str) -> None:
@@ -44,25 +47,27 @@ class MessageSocket:
         self._open()
 
     def _open(self) -> None:
-        try:
-            Path(self._directory).mkdir(parents=True, exist_ok=True)
-            self._socket = _bound(self.path)
-        except OSError as error:
-            raise MessageSocketError(f"{self._directory}: {error.strerror or error}") from None
-        self._inode = _inode(self._socket)
+        for attempt in range(_ATTEMPTS):
+            try:
+                Path(self._directory).mkdir(parents=True, exist_ok=True)
+                self._socket, self._inode = _bound(self.path)
+                return
+            except OSError as error:
+                if error.errno != EBADF or attempt == _ATTEMPTS - 1:  # else the application has closed it meanwhile
+                    raise MessageSocketError(f"{self._directory}: {error.strerror or error}") from None
 
     def renew(self) -> None:
         """Make the socket anew after somebody else has closed it. Profilers have read its path, and do not look again.
 
         Raises:
-            InboxError: it cannot be made any more.
+            MessageSocketError: it cannot be made any more.
         """
         self.close()
         self._open()
 
     def clear_directory(self) -> None:
         """Remove the sockets that killed processes have left in the directory. Takes long in a large one."""
-        _remove_stale(self._directory)
+        _remove_stale(self._directory, Path(self.path).name)
 
     @property
     def address(self) -> bytes:
@@ -72,7 +77,8 @@ class MessageSocket:
     @property
     def is_open(self) -> bool:
         """False if the application has closed the socket, as daemons close all descriptors."""
-        return _inode(self._socket) == self._inode
+        found = _inode(self._socket)
+        return found is not None and found == self._inode
 
     def fileno(self) -> int:
         """The socket's descriptor; it does not block."""
@@ -81,7 +87,8 @@ class MessageSocket:
     def close(self) -> None:
         """Close the socket. Its file goes with it, in the process that made it: a child's copy leaves it alone."""
         if self.is_open:
-            self._socket.close()
+            with suppress(OSError):  # it was closed just now
+                self._socket.close()
         else:
             self._socket.detach()  # the number may be somebody else's by now
             self._wake_reader()
@@ -117,15 +124,20 @@ def _new_path(directory: str) -> str:
     return path
 
 
-def _bound(path: str) -> _socket.socket:
+def _bound(path: str) -> tuple[_socket.socket, tuple[int, int] | None]:
+    """A socket with that name, and what its descriptor stands for."""
     made = _datagram_socket()
+    inode = _inode(made)
     try:
         os.fchmod(made.fileno(), 0o600)  # the file gets the mode of the socket: nobody else may write, at no moment
         made.bind(path)
     except BaseException:
-        made.close()
+        if _inode(made) == inode:
+            made.close()
+        else:
+            made.detach()  # the number may be somebody else's by now
         raise
-    return made
+    return made, inode
 
 
 def _datagram_socket() -> _socket.socket:
@@ -140,7 +152,7 @@ def _datagram_socket() -> _socket.socket:
         made.close()
 
 
-def _remove_stale(directory: str) -> None:
+def _remove_stale(directory: str, own_name: str) -> None:
     """Remove the sockets of processes that were killed before they could do it themselves.
 
     A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound. One
@@ -148,7 +160,7 @@ def _remove_stale(directory: str) -> None:
     """
     with suppress(OSError):
         for entry in os.scandir(directory):
-            if _NAME.fullmatch(entry.name):
+            if _NAME.fullmatch(entry.name) and entry.name != own_name:
                 with suppress(OSError):  # this one is somebody else's to remove, or was removed just now
                     if _is_abandoned(entry):
                         Path(entry.path).unlink()

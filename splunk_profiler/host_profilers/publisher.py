@@ -3,7 +3,7 @@
 `Publisher` owns the C extension while it is installed, the socket and the process storage. Threads publish by
 themselves, in C, at every switch of context. Runs on whichever thread starts and stops it, and for the first span of
 a provider on the application's: must be short there and must not raise. Libraries, threads and directories are left to
-a thread of ours (`catch_up`). Knows neither settings nor OpenTelemetry.
+a thread of ours (`catch_up`); only a forked child makes its socket at once. Knows neither settings nor OpenTelemetry.
 
 Readers look once, when they see a library appear. So all that it leads to is there before: socket, storage, library,
 pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
@@ -72,7 +72,7 @@ class Listener(Protocol):
     def meet(self, processors: Any, /) -> None:
         """A provider's set of span processors has been found."""
 
-    def listen(self, descriptor: int, on_lost: Callable[[], None], /) -> None:
+    def listen(self, descriptor: int, on_lost: Callable[[], None], is_open: Callable[[], bool], /) -> None:
         """There is a socket. `on_lost` is to be called when somebody else has closed it; OSError or RuntimeError."""
 
     def stop(self, timeout_s: float, /) -> None:
@@ -189,7 +189,7 @@ class Publisher:
                             self._describe(self._to_describe[0])
                     finally:
                         self._to_describe.popleft()
-                inbox = self._inbox if self._to_serve else None
+                inbox = self._inbox if self._to_serve and self._correlates else None
                 if inbox is not None:
                     self._serve(anew=not inbox.is_open)
             if inbox is not None:
@@ -197,9 +197,9 @@ class Publisher:
 
     def audit(self) -> None:
         """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
-        reopened, inbox = self._reopened, self._inbox
+        inbox = self._inbox
         if inbox is not None and not inbox.is_open:
-            self._reopen(reopened)
+            self._reopen()
         self._extension.refresh()
         _, repaired = self._extension.audit()
         if repaired and "repaired" not in self._told:
@@ -265,6 +265,9 @@ class Publisher:
         try:
             if self._inbox is None:
                 self._inbox, self._to_serve = MessageSocket(self._wishes.socket_directory), True
+            if not self._correlates:  # a stop has not waited for this any longer
+                self._close_socket()
+                return False
             storage = encode(service, self._inbox.address)
             if self._visible:
                 self._extension.replace_storage(storage)
@@ -275,17 +278,25 @@ class Publisher:
                 self._check_reach(path, library.tls, "which span each thread is in")
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
+            if not self._visible:
+                self._close_socket()  # it would have no reader
             setting = f"{self._wishes.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._say_once(f"host profilers are not told of this process: {setting}{error}")
             return False
         self._service = service
         return True
 
-    def _reopen(self, reopened: int) -> None:
-        """Called by the listener when the application has closed the socket, as daemons close all that is open."""
+    def _reopen(self, reopened: int | None = None) -> None:
+        """Called when the application has closed the socket, as daemons close all that is open.
+
+        Args:
+            reopened: how often it had been made anew when the listener lost it; None: it is looked at.
+        """
         if self._lock.acquire(timeout=_WAIT_S):
             try:
-                if reopened == self._reopened:  # else it has been done already
+                inbox = self._inbox
+                lost = inbox is not None and not inbox.is_open if reopened is None else reopened == self._reopened
+                if lost:  # else it has been done already
                     self._serve(anew=True)
             finally:
                 self._lock.release()
@@ -301,8 +312,11 @@ class Publisher:
                     raise MessageSocketError("it does so again and again")
                 self._reopened += 1
                 inbox.renew()
+            if not self._correlates:  # a stop has not waited for this any longer
+                inbox.close()
+                return
             reopened = self._reopened
-            self._listener.listen(inbox.fileno(), lambda: self._reopen(reopened))
+            self._listener.listen(inbox.fileno(), lambda: self._reopen(reopened), lambda: inbox.is_open)
             self._to_serve = False
             if anew:
                 logger.debug("the socket for host profilers had been closed and has been made anew")
@@ -314,6 +328,11 @@ class Publisher:
             inbox.close()
             reason = f"the application has closed its socket, and {error}" if anew else error
             self._say_once(f"host profilers cannot send to this process any more: {reason}")
+
+    def _close_socket(self) -> None:
+        inbox, self._inbox, self._to_serve = self._inbox, None, False
+        if inbox is not None:
+            inbox.close()
 
     def _load_labels(self) -> None:
         path = labels_library()

@@ -13,27 +13,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from splunk_profiler.host_profilers.annotation import HostId, is_transaction, key_of
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
 from splunk_profiler.host_profilers.wrapped_exporters import Exporting, within
 from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import real_lock
 
 _FLUSH_MS = 30_000  # the SDK's default
 _PATIENCE_S = 1.0
-
-
-class MethodPatch(Protocol):
-    """Replaces methods of an object until `remove`."""
-
-    def install(self, functions: Mapping[str, Callable[..., Any]], /) -> None:
-        """Put them there."""
-
-    def remove(self) -> None:
-        """Put back what was there."""
 
 
 class SpanDeferral:

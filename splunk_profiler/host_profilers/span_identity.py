@@ -1,8 +1,8 @@
 """Span → what is published of it: its ids, its flags and its local root.
 
 `Identities.of` is the slow path: the C extension asks it once for a span that carries no identity yet, on the thread
-that made the span current. Spans that start while the extension is on their provider (`providers.py`) get theirs in C.
-Loads OpenTelemetry's API only.
+that made the span current. Spans that start while the extension is on their provider (`otel/providers.py`) get theirs
+in C. Loads OpenTelemetry's API only.
 
 Specification: Elastic universal profiling integration, "Thread Local Storage Layout".
 """

@@ -75,10 +75,12 @@ class Profiler:
         """
         until = time.monotonic() + timeout_s
         self._watch_forks(None)
-        if self._publishing is not None:
-            self._publishing.stop(timeout_s * _SHARE_OF_PUBLISHING)
-        if self._sampling is not None:
-            self._sampling.stop(max(until - time.monotonic(), timeout_s * (1 - _SHARE_OF_PUBLISHING)))
+        try:
+            if self._publishing is not None:
+                self._publishing.stop(timeout_s * _SHARE_OF_PUBLISHING)
+        finally:
+            if self._sampling is not None:
+                self._sampling.stop(max(until - time.monotonic(), timeout_s * (1 - _SHARE_OF_PUBLISHING)))
 
     def hold(self, timeout_s: float) -> None:
         """Let nothing be under way that must not be forked.

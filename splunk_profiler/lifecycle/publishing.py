@@ -124,11 +124,15 @@ class Publishing:
             self._publisher.release()
 
     def after_fork(self) -> None:
-        """See `Publisher.after_fork`."""
+        """See `Publisher.after_fork`. Raises as `start` does; nothing is left of it then."""
         self._forking = 0
         self._auditor = None  # the parent's
-        self._publisher.after_fork()
-        self._begin_work()
+        try:
+            self._publisher.after_fork()
+            self._begin_work()
+        except BaseException:
+            self.stop()
+            raise
 
     def catch_up(self) -> None:
         """See `Publisher.catch_up`."""

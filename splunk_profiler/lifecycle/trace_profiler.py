@@ -1,6 +1,6 @@
 """Snapshot profiling, composed: which traces, what is sampled of them, when it goes.
 
-Built by `sampling`, whose ticker, worker and recording it uses; has no thread of its own. In a forked child the
+Built by `sampling`, whose ticker, worker and record pipeline it uses; has no thread of its own. In a forked child the
 selection of its parent goes on, which is among the span processors already. Must not import export or formats.
 """
 

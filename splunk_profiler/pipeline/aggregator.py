@@ -1,7 +1,7 @@
 """Samples → profiles: what is equal in stack and labels within a period is one aggregate.
 
-Stands in front of the recorder's queue. `Aggregator.take` runs on the sampling worker's thread, `close` on the one that
-stops the profiler, after it. Imports the model and `system` only.
+Stands in front of the batch exporter's queue. `Aggregator.take` runs on the sampling worker's thread, `close` on the
+one that stops the profiler, after it. Imports neither settings nor OpenTelemetry.
 
 What it holds is bounded however many spans, threads and stacks there are. Beyond the bounds samples are told apart by
 less: first not by span, then not by thread and the user's labels, then not by anything but the stack, at last not by

@@ -222,7 +222,7 @@ class BatchExporter(Generic[Record]):
         return held
 
     def release_after_fork(self) -> None:
-        """Export again; does nothing on a thread that does not hold. For the parent: a child has a new Recorder."""
+        """Export again; does nothing on a thread that does not hold. For the parent: a child has a new one."""
         if self._forking == get_ident():
             self._forking = None
             self._exporting.release()

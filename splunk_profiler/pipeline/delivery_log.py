@@ -1,6 +1,6 @@
 """Tells the user, in the log, whether records arrive: at once when they stop to, then once a minute at most.
 
-Runs on the exporting thread. Imports the model only.
+Runs on the exporting thread. Imports the model and `system.guard` only.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class SamplePipeline:
         self.recorder.record(snapshot.samples)
 
     def rest(self) -> None:
-        """See `RecordPipeline.rest`: the recorder keeps its own time."""
+        """See `RecordPipeline.rest`: the batch exporter keeps its own time."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
         """See `RecordPipeline.begin`: there is nothing to compare a sample with."""

@@ -1,7 +1,7 @@
 """The user's labels as samples carry them: texts of bounded length, under names that are none of the profiler's own.
 
-Runs on the sampling worker's thread, once for each set of labels. Imports `user_labels` and nothing else of ours.
-Host profilers show less of a label, because their readers do (`user_labels.encode`).
+Runs on the sampling worker's thread, once for each set of labels. Imports `labels` and nothing else of ours.
+Host profilers show less of a label, because their readers do (`labels.encode`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a kind of event is made of: its description, and what notices such events.
 
-Imports the walkers' contract, the settings' type and the model, never OpenTelemetry, a format or a sink.
+Never imports OpenTelemetry, a format or a sink.
 """
 
 from __future__ import annotations

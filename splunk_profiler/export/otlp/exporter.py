@@ -39,7 +39,7 @@ class OtlpSink(Generic[Record]):
 
     Args:
         endpoint: where it is.
-        encode: records → the bytes of a request (`encoding`, `profile_encoding`).
+        encode: records → the bytes of a request (`sample_records`, `profile_records`).
         transport: headers, timeout, compression and certificates.
         tracer_provider: the application's provider, whose exporter's connection is shared where it fits.
         share_connection: False in a forked child, where that connection is the parent's.

@@ -48,7 +48,7 @@ def answered(*answers: bytes) -> ExportResult:
 
 
 class Exporting:
-    """An export on a thread of ours, as the recorder's is."""
+    """An export on a thread of ours, as the batch exporter's is."""
 
     def __init__(self, sink: DatadogSink) -> None:
         self._outcomes: list[ExportResult] = []

@@ -70,6 +70,17 @@ def test_what_came_to_a_socket_that_is_gone_still_counts(inbox: socket.socket, t
         correlator.stop(1.0)
 
 
+def test_what_has_the_number_of_a_socket_that_was_closed_is_neither_read_nor_shut_down(inbox: socket.socket) -> None:
+    correlator = make()
+    send(inbox, b"the application's")
+    with pytest.raises(OSError, match="closed meanwhile"):
+        correlator.listen(inbox.fileno(), lambda: None, lambda: False)
+    correlator.stop(1.0)
+    assert inbox.recv(100) == b"the application's"
+    send(inbox, b"and more")
+    assert inbox.recv(100) == b"and more"
+
+
 def test_a_forked_child_counts_anew(inbox: socket.socket) -> None:
     correlator = make()
     correlator.listen(inbox.fileno(), lambda: None)

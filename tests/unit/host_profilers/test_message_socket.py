@@ -336,3 +336,15 @@ def test_a_socket_that_cannot_be_made_anew_says_why_and_can_be_closed(directory:
         made.renew()
     made.close()
     assert [path.name for path in directory.iterdir()] == ["inner"]
+
+
+def test_clearing_the_directory_leaves_its_own_file_while_its_descriptor_is_closed(directory: Path) -> None:
+    inbox = MessageSocket(str(directory))
+    os.close(inbox.fileno())  # as daemons do
+    inbox.clear_directory()
+    assert Path(inbox.path).is_socket()
+    assert not inbox.is_open
+    inbox.renew()
+    assert inbox.is_open
+    inbox.close()
+    assert not list(directory.iterdir())

@@ -133,6 +133,18 @@ def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
         assert not list(directory.iterdir())
 
 
+def test_a_library_that_cannot_be_loaded_leaves_no_socket(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("splunk_profiler.host_profilers.publisher.elastic_library", lambda: directory / "missing.so")
+    with publishing(directory, {"service.name": "shop"}) as life:
+        assert told() is None
+        assert not list(directory.iterdir())
+        life.catch_up()
+        life.audit()
+    assert "host profilers are not told of this process" in caplog.text
+
+
 def test_the_socket_takes_datagrams_without_a_reader(directory: Path) -> None:
     with publishing(directory, {"service.name": "shop"}), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         seen = told()
