@@ -18,7 +18,7 @@ _LONGEST_NS = 60_000_000_000
 
 
 class RawThread(Protocol):
-    """What a walker says of one thread; see ``_walker.pyi``."""
+    """One thread as a walker saw it; see ``_walker.pyi``."""
 
     @property
     def key(self) -> int: ...
@@ -41,7 +41,7 @@ class RawThread(Protocol):
 
 
 class RawCollection(Protocol):
-    """What a walker says of a collection of garbage; see ``_walker.pyi``."""
+    """A collection of garbage as a walker noticed it; see ``_walker.pyi``."""
 
     @property
     def time_ns(self) -> int: ...
@@ -71,7 +71,7 @@ class RawEvent:
 
 
 class RawSnapshot(Protocol):
-    """What a walker says of all threads; see ``_walker.pyi``."""
+    """All threads as a walker saw them at one instant; see ``_walker.pyi``."""
 
     @property
     def time_ns(self) -> int: ...
@@ -103,12 +103,12 @@ class Periods:
 
     @property
     def all_leads(self) -> bool:
-        """Whether a deadline of all threads comes often enough to say what both cost."""
+        """True if deadlines of all threads come often enough to say what both cost."""
         return self.all_ns > 0 and (not self.focused_ns or self.all_ns <= _SLOWEST_LEAD_NS)
 
     @property
     def leading_ns(self) -> int:
-        """What a limit changes, and both in its ratio: that of all threads, or a second, or the only one there is."""
+        """The period that a limit changes, and both in its ratio: of all threads, or a second, or the only one."""
         if self.all_leads or not self.all_ns:
             return self.all_ns or self.focused_ns
         return _SLOWEST_LEAD_NS

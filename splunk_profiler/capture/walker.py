@@ -24,7 +24,7 @@ _RING_SIZE = 64
 
 
 class Counters(Protocol):
-    """What a ticker has done since it was made; see ``_walker.pyi``."""
+    """Counts of a ticker since it was made; see ``_walker.pyi``."""
 
     @property
     def due(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What a sink is made from. Each module of `export` that is a destination has a function `open_sink` that takes it.
+"""The facts that a sink is made from. Each destination of `export` has a function `open_sink` that takes them.
 
 Runs nowhere; imports the settings, and what it names for a type checker only.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a process that sends knows.
+    """Facts of the process that sends.
 
     Attributes:
         resolved: the settings.

@@ -166,9 +166,7 @@ class Publisher:
             self._providers.leave()
             self._extension.withdraw_storage()
             self._extension.uninstall()
-            inbox, self._inbox = self._inbox, None
-            if inbox is not None:
-                inbox.close()
+            self._close_socket()
         finally:
             if held:
                 self._lock.release()
@@ -224,9 +222,7 @@ class Publisher:
         self._extension.reset_after_fork()
         self._listener.after_fork()
         self._reopened = 0
-        parents, self._inbox = self._inbox, None
-        if parents is not None:
-            parents.close()
+        self._close_socket()  # the parent's
         service, self._service = self._service, None
         if service is None or not self._show(service):
             self._extension.withdraw_storage()  # it leads to the parent

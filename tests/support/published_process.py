@@ -74,7 +74,7 @@ def told() -> Told | None:
 
 
 def wait_until_told() -> Told:
-    """What this process says of itself, once a thread of ours has made that visible."""
+    """Return the process storage of this process, once a thread of ours has made it visible."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = told()
