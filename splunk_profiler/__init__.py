@@ -1,12 +1,14 @@
 """Always-on call-stack sampling for Python services, joined to OpenTelemetry spans, and readable by host profilers.
 
 The whole public API: `start`, `stop`, `labels`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing
-this package loads nothing else, and neither does a `start` that is switched off: off means off.
+this package loads `activation` and nothing else, and neither does a `start` that is switched off: off means off.
 """
 
 from __future__ import annotations
 
 import sys
+
+from splunk_profiler.activation import FORK_GATE, SWITCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +52,8 @@ def start(config: Config | None = None) -> bool:
 
     Specification: Splunk profiling conventions, "Activation".
     """
-    if config is None and "splunk_profiler.lifecycle.process" not in sys.modules:
-        from splunk_profiler.disabled import SURELY_OFF  # noqa: PLC0415  # its imports are the price of being off
-
-        if SURELY_OFF:
-            return False
+    if config is None and _PROCESS not in sys.modules and SWITCH.is_surely_off():
+        return False
     profiler = _loaded_profiler()
     runs = profiler is not None and profiler.start(config)
     if profiler is not None and _STOPS:
@@ -70,21 +69,25 @@ def stop(timeout_s: float = 2.0) -> None:
     Transactions that wait for a host profiler are handed to the application's exporters first, which may take up to 5
     seconds more if these are slow (docs/correlation.md).
     """
-    if "splunk_profiler.lifecycle.process" not in sys.modules:
+    if _PROCESS not in sys.modules:
         return
     profiler = _loaded_profiler()
-    if profiler is None:
-        _STOPS.append(timeout_s)
-    else:
+    if profiler is not None:
         profiler.stop(timeout_s)
+    elif not FORK_GATE.is_locked():
+        _STOPS.append(timeout_s)
 
 
+_PROCESS = "splunk_profiler.lifecycle.process"
 _STOPS: list[float] = []  # asked for by signal handlers while the first start loads the profiler
 
 
 def _loaded_profiler() -> ProcessProfiler | None:
-    """Load the profiler. None on a thread that is doing so: a signal handler has interrupted that."""
-    from splunk_profiler.lifecycle import process as profiler  # noqa: PLC0415  # loaded only where it is wanted
+    """Load the profiler. None where that is not possible, and in a signal handler that has interrupted it."""
+    if FORK_GATE.is_locked():
+        return None
+    with FORK_GATE:
+        from splunk_profiler.lifecycle import process as profiler  # noqa: PLC0415  # loaded only where it is wanted
 
     process_profiler = getattr(profiler, "process_profiler", None)
     return None if process_profiler is None else process_profiler()

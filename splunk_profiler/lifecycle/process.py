@@ -1,7 +1,7 @@
 """The profiler of the process: the switch that the public functions turn, carried over forks and exits.
 
-The only place that registers fork and exit hooks; the one signal is `sigterm`'s. What runs between a start and a stop
-is a `Profiler` (`profiler`).
+The only place that registers exit hooks; `activation` registers those of forks, and the one signal is `sigterm`'s. What
+runs between a start and a stop is a `Profiler` (`profiler`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler import config as settings
+from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermWatch
 from splunk_profiler.system.call_queue import CallQueue
@@ -87,7 +88,7 @@ class ProcessProfiler:
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: settings.Config | None) -> None:
-        with self._guard.watching():
+        with self._guard.watching(), FORK_GATE:
             self._end(0)
             self._go_on()
             resolved = self._settings(config)
@@ -176,12 +177,11 @@ class ProcessProfiler:
             self._pid = os.getpid()
             if not self._hooked:
                 self._hooked = True
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(
-                        before=self._before_fork,
-                        after_in_parent=self._after_fork_in_parent,
-                        after_in_child=partial(self._after_fork_in_child, hooked=True),  # no frame of ours between
-                    )
+                FORK_GATE.register(
+                    self._before_fork,
+                    self._after_fork_in_parent,
+                    partial(self._after_fork_in_child, hooked=True),  # no frame of ours between
+                )
             atexit.register(self._at_exit)
             self._at_exit_of_children()
             if resolved.samples:

@@ -35,7 +35,7 @@ def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
         "import splunk_profiler as p\n"
         "assert p.start() is False and p.start() is False; p.stop()\n"
         "loaded = {n for n in sys.modules if n not in before}\n"
-        "assert loaded <= {'splunk_profiler', 'splunk_profiler.disabled', '__future__'}, loaded\n"
+        "assert loaded <= {'splunk_profiler', 'splunk_profiler.activation', '__future__'}, loaded\n"
         "import os; assert len(os.listdir('/proc/self/task')) == 1\n"
     )
     _run(code, SPLUNK_PROFILER_ENABLED=value)

@@ -1,0 +1,159 @@
+"""What `start` needs before it may load the profiler: whether that is surely off, and a gate that keeps forks out.
+
+Loaded with the package, by the application's own import, so that no import of the profiler's comes before the gate.
+A process that is not profiled must not pay for the profiler, not even for its settings' parser.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from _thread import get_ident, get_native_id
+
+_VARIABLES = ("SPLUNK_PROFILER_ENABLED", "SPLUNK_SNAPSHOT_PROFILER_ENABLED")
+_AUTO_VARIABLES = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
+_STANDSTILL_S = 5.0
+_LOOK_AGAIN_S = 0.005
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Switch:
+    """The variables that decide, read once: by the first `start`."""
+
+    def __init__(self) -> None:
+        self._surely_off: bool | None = None
+
+    def is_surely_off(self) -> bool:
+        """Return False for anything but "not set" and "false" (and "auto"): `config` decides, which also warns."""
+        if self._surely_off is None:
+            self._surely_off = all(_value(name) in ("", "false") for name in _VARIABLES) and all(
+                _value(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
+            )
+        return self._surely_off
+
+
+def _value(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
+
+
+class ForkGate:
+    """Keeps a fork on one thread and a `start` on another apart: ``with gate:`` around what loads the profiler.
+
+    In the child, a module that the other thread was importing would stay locked for ever. A fork waits for a start as
+    long as that uses the processor and 5 seconds more, a start for a fork 5 seconds at most. Safe in signal handlers:
+    no thread waits for itself.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._hooked = False
+        self._starting: list[tuple[int, int]] = []  # ident and native id of each thread in a start, as often as it is
+        self._forking: list[int] = []  # idents
+        self._is_locked = False
+        self._before: Callable[[], None] | None = None
+
+    def is_locked(self) -> bool:
+        """Whether this is a child that was forked in the middle of a start: what that was loading stays locked."""
+        self._notice_fork()
+        return self._is_locked
+
+    def register(
+        self, before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
+    ) -> None:
+        """Register the profiler's hooks. Each fork that has waited calls `before`, also one that waits now."""
+        self._before = before
+        self._register(after_in_parent, after_in_child)  # anew: what was registered last waits first
+
+    def __enter__(self) -> None:
+        """Begin a start, or go on with one."""
+        self._watch_forks()
+        self._notice_fork()
+        own = _own()
+        nested = own in self._starting
+        until = time.monotonic() + _STANDSTILL_S
+        self._starting.append(own)
+        try:
+            while not nested and any(ident != own[0] for ident in self._forking) and time.monotonic() < until:
+                self._starting.remove(own)
+                time.sleep(_LOOK_AGAIN_S)
+                self._starting.append(own)
+        except BaseException:  # of a signal handler
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        if (own := _own()) in self._starting:
+            self._starting.remove(own)
+
+    def _before_fork(self) -> None:
+        """Wait until no other thread is in a start, and let none begin."""
+        own = get_ident()
+        if own in self._forking:
+            return  # registered twice
+        self._forking.append(own)
+        progress: list[int] = []
+        since = 0.0
+        while others := [native_id for ident, native_id in self._starting.copy() if ident != own]:
+            now, used = time.monotonic(), [_cpu_ns(native_id) for native_id in others]
+            if used != progress:
+                progress, since = used, now
+            elif now - since > _STANDSTILL_S:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        if self._before is not None:
+            self._before()
+
+    def _after_fork_in_parent(self) -> None:
+        if (own := get_ident()) in self._forking:
+            self._forking.remove(own)
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._forking.clear()
+            ident = get_ident()
+            self._is_locked = any(one[0] != ident for one in self._starting)
+            self._starting = [_own() for one in self._starting if one[0] == ident]
+            if self._is_locked:
+                sys.modules["logging"].getLogger("splunk_profiler").warning(
+                    "this process was forked while the profiler of its parent was starting, and is not profiled;"
+                    " fork before that, or later"
+                )
+
+    def _watch_forks(self) -> None:
+        if self._hooked:
+            return
+        # First: what runs before a fork does so in reverse order, and a start takes the lock that `logging` takes
+        # there. What runs in the child does so in order, and is to find `threading` in order.
+        import logging  # noqa: F401, PLC0415
+        import threading  # noqa: F401, PLC0415
+
+        self._register(self._after_fork_in_parent, self._notice_fork)
+        self._hooked = True
+
+    def _register(self, after_in_parent: Callable[[], None], after_in_child: Callable[[], None]) -> None:
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=after_in_parent, after_in_child=after_in_child
+            )
+
+
+def _own() -> tuple[int, int]:
+    return get_ident(), get_native_id()
+
+
+def _cpu_ns(native_id: int) -> int:
+    """CPU time that a thread has used; 0 where that is not known."""
+    try:
+        return time.clock_gettime_ns((~native_id << 3) | 6) if sys.platform.startswith("linux") else 0
+    except OSError:
+        return 0
+
+
+SWITCH = Switch()
+FORK_GATE = ForkGate()

@@ -1,0 +1,86 @@
+"""Forks while another thread is in the first `start`: ``starting_forks.py MODULE HOW``.
+
+The import of MODULE takes its time there. HOW is ``busy`` (it computes for longer than a fork waits for a start that
+stands still), ``waiting`` (for the thread that forks) or ``forking`` (it forks itself, as a signal handler would have
+it). The child starts the profiler again, says whether it runs and
+whether MODULE is whole there, and ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import splunk_profiler
+
+_WORK_S = 6.0  # CPU time
+begun, forked = threading.Event(), threading.Event()
+children: list[int] = []
+
+
+class Slow(PathFinder):
+    """A finder that is asked first."""
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and fullname == sys.argv[1] and not begun.is_set():
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def be_slow(module: ModuleType) -> None:
+                begun.set()
+                if sys.argv[2] == "waiting":
+                    assert forked.wait(60)
+                if sys.argv[2] == "forking":
+                    children.append(os.fork())
+                while sys.argv[2] == "busy" and time.thread_time() < _WORK_S:
+                    pass
+                execute(module)
+
+            loader.exec_module = be_slow
+        return spec
+
+
+def say(line: str) -> None:
+    """In one piece, whoever else writes."""
+    os.write(1, f"{line}\n".encode())
+
+
+def be_child() -> None:
+    runs = splunk_profiler.start()
+    if runs:
+        importlib.import_module(sys.argv[1])
+    say(f"child {'runs' if runs else 'stays off'}")
+    splunk_profiler.stop()
+    os._exit(0)
+
+
+def main() -> None:
+    logging.basicConfig()
+    sys.meta_path.insert(0, Slow)
+    if sys.argv[2] == "forking":
+        assert splunk_profiler.start()
+    else:
+        starter = threading.Thread(target=splunk_profiler.start)
+        starter.start()
+        assert begun.wait(60)
+        children.append(os.fork())
+        forked.set()
+    if children == [0]:
+        be_child()
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert splunk_profiler.start()
+    say("over")
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()
