@@ -7,11 +7,14 @@ SOAK_SECONDS ?= 600
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/*/* native/*/*/*)
 
-.PHONY: help setup demo test lint bench soak clean
+C      := $(wildcard native/*/*.[ch] native/*/*/*.[ch] tests/*/*.[ch] tests/*/*/*.[ch])
+SHELL_SCRIPTS := .ci/run .ci/sanitize .ci/pythons .ci/aarch64 $(wildcard scripts/*.sh)
+
+.PHONY: help setup demo test coverage lint format bench soak wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## what can be made here
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready-test  ## .venv with the package, built from here, and all that the tests need
 
@@ -21,16 +24,32 @@ demo: $(VENV)/.ready-demo  ## a profiled web service under load, and the report 
 test: $(VENV)/.ready-test  ## all tests, on all processors; ARGS="tests/unit -k exporter" runs a part
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
-lint: $(VENV)/.ready-test  ## ruff and mypy --strict
+coverage: $(VENV)/.ready-test  ## which lines of the package no unit test reaches; ARGS=tests for all tests
+	$(VENV)/bin/coverage erase
+	-$(VENV)/bin/coverage run -m pytest --quiet $(or $(ARGS),tests/unit)
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage report
+
+lint: $(VENV)/.ready-test  ## ruff, mypy --strict, clang-format and shellcheck
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(C)
+	$(VENV)/bin/shellcheck $(SHELL_SCRIPTS)
+
+format: $(VENV)/.ready-test  ## lays out Python and C as `make lint` wants it
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(C)
 
 bench: $(VENV)/.ready-test  ## the measures of docs/performance.md, one JSON line each
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
 
 soak: $(VENV)/.ready-test  ## the reliability run of docs/reliability.md; SOAK_SECONDS=600, or ARGS=--quick
 	PYTHONPATH=benchmarks $(VENV)/bin/python -m soak --seconds $(SOAK_SECONDS) $(ARGS)
+
+wheel: $(VENV)/bin/python  ## the wheel and the sdist of this machine in build/wheel/dist, checked and tried
+	sh scripts/wheel.sh $(VENV)/bin/python build/wheel
 
 clean:  ## removes .venv
 	rm -rf $(VENV)

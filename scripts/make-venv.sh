@@ -30,6 +30,7 @@ if [ -n "$missing" ]; then
     # Only the system's own interpreter is served by the system's packages.
     real=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
     if command -v apt-get >/dev/null 2>&1 && [ "${real#/usr/bin/}" != "$real" ] && [ "$(id -u)" = 0 ]; then
+        # shellcheck disable=SC2086  # each word is a package
         say "installing what $real lacks:" $missing
         # shellcheck disable=SC2086
         DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >&2 ||

@@ -38,8 +38,16 @@ class Verbs(click.Group):
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        module = name.replace("-", "_")
-        command = getattr(import_module(f"splunk_profiler.cli.{module}"), module)
+        verb = name.replace("-", "_")
+        try:
+            module = import_module(f"splunk_profiler.cli.{verb}")
+        except ModuleNotFoundError as error:
+            missing = str(error.name).partition(".")[0]
+            if missing == "splunk_profiler":
+                raise
+            message = f"{name} needs {missing}, which is not installed: pip install 'splunk-profiler[tools]'"
+            raise click.ClickException(message) from error
+        command = getattr(module, verb)
         assert isinstance(command, click.Command)
         return command
 

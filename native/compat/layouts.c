@@ -55,7 +55,8 @@ static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
 static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
-    return is_whole(gil, sizeof(*gil)) && compat_gil_holder(interp) == self && compat_is_alone(PyInterpreterState_Head());
+    return is_whole(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
+           && compat_is_alone(PyInterpreterState_Head());
 }
 
 /* ---- contexts ---- */
@@ -87,7 +88,8 @@ static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *aro
         return false;
     }
     PyObject *variables = (PyObject *)compat_variables_of(context);
-    if (!refers_to(context, variables) || Py_TYPE(variables)->tp_weaklistoffset != offsetof(PyHamtObject, h_weakreflist)) {
+    if (!refers_to(context, variables)
+        || Py_TYPE(variables)->tp_weaklistoffset != offsetof(PyHamtObject, h_weakreflist)) {
         return false;
     }
     return compat_variable_count(context) == 0 && PyObject_Size(variables) == 0;
@@ -195,8 +197,9 @@ int layouts_check(void)
         PyErr_Clear();
         char running[32]; /* without the date and the compiler */
         PyOS_snprintf(running, sizeof(running), "%.*s", (int)strcspn(Py_GetVersion(), " "), Py_GetVersion());
-        PyErr_Format(PyExc_ImportError, "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s",
-                     differs, running);
+        PyErr_Format(PyExc_ImportError,
+                     "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s", differs,
+                     running);
         return -1;
     }
     return 0;

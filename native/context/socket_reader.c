@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 enum {
-    LONGEST = 64 * 1024,     /* bytes; messages have 46 and 12 plus a host's name */
-    FULL_FROM = 64 * 1024,   /* bytes read into one of the two buffers: with more than that no more are */
-    MOST_MESSAGES = 1024,    /* of one of the two buffers, with those that were too long for it */
+    LONGEST = 64 * 1024,   /* bytes; messages have 46 and 12 plus a host's name */
+    FULL_FROM = 64 * 1024, /* bytes read into one of the two buffers: with more than that no more are */
+    MOST_MESSAGES = 1024,  /* of one of the two buffers, with those that were too long for it */
     LONGEST_WAIT_S = 3600,
 };
 

@@ -156,7 +156,8 @@ void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_l
         while (next < known && table->entries[next].key < thread->key) {
             next++;
         }
-        const clock_entry *entry = next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
+        const clock_entry *entry =
+            next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
         if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
             thread->cpu_ns = entry->cpu_ns;
             thread->state = thread->state == THREAD_RUNS && entry->state != THREAD_RUNS ? THREAD_READY : entry->state;

@@ -73,7 +73,8 @@ static void change(keeping state)
 void gil_keeper_own_thread(bool begins)
 {
     const void *self = PyThreadState_Get();
-    for (size_t i = 0; i < MOST_THREADS; i++) { /* no room: a thread more or less is known, and so is helped or is not */
+    for (size_t i = 0; i < MOST_THREADS;
+         i++) { /* no room: a thread more or less is known, and so is helped or is not */
         const void *expected = begins ? NULL : self;
         if (atomic_compare_exchange_strong(&keeper.own_threads[i].state, &expected, begins ? self : NULL)) {
             atomic_store(&keeper.own_threads[i].native_id, begins ? (int)syscall(SYS_gettid) : 0);
@@ -204,8 +205,8 @@ static int64_t used_ns(void)
 static void wait_for_fork(void)
 {
     int64_t now_ns = used_ns(), began_ns = monotonic_ns(), until_ns = began_ns + LONGEST_NS;
-    for (int idle = 0; idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT
-                       && monotonic_ns() - began_ns < FORK_NS; idle++) {
+    for (int idle = 0;
+         idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT && monotonic_ns() - began_ns < FORK_NS; idle++) {
         int64_t before_ns = now_ns;
         wait_for_change(KEEPING_NS);
         now_ns = used_ns();

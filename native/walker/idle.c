@@ -111,9 +111,8 @@ static bool append_new(PyObject *list, PyObject *item)
 
 static bool tell(PyObject *list, const seen_thread *seen, const entry *before)
 {
-    return append_new(list,
-                      Py_BuildValue("(OiKK)", seen->thread, seen->nice, before == NULL ? 0ULL : before->count,
-                                    before == NULL ? 0ULL : before->sum_ns));
+    return append_new(list, Py_BuildValue("(OiKK)", seen->thread, seen->nice, before == NULL ? 0ULL : before->count,
+                                          before == NULL ? 0ULL : before->sum_ns));
 }
 
 static bool tell_key(PyObject *list, const entry *gone)
@@ -135,9 +134,7 @@ static bool compare(const Watch *self, const table *last, const seen_thread *see
         const entry *before = old < known && last->entries[old].key == seen[i].key ? &last->entries[old++] : NULL;
         bool ran = before == NULL || seen[i].cpu_ns > before->cpu_ns || !seen[i].waits;
         entry *after = &now->entries[i];
-        *after = (entry){.key = seen[i].key,
-                         .cpu_ns = seen[i].cpu_ns,
-                         .rests = !ran && self->counts_rest};
+        *after = (entry){.key = seen[i].key, .cpu_ns = seen[i].cpu_ns, .rests = !ran && self->counts_rest};
         if (before != NULL && seen[i].cpu_ns == 0) {
             after->cpu_ns = before->cpu_ns; /* it could not be read */
         }

@@ -101,10 +101,11 @@ static int module_exec(PyObject *module)
     if (namedtuple == NULL || note_end_of_interpreter() != 0) {
         goto error;
     }
-    if (!add_named_tuple(module, namedtuple, "RawThread", "key ident native_id stack context labels cpu_ns state python_thread",
-                         &state->raw_thread)
+    if (!add_named_tuple(module, namedtuple, "RawThread",
+                         "key ident native_id stack context labels cpu_ns state python_thread", &state->raw_thread)
         || !add_named_tuple(module, namedtuple, "RawSnapshot",
-                            "time_ns latency_ns threads period_ns focused since_ns process_cpu_ns", &state->raw_snapshot)
+                            "time_ns latency_ns threads period_ns focused since_ns process_cpu_ns",
+                            &state->raw_snapshot)
         || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
                             &state->collection)
         || !add_named_tuple(module, namedtuple, "Counters",

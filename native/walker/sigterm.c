@@ -198,7 +198,7 @@ PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     if (atomic_load(&watch.came)) {
         Py_RETURN_FALSE;
     }
-    atomic_store(&watch.pid, 0); /* whoever has our handler saved and puts it back gets the default action */
+    atomic_store(&watch.pid, 0);    /* whoever has our handler saved and puts it back gets the default action */
     if (atomic_load(&watch.came)) { /* just now: the handler may have seen that there is a watch */
         atomic_store(&watch.pid, pid);
         Py_RETURN_FALSE;

@@ -48,8 +48,9 @@ typedef struct {
     raw_stack *stack;  /* one of its holders */
     PyObject *context; /* owned, or NULL */
     PyObject *labels;  /* owned, or NULL */
-    PyObject *object;  /* owned: the threading.Thread; NULL: there is none, or the stack is the one of the capture before */
-    int64_t cpu_ns;    /* 0: not known */
+    PyObject
+        *object; /* owned: the threading.Thread; NULL: there is none, or the stack is the one of the capture before */
+    int64_t cpu_ns; /* 0: not known */
     thread_state state;
 } raw_thread;
 
@@ -58,8 +59,8 @@ typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
     int64_t latency_ns;
-    int64_t period_ns; /* distance of its deadline from the one of its kind before; 0: not taken at one */
-    int64_t since_ns;  /* from the capture before, of whichever kind; 0: this is the first */
+    int64_t period_ns;      /* distance of its deadline from the one of its kind before; 0: not taken at one */
+    int64_t since_ns;       /* from the capture before, of whichever kind; 0: this is the first */
     int64_t process_cpu_ns; /* as of before the clocks of the threads were read */
     bool focused;           /* only threads of traces in the focus */
     size_t count;
@@ -207,8 +208,8 @@ typedef struct core {
 
 /* capture.c: takes snapshots. GIL held. Deadline 0: now. `runner` runs, and is only compared. False: none was taken. */
 HIDDEN bool capture_snapshot(core *c, int64_t deadline_ns, bool focused, const PyThreadState *runner);
-HIDDEN bool capture_calling_thread(core *c, raw_thread *thread);          /* false: nothing is in `thread` */
-HIDDEN void stack_release(core *c, raw_stack *stack);                     /* one holder less; runs no Python code */
+HIDDEN bool capture_calling_thread(core *c, raw_thread *thread); /* false: nothing is in `thread` */
+HIDDEN void stack_release(core *c, raw_stack *stack);            /* one holder less; runs no Python code */
 HIDDEN int64_t monotonic_ns(void);
 HIDDEN int64_t time_of_day_ns(void);
 
@@ -223,7 +224,7 @@ HIDDEN bool focus_is_empty(const core *c);
 HIDDEN bool focus_take(core *c, PyObject *focus); /* None, or (traces, span_key); false and an exception */
 
 /* thread_objects.c: the threading.Thread of a listed thread. GIL held. */
-HIDDEN PyObject *thread_object_of(const core *c, unsigned long ident); /* new reference, or NULL */
+HIDDEN PyObject *thread_object_of(const core *c, unsigned long ident);         /* new reference, or NULL */
 HIDDEN unsigned long thread_object_native_id(const core *c, PyObject *object); /* `object` may be NULL; 0: not known */
 
 /* release.c: gives references up, may run Python code. GIL held. */
@@ -279,7 +280,7 @@ HIDDEN void forks_lock(pthread_mutex_t *mutex);
 
 /* gil_keeper.c: one of our threads keeps the GIL for a thread that forks without it. */
 HIDDEN void gil_keeper_init(void);
-HIDDEN void gil_keeper_own_thread(bool begins);  /* the calling thread is one of ours; GIL held */
+HIDDEN void gil_keeper_own_thread(bool begins); /* the calling thread is one of ours; GIL held */
 /* The thread that forks, without the GIL: */
 HIDDEN bool gil_keeper_is_needed(PyInterpreterState *interp);
 HIDDEN bool gil_keeper_ask(void); /* false: another thread has asked */

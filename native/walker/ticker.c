@@ -307,7 +307,8 @@ int core_run(core *c, int64_t period_ns, int64_t focused_period_ns)
     gil_keeper_own_thread(true);
     PyThreadState *self = PyEval_SaveThread();
     int slack_ns = prctl(PR_GET_TIMERSLACK);
-    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* else the kernel ends waits together with those of the application's threads */
+    (void)prctl(PR_SET_TIMERSLACK,
+                1UL); /* else the kernel ends waits together with those of the application's threads */
     pthread_mutex_lock(&c->mutex);
     keep_schedule(c, self);
     c->running = false;

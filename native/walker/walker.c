@@ -36,7 +36,8 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
     long long distance_ns = COLLECTION_DISTANCE_NS;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &context_var, &labels_var, &max_depth,
-                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus, &PyDict_Type, &threads)) {
+                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus, &PyDict_Type,
+                                     &threads)) {
         return NULL;
     }
     if (!is_variable("context_var", context_var) || !is_variable("labels_var", labels_var)) {

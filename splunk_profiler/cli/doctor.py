@@ -1,31 +1,35 @@
 """``splunk-profiler doctor``: would samples flow in this environment, or in that of a running process?
 
-Runs on the main thread: asks `checks` and `running`, and draws what they found.
+Runs on the main thread: asks `checks` and `running`, and prints what they found. Must not import rich: it is asked in
+services, which are installed without the tools.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import Any
 
 import click
-from rich.table import Table
 
 from splunk_profiler.cli import checks, receivers
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profilers import host_profilers
-from splunk_profiler.cli.output import print_json
+from splunk_profiler.cli.output import print_json, print_line
 from splunk_profiler.cli.running import environment_of, process
-from splunk_profiler.cli.terminal import Terminal, page, text
 from splunk_profiler.config import Resolved, environment, from_env
 from splunk_profiler.config.parsers import Nowhere
 
-_MARKS = {
-    Verdict.GOOD: text("✓", style="green"),
-    Verdict.NOTE: text("·", style="dim"),
-    Verdict.WARNING: text("!", style="bold yellow"),
-    Verdict.FAILURE: text("✗", style="bold red"),
+_MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
+    Verdict.GOOD: ("✓", {}),
+    Verdict.NOTE: ("·", {"dim": True}),
+    Verdict.WARNING: ("!", {"fg": "yellow"}),
+    Verdict.FAILURE: ("✗", {"fg": "red"}),
 }
+_PAGE_WIDTH, _MAX_WIDTH, _MIN_WIDTH = 100, 140, 20
 
 
 @click.command()
@@ -63,7 +67,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     if as_json:
         print_json(_as_data(resolved, sections, failed), indent=2)
     else:
-        _draw(page(), resolved, sections, failed)
+        _print(resolved, sections, failed)
     return int(failed)
 
 
@@ -88,38 +92,39 @@ def _as_data(resolved: Resolved, sections: dict[str, list[Finding]], failed: boo
     }
 
 
-def _draw(console: Terminal, resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
-    table = Table.grid(padding=(0, 2))
-    for name, value, origin in checks.settings(resolved):
-        usual = origin == "default"
-        table.add_row(
-            text(f"  {name}", style="dim" if usual else "cyan"),
-            text(value or "(not set)", style="dim" if usual else "bold"),
-            text(origin, style="dim"),
-        )
-    _title(console, "Settings in effect")
-    console.print(table)
+def _print(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
+    _print_title("Settings in effect")
+    settings = [(f"  {name}", value or "(not set)", origin) for name, value, origin in checks.settings(resolved)]
+    widths = [max(len(row[column]) for row in settings) for column in range(2)]
+    for name, value, origin in settings:
+        line = f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}"
+        print_line(line, dim=origin == "default")
     for title, section in sections.items():
-        _title(console, title)
-        rows = Table.grid(padding=(0, 1))
-        rows.add_column()
-        rows.add_column(no_wrap=True)
-        rows.add_column(overflow="fold")
+        _print_title(title)
+        width = max((len(found.subject) for found in section), default=0)
         for found in section:
-            rows.add_row(_MARKS[found.verdict], text(found.subject, style="dim"), text(found.fact))
+            mark, style = _MARKS[found.verdict]
+            _print_row(f"{mark} {found.subject:{width}} ", found.fact, **style)
             if found.remedy:
-                rows.add_row("", "", text(f"→ {found.remedy}", style="bold"))
-        console.print(rows)
-    console.print()
-    causes = [found for section in sections.values() for found in section if found.verdict is Verdict.FAILURE]
+                _print_row(" " * (width + 3), f"→ {found.remedy}", bold=True)
     if failed:
-        console.print(text("Samples would not flow:", style="bold red"))
-        for found in causes:
-            console.print(text(f"  {found.subject}: {found.fact}"))
+        _print_title("Samples would not flow:", fg="red")
+        for found in (found for section in sections.values() for found in section):
+            if found.verdict is Verdict.FAILURE:
+                print_line(f"  {found.subject}: {found.fact}")
     else:
-        console.print(text("Samples would flow.", style="bold green"))
+        _print_title("Samples would flow.", fg="green")
 
 
-def _title(console: Terminal, title: str) -> None:
-    console.print()
-    console.print(text(title, style="bold"))
+def _print_title(title: str, **style: Any) -> None:
+    print_line("")
+    print_line(title, bold=True, **style)
+
+
+def _print_row(start: str, words: str, **style: Any) -> None:
+    """Print `words` after `start`, as wide as the terminal, within reason; without a terminal as wide as a page."""
+    width = min(get_terminal_size().columns, _MAX_WIDTH) if sys.stdout.isatty() else _PAGE_WIDTH
+    lines = wrap(words, max(width - len(start), _MIN_WIDTH), break_on_hyphens=False) or [""]
+    print_line(start + lines[0], **style)
+    for line in lines[1:]:
+        print_line(" " * len(start) + line, **style)

@@ -13,9 +13,9 @@ import click
 from splunk_profiler.system.printable import printable
 
 
-def print_line(text: str, *, error: bool = False) -> None:
-    """Print one line, to the standard error if `error`; flushes."""
-    click.echo(printable(text), err=error)
+def print_line(text: str, *, error: bool = False, **style: Any) -> None:
+    """Print one line, to the standard error if `error`; flushes. A terminal shows it in `click.style`'s `style`."""
+    click.echo(click.style(printable(text), **style) if style else printable(text), err=error)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:

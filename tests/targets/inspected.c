@@ -113,10 +113,12 @@ static void set_labels(char *what)
     }
     if (!strcmp(what, "null") || !strcmp(what, "wild")) {
         *variable = *what == 'n' ? NULL : (void *)0x1000;
-    } else if (!strncmp(what, "count ", 6)) {
+    }
+    else if (!strncmp(what, "count ", 6)) {
         set.count = strtoull(what + 6, NULL, 10);
         *variable = &set;
-    } else {
+    }
+    else {
         set.count = 0;
         for (char *part = strtok(what, ","); part; part = strtok(NULL, ",")) {
             char *middle = strchr(part, '=');
@@ -277,7 +279,8 @@ static void obey(char *line)
         if (variable)
             *variable = strcmp(rest, "null") ? bytes_of(rest) : NULL;
         printf("%s\n", variable ? "set" : "no storage");
-    } else if (!strcmp(line, "record"))
+    }
+    else if (!strcmp(line, "record"))
         set_pointer("inspected_record", rest);
     else if (!strcmp(line, "labels"))
         set_labels(rest);
@@ -289,18 +292,22 @@ static void obey(char *line)
         while (atomic_load(&handled) < atoi(rest))
             sched_yield();
         printf("handled %d\n", atomic_load(&handled));
-    } else if (!strcmp(line, "socket")) {
+    }
+    else if (!strcmp(line, "socket")) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
         strncpy(address.sun_path, rest, sizeof address.sun_path - 1);
         int receiver = socket(AF_UNIX, SOCK_DGRAM, 0);
         printf("%s\n", bind(receiver, (struct sockaddr *)&address, sizeof address) ? "not bound" : "bound");
-    } else if (!strcmp(line, "vfork")) {
+    }
+    else if (!strcmp(line, "vfork")) {
         pthread_t thread;
         pthread_create(&thread, NULL, sleep_in_the_kernel, NULL);
-    } else if (!strcmp(line, "wake")) {
+    }
+    else if (!strcmp(line, "wake")) {
         if (write(wake_pipe[1], "", 1) != 1)
             abort();
-    } else if (!strcmp(line, "exec"))
+    }
+    else if (!strcmp(line, "exec"))
         execute_in_a_thread(atoi(rest));
     else if (!strcmp(line, "leave"))
         pthread_exit(NULL);

@@ -21,7 +21,7 @@
 #define POINTERS 1
 #endif
 #define PUBLISHED __attribute__((visibility(VISIBILITY), used))
-#define REACHED __attribute__((visibility("default"), used))
+#define REACHED   __attribute__((visibility("default"), used))
 
 #ifdef PADDING
 REACHED __thread char inspected_padding[PADDING];

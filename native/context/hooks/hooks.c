@@ -162,8 +162,7 @@ static PyObject *only_argument(PyObject *const *args, Py_ssize_t count, PyObject
                                const char *name)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-    if (count + named == 1
-        && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) == 0)) {
+    if (count + named == 1 && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) == 0)) {
         return args[0];
     }
     return PyErr_Format(PyExc_TypeError, "%s() takes exactly one argument, %s", function, name);

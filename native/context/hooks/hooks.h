@@ -48,7 +48,8 @@ const void *switches_current_greenlet(void);
 
 /* METH_FASTCALL | METH_KEYWORDS replacements for attach(context) and detach(token) of OpenTelemetry's runtime context:
  * ContextVar.set and ContextVar.reset, each followed by `changed`. Without hooks installed they set and reset alone. */
-PyObject *switches_attach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* the Token, new */
+PyObject *switches_attach(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names); /* the Token, new */
 PyObject *switches_detach(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names); /* None */
 
 #pragma GCC visibility pop
