@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 
-from population import FRAMES, THREADS, Stepping, Still
+from population import FRAMES, THREADS, BlockedThreads, SteppingThreads
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture.portable import no_collection
-from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.capture.portable import gc_disabled
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.otel.spans import context_variable
 
 
 def walk_in_python() -> list[list[tuple[CodeType, int]]]:
     """What a profiler without an extension does while others wait: every frame of every thread, with its line."""
     stacks = []
-    with no_collection():
+    with gc_disabled():
         tops = sys._current_frames()
     for top in tops.values():
         stack: list[tuple[CodeType, int]] = []
@@ -35,24 +35,24 @@ def walk_in_python() -> list[list[tuple[CodeType, int]]]:
 
 def native_ticker() -> Ticker:
     """The native walker as the profiler makes it."""
-    return make_ticker(Choice("native", "measured"), context_variable(), lambda _: None, 1024)
+    return make_ticker(WalkerChoice("native", "measured"), context_variable(), lambda _: None, 1024)
 
 
-def held_ns(ticker: Ticker) -> int:
+def measure_held_ns(ticker: Ticker) -> int:
     """Nanoseconds of one capture, by the walker's own clock around it."""
-    before = ticker.counters().held_ns_sum
+    before = ticker.counters().gil_held_ns_sum
     ticker.capture()
-    return ticker.counters().held_ns_sum - before
+    return ticker.counters().gil_held_ns_sum - before
 
 
-def python_ns() -> int:
+def measure_python_ns() -> int:
     """Nanoseconds of one walk in Python."""
     started = time.perf_counter_ns()
     walk_in_python()
     return time.perf_counter_ns() - started
 
 
-def drained(ticker: Ticker, number: int) -> None:
+def drain_periodically(ticker: Ticker, number: int) -> None:
     """Empty the ring now and then: a walker that nobody drains stops to capture."""
     if number % 32 == 0:
         ticker.drain(0)
@@ -65,13 +65,13 @@ def interleaved(rounds: int, between: Callable[[], None]) -> tuple[list[int], li
     python: list[int] = []
     for number in range(rounds):
         between()
-        drained(ticker, number)
+        drain_periodically(ticker, number)
         if number % 2:
-            python.append(python_ns())
-            native.append(held_ns(ticker))
+            python.append(measure_python_ns())
+            native.append(measure_held_ns(ticker))
         else:
-            native.append(held_ns(ticker))
-            python.append(python_ns())
+            native.append(measure_held_ns(ticker))
+            python.append(measure_python_ns())
         ticker.drain(0)
     return native[2:], python[2:]  # the first captures grow buffers
 
@@ -95,11 +95,11 @@ def results(what: str, native: list[int], python: list[int], frames: int) -> Ite
 def measure(quick: bool) -> Iterator[Result]:
     """Both populations."""
     rounds = 30 if quick else 2000
-    with Still(THREADS - 1, FRAMES):
+    with BlockedThreads(THREADS - 1, FRAMES):
         frames = sum(map(len, walk_in_python()))
         native, python = interleaved(rounds, lambda: None)
     yield from results("stacks that hold still", native, python, frames)
-    with Stepping(THREADS - 1, FRAMES) as population:
+    with SteppingThreads(THREADS - 1, FRAMES) as population:
         frames = sum(map(len, walk_in_python()))
         native, python = interleaved(max(rounds // 10, 10), population.step)
     yield from results("stacks that all moved", native, python, frames)

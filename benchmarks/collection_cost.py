@@ -22,7 +22,7 @@ from result import Result, main, median, middle_half
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
-from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.model import Stack
 
 NEVER_NS = 1 << 62
@@ -44,7 +44,7 @@ class Node:
         self.itself = self
 
 
-def native(distance_ns: int, labels_var: contextvars.ContextVar[object] | None = labels) -> Ticker:
+def native(min_interval_ns: int, labels_var: contextvars.ContextVar[object] | None = labels) -> Ticker:
     """A native ticker that keeps collections at a distance."""
     from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
 
@@ -55,14 +55,14 @@ def native(distance_ns: int, labels_var: contextvars.ContextVar[object] | None =
         make_frame=Symbolizer().frame,
         make_stack=Stack,
         ring_size=4,
-        collection_distance_ns=distance_ns,
+        min_collection_interval_ns=min_interval_ns,
     )
     return ticker
 
 
-def portable(distance_ns: int) -> Ticker:
+def portable(min_interval_ns: int) -> Ticker:
     """A portable one."""
-    log = CollectionLog(partial(span.get, None), partial(labels.get, None), 1024, distance_ns)
+    log = CollectionLog(partial(span.get, None), partial(labels.get, None), 1024, min_interval_ns)
     return PortableTicker(
         context_of=lambda _: None,
         max_depth=1024,
@@ -73,28 +73,28 @@ def portable(distance_ns: int) -> Ticker:
     )
 
 
-def deep(frames: int, call: Callable[[], float]) -> float:
+def call_at_depth(frames: int, call: Callable[[], float]) -> float:
     """`call`, so many frames down."""
-    return deep(frames - 1, call) if frames else call()
+    return call_at_depth(frames - 1, call) if frames else call()
 
 
 def collect() -> float:
     """Nanoseconds of CPU time for one of many empty collections."""
-    begun = time.thread_time_ns()
+    start_ns = time.thread_time_ns()
     for _ in range(COLLECTIONS):
         gc.collect(0)
-    return (time.thread_time_ns() - begun) / COLLECTIONS
+    return (time.thread_time_ns() - start_ns) / COLLECTIONS
 
 
-def litter() -> float:
+def make_garbage() -> float:
     """Milliseconds of CPU time to leave a quarter of a million pieces of garbage."""
-    begun = time.thread_time_ns()
+    start_ns = time.thread_time_ns()
     for _ in range(250_000):
         Node()
-    return (time.thread_time_ns() - begun) / 1e6
+    return (time.thread_time_ns() - start_ns) / 1e6
 
 
-def with_callback(callback: Callback | None, work: Callable[[], float]) -> float:
+def run_with_callback(callback: Callback | None, work: Callable[[], float]) -> float:
     """What `work` measures while the collector has this callback and no other."""
     others, gc.callbacks[:] = [*gc.callbacks], [] if callback is None else [callback]
     try:
@@ -113,13 +113,13 @@ def collections(rounds: int) -> Iterator[Result]:
     }
     nothing: dict[str, object] = {}
     callbacks: dict[str, Callback | None] = {"none": None, "one in C that does nothing": nothing.setdefault}
-    callbacks |= {name: ticker.note_collection for name, ticker in tickers.items()}
+    callbacks |= {name: ticker.on_gc_event for name, ticker in tickers.items()}
     found: dict[str, list[float]] = {name: [] for name in callbacks}
-    work = partial(deep, FRAMES - 2, collect)
+    work = partial(call_at_depth, FRAMES - 2, collect)
     gc.disable()
     for _ in range(rounds):
         for name, callback in callbacks.items():
-            found[name].append(with_callback(callback, work))
+            found[name].append(run_with_callback(callback, work))
             if (ticker := tickers.get(name)) is not None:
                 ticker.drain_collections()
     gc.enable()
@@ -129,15 +129,15 @@ def collections(rounds: int) -> Iterator[Result]:
         yield Result(f"callback of a collection: {name}", median(times) - plain, "ns", details=details)
 
 
-def program(rounds: int) -> Iterator[Result]:
+def measure_garbage_program(rounds: int) -> Iterator[Result]:
     """A program that does nothing else."""
-    ticker = make_ticker(Choice("native", "measured"), span, lambda _: None, 1024, labels_var=labels)
+    ticker = make_ticker(WalkerChoice("native", "measured"), span, lambda _: None, 1024, labels_var=labels)
     ratios = []
     count = sum(generation["collections"] for generation in gc.get_stats())
     plain = []
     for number in range(rounds):
-        both = [None, ticker.note_collection] if number % 2 else [ticker.note_collection, None]
-        times = {callback is None: with_callback(callback, litter) for callback in both}
+        both = [None, ticker.on_gc_event] if number % 2 else [ticker.on_gc_event, None]
+        times = {callback is None: run_with_callback(callback, make_garbage) for callback in both}
         ratios.append(times[False] / times[True])
         plain.append(times[True])
         ticker.drain_collections()
@@ -147,7 +147,7 @@ def program(rounds: int) -> Iterator[Result]:
     yield Result("CPU of a program that only leaves garbage, noticed / not", median(ratios), "times", details=details)
 
 
-def looking_for_labels(rounds: int) -> Iterator[Result]:
+def measure_label_lookup(rounds: int) -> Iterator[Result]:
     """Snapshots of many threads that wait."""
     for name, variables in {
         "no variables": (),
@@ -155,24 +155,26 @@ def looking_for_labels(rounds: int) -> Iterator[Result]:
         "in a span, with another variable": (span, other),
         "in a span, with labels": (span, labels),
     }.items():
-        over = Event()
+        stop_event = Event()
 
-        def wait(variables: tuple[contextvars.ContextVar[object], ...] = variables, over: Event = over) -> None:
+        def wait(
+            variables: tuple[contextvars.ContextVar[object], ...] = variables, stop_event: Event = stop_event
+        ) -> None:
             for variable in variables:
                 variable.set(variable)
-            over.wait()
+            stop_event.wait()
 
         threads = [Thread(target=wait) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
-        without, looking = native(0, None), native(0)
+        without, with_labels = native(0, None), native(0)
         differences = []
         held: list[float] = []
         for _ in range(rounds):
-            times = [_held_ns(ticker) / THREADS for ticker in (without, looking)]
+            times = [_held_ns(ticker) / THREADS for ticker in (without, with_labels)]
             held.append(times[0])
             differences.append(times[1] - times[0])
-        over.set()
+        stop_event.set()
         for thread in threads:
             thread.join()
         details = {"without_ns": median(held), "middle_half": middle_half(differences), "rounds": rounds}
@@ -182,9 +184,9 @@ def looking_for_labels(rounds: int) -> Iterator[Result]:
 def _held_ns(ticker: Ticker) -> float:
     times = []
     for _ in range(20):
-        before = ticker.counters().held_ns_sum
+        before = ticker.counters().gil_held_ns_sum
         ticker.capture()
-        times.append(ticker.counters().held_ns_sum - before)
+        times.append(ticker.counters().gil_held_ns_sum - before)
         ticker.drain(0)
     return statistics.median(times)
 
@@ -193,8 +195,8 @@ def measure(quick: bool) -> Iterator[Result]:
     """All of it."""
     rounds = 3 if quick else 200
     yield from collections(rounds)
-    yield from program(max(rounds // 5, 2))
-    yield from looking_for_labels(rounds)
+    yield from measure_garbage_program(max(rounds // 5, 2))
+    yield from measure_label_lookup(rounds)
 
 
 if __name__ == "__main__":

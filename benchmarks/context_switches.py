@@ -37,9 +37,9 @@ def own_span() -> Iterator[None]:
 def attach_detach(count: int) -> None:
     """Attach a context with a span, detach it."""
     attach, detach = context.attach, context.detach
-    entered = trace.set_span_in_context(trace.get_tracer("benchmark").start_span("attached"))
+    context_with_span = trace.set_span_in_context(trace.get_tracer("benchmark").start_span("attached"))
     for _ in range(count):
-        detach(attach(entered))
+        detach(attach(context_with_span))
 
 
 def start_as_current_span(count: int) -> None:
@@ -110,7 +110,7 @@ def kinds() -> Iterator[Kind]:
         yield Kind("greenlet switch", greenlet_switch, None)
 
 
-def one_ns(kind: Kind, count: int) -> float:
+def measure_switch_ns(kind: Kind, count: int) -> float:
     """CPU time of one switch in ns, from the fastest of three stretches: others on the machine disturb that least."""
     stretches = []
     for _ in range(3):
@@ -124,14 +124,14 @@ def compare(kind: Kind, count: int, rounds: int) -> Iterator[Result]:
     """Stock, on, off, and so on. Each is compared with what was measured milliseconds beside it."""
     stock, on, off = [], [], []
     for _ in range(rounds):
-        stock.append(one_ns(kind, count))
+        stock.append(measure_switch_ns(kind, count))
         if not splunk_profiler.start(PUBLISHING):
             raise RuntimeError("publishing did not start")
-        on.append(one_ns(kind, count))
+        on.append(measure_switch_ns(kind, count))
         splunk_profiler.stop()
-        off.append(one_ns(kind, count))
+        off.append(measure_switch_ns(kind, count))
     for name, times, limit in (("both ABIs published", on, kind.limit), ("published no more", off, 1.02)):
-        ratios = [one / beside for one, beside in zip(times, stock, strict=True)]
+        ratios = [one / stock_ns for one, stock_ns in zip(times, stock, strict=True)]
         yield Result(
             f"{kind.name}, {name} / stock",
             median(ratios, 4),
@@ -150,7 +150,7 @@ def measure(quick: bool) -> Iterator[Result]:
     """Every kind."""
     trace.set_tracer_provider(TracerProvider(resource=Resource.create({"service.name": "benchmark"})))
     for kind in kinds():
-        one_ns(kind, kind.count)
+        measure_switch_ns(kind, kind.count)
         yield from compare(kind, kind.count, 2 if quick else 100)
 
 

@@ -21,17 +21,17 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanContext, TraceFlags
 from result import Result, main, median, middle_half
 
-from splunk_profiler._context import Mailbox
-from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler._context import SocketReader
+from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
 from splunk_profiler.system.method_patch import MethodPatch
 
 DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
 BUFFER = 8096
-RATE = 50_000
-LOT = 500
+SPANS_PER_SECOND = 50_000
+BATCH_SIZE = 500
 
 
-class Counting(SpanExporter):
+class CountingExporter(SpanExporter):
     """Counts spans, and the stack-trace ids on them."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Counting(SpanExporter):
 class Service:
     """A provider whose batch processor has room for all that a measure sends."""
 
-    def __init__(self, room: int) -> None:
-        self.exporter = Counting()
+    def __init__(self, queue_size: int) -> None:
+        self.exporter = CountingExporter()
         self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource({"service.name": "benchmark"}))
-        self.batch = BatchSpanProcessor(self.exporter, max_queue_size=max(room, 512), schedule_delay_millis=100)
+        self.batch = BatchSpanProcessor(self.exporter, max_queue_size=max(queue_size, 512), schedule_delay_millis=100)
         self.provider.add_span_processor(self.batch)
         self.tracer = self.provider.get_tracer("benchmark")
 
@@ -62,8 +62,8 @@ class Service:
             receiving.bind(f"{directory}/s")
             sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             sending.connect(f"{directory}/s")
-            correlator = Correlator(Feedback(registered, BUFFER), Mailbox, MethodPatch)
-            correlator.meet(self.provider._active_span_processor)
+            correlator = Correlator(CorrelationConfig(registered, BUFFER), SocketReader, MethodPatch)
+            correlator.attach(self.provider._active_span_processor)
             correlator.listen(receiving.fileno(), lambda: None)
             if registered:
                 sending.send(struct.pack("=HHI", 2, 1, DELAY_MS))
@@ -76,7 +76,7 @@ class Service:
                 self.provider.force_flush()
 
 
-def spans_cost(service: Service, spans: int) -> tuple[float, float]:
+def measure_span_cost(service: Service, spans: int) -> tuple[float, float]:
     """Nanoseconds of CPU time for one span: of its own thread, and of the whole process until it is exported."""
     before, whole = time.thread_time_ns(), time.process_time_ns()
     for _ in range(spans):
@@ -86,7 +86,7 @@ def spans_cost(service: Service, spans: int) -> tuple[float, float]:
     return own / spans, (time.process_time_ns() - whole) / spans
 
 
-def per_span(quick: bool) -> Iterator[Result]:
+def measure_per_span(quick: bool) -> Iterator[Result]:
     """Off, waiting for a profiler, and on."""
     spans, rounds = (200, 2) if quick else (2000, 25)
     service = Service(100_000)
@@ -95,10 +95,10 @@ def per_span(quick: bool) -> Iterator[Result]:
     for _ in range(rounds):
         for name in ("stock", "auto", "on", "stock"):
             if name == "stock":
-                costs = spans_cost(service, spans)
+                costs = measure_span_cost(service, spans)
             else:
                 with service.correlated(registered=name == "on"):
-                    costs = spans_cost(service, spans)
+                    costs = measure_span_cost(service, spans)
             own[name].append(costs[0])
             whole[name].append(costs[1])
     for name, what in (("auto", "no profiler has registered"), ("on", "transactions held back")):
@@ -118,31 +118,31 @@ def per_span(quick: bool) -> Iterator[Result]:
     service.provider.shutdown()
 
 
-def ended(number: int) -> ReadableSpan:
+def make_ended_span(number: int) -> ReadableSpan:
     """A transaction as a web service's."""
     context = SpanContext(number + 1, number + 1, is_remote=False, trace_flags=TraceFlags(1))
     attributes: dict[str, Any] = {"http.route": "/checkout", "http.request.method": "GET", "url.path": "/checkout"}
     return ReadableSpan("GET /checkout", context=context, attributes=attributes, start_time=1, end_time=2)
 
 
-def at_a_rate(quick: bool) -> Iterator[Result]:
+def measure_at_rate(quick: bool) -> Iterator[Result]:
     """As many ended transactions a second as the target says, each of which a profiler has seen once."""
-    total = RATE // 5 if quick else RATE * 5
-    spans = [ended(number) for number in range(total)]
+    total = SPANS_PER_SECOND // 5 if quick else SPANS_PER_SECOND * 5
+    spans = [make_ended_span(number) for number in range(total)]
     service = Service(total)
     with service.correlated(registered=True) as (correlator, _):
         before = time.process_time_ns()
         started = time.perf_counter()
-        for first in range(0, total, LOT):
-            for span in spans[first : first + LOT]:
+        for first in range(0, total, BATCH_SIZE):
+            for span in spans[first : first + BATCH_SIZE]:
                 service.batch.on_end(span)
-            time.sleep(max(started + first / RATE - time.perf_counter(), 0))
+            time.sleep(max(started + first / SPANS_PER_SECOND - time.perf_counter(), 0))
         took = time.perf_counter() - started
         service.provider.force_flush()
         refused = correlator.counts().refused
         cpu = (time.process_time_ns() - before) / total
     yield Result(
-        f"transactions exported, of those that ended at {RATE} a second",
+        f"transactions exported, of those that ended at {SPANS_PER_SECOND} a second",
         service.exporter.spans / total,
         "times",
         1.0,
@@ -152,14 +152,14 @@ def at_a_rate(quick: bool) -> Iterator[Result]:
     service.provider.shutdown()
 
 
-def full_buffer(quick: bool) -> Iterator[Result]:
+def measure_full_buffer(quick: bool) -> Iterator[Result]:
     """Memory of a full buffer: what the correlation adds, and the spans that it keeps."""
     size = 100 if quick else BUFFER
     service = Service(size)
     with service.correlated(registered=True):
         service.provider.force_flush()
         tracemalloc.start()
-        spans = [ended(number) for number in range(size)]
+        spans = [make_ended_span(number) for number in range(size)]
         kept, _ = tracemalloc.get_traced_memory()
         for span in spans:
             service.batch.on_end(span)
@@ -176,9 +176,9 @@ def full_buffer(quick: bool) -> Iterator[Result]:
 
 def measure(quick: bool) -> Iterator[Result]:
     """All of it."""
-    yield from per_span(quick)
-    yield from at_a_rate(quick)
-    yield from full_buffer(quick)
+    yield from measure_per_span(quick)
+    yield from measure_at_rate(quick)
+    yield from measure_full_buffer(quick)
 
 
 if __name__ == "__main__":

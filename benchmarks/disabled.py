@@ -17,7 +17,7 @@ PROGRAMS = {
     "within": "import splunk_profiler; splunk_profiler.start()",
     "imports of a start": "import dataclasses, logging, urllib.parse",
 }
-AMONG_OTHERS = """
+WITH_OPENTELEMETRY = """
 import time
 import opentelemetry.trace
 started = time.perf_counter()
@@ -45,14 +45,14 @@ def cpu_ms(program: str) -> float:
 
 def measure(quick: bool) -> Iterator[Result]:
     """CPU time of whole processes, in turns; time in a process that uses OpenTelemetry; then threads and modules."""
-    took: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    among: list[float] = []
+    cpu_ms_by_program: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    with_opentelemetry_ms: list[float] = []
     for _ in range(3 if quick else 60):
-        among.append(float(run(AMONG_OTHERS)))
+        with_opentelemetry_ms.append(float(run(WITH_OPENTELEMETRY)))
         for name, program in PROGRAMS.items():
-            took[name].append(cpu_ms(program))
-    without = took["without"]
-    added = [within - bare for within, bare in zip(took["within"], without, strict=True)]
+            cpu_ms_by_program[name].append(cpu_ms(program))
+    without = cpu_ms_by_program["without"]
+    added = [within - bare for within, bare in zip(cpu_ms_by_program["within"], without, strict=True)]
     yield Result(
         "import and start while disabled, above a bare interpreter",
         median(added),
@@ -62,16 +62,16 @@ def measure(quick: bool) -> Iterator[Result]:
             "bare_ms": median(without),
             "middle_half": middle_half(added),
             "what_dataclasses_logging_and_urllib_would_add": significant(
-                median(took["imports of a start"]) - median(without)
+                median(cpu_ms_by_program["imports of a start"]) - median(without)
             ),
         },
     )
     yield Result(
         "import and start while disabled, where OpenTelemetry's API is loaded",
-        median(among),
+        median(with_opentelemetry_ms),
         "ms",
         5,
-        details={"middle_half": middle_half(among)},
+        details={"middle_half": middle_half(with_opentelemetry_ms)},
     )
     threads = int(run(f"{PROGRAMS['within']}; {COUNT_THREADS}")) - int(run(COUNT_THREADS))
     yield Result("threads made while disabled", threads, "threads", 0)

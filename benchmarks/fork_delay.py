@@ -56,7 +56,7 @@ def serve(forks: int) -> None:
     print(json.dumps({"waits": waits, "wholes": wholes}))
 
 
-def forked(forks: int, **settings: str) -> dict[str, list[float]]:
+def measure_forks(forks: int, **settings: str) -> dict[str, list[float]]:
     """Times of the forks of one process, in ms."""
     command = [sys.executable, __file__, "serve", str(forks)]
     done = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True)
@@ -70,9 +70,9 @@ def measure(quick: bool) -> Iterator[Result]:
 
     forks = 10 if quick else FORKS
     for collector, mode in COLLECTORS.items():
-        without = forked(forks, SPLUNK_PROFILER_ENABLED="false")
+        without = measure_forks(forks, SPLUNK_PROFILER_ENABLED="false")
         with Receiver(mode=mode) as receiver:
-            found = forked(
+            found = measure_forks(
                 forks,
                 SPLUNK_PROFILER_ENABLED="true",
                 SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url,

@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.events import registered_kinds
-from splunk_profiler.export.otlp.sample_records import Encoder
+from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats import pprof, text
 from splunk_profiler.model import Aggregate, Frame, Profile, Sample, SpanRef, Stack, Thread, ThreadSample
 
@@ -104,7 +104,7 @@ def period(snapshots: int) -> Period:
 
 def encode_text(made: Period) -> int:
     """The bytes of the requests with one record for each sample."""
-    encoder = Encoder(Resource.get_empty, text.body)
+    encoder = SampleEncoder(Resource.get_empty, text.body)
     samples = made.samples
     return sum(len(encoder.encode(samples[first : first + BATCH])) for first in range(0, len(samples), BATCH))
 
@@ -114,7 +114,7 @@ def encode_pprof(made: Period) -> int:
     return sum(len(pprof.body(part)) for part in pprof.parts(made.profile))
 
 
-def spent(encode: Callable[[Period], int], snapshots: int) -> tuple[float, int]:
+def measure_encoding(encode: Callable[[Period], int], snapshots: int) -> tuple[float, int]:
     """(CPU seconds, bytes) of one encoding. Stacks are new, so that nothing is left over in them from another one."""
     made = period(snapshots)
     began = time.thread_time()
@@ -126,7 +126,9 @@ def measure(quick: bool) -> Iterator[Result]:
     """Both intervals; text and pprof in turns."""
     rounds = 1 if quick else 7
     for name, snapshots in (("1 s", 10), ("10 ms", 1000)):
-        pairs = [(spent(encode_text, snapshots), spent(encode_pprof, snapshots)) for _ in range(rounds)]
+        pairs = [
+            (measure_encoding(encode_text, snapshots), measure_encoding(encode_pprof, snapshots)) for _ in range(rounds)
+        ]
         cpu = [theirs[0] / ours[0] for ours, theirs in pairs]
         (_, text_bytes), (_, pprof_bytes) = pairs[0]
         samples = THREADS * snapshots

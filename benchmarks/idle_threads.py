@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 
-from capture_cost import drained, held_ns, native_ticker
-from population import FRAMES, Still
+from capture_cost import drain_periodically, measure_held_ns, native_ticker
+from population import FRAMES, BlockedThreads
 from result import Result, main, median, middle_half
 
-from splunk_profiler.formats.text import stack_text
+from splunk_profiler.formats.text import format_stack
 from splunk_profiler.model import Stack
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 IDLE = 200
@@ -21,16 +21,16 @@ IDLE = 200
 def measure(quick: bool) -> Iterator[Result]:
     """Captures, then the worker's part."""
     rounds = 50 if quick else 1000
-    with Still(IDLE, FRAMES):
+    with BlockedThreads(IDLE, FRAMES):
         ticker = native_ticker()
         held: list[int] = []
         blocks = 0
         for number in range(rounds):
-            drained(ticker, number)
+            drain_periodically(ticker, number)
             before = sys.getallocatedblocks()
             ticker.capture()
             blocks += sys.getallocatedblocks() - before
-            held.append(held_ns(ticker))
+            held.append(measure_held_ns(ticker))
         yield Result(
             "blocks allocated per snapshot of 200 idle threads",
             max(blocks, 0) / rounds,
@@ -50,12 +50,12 @@ def measure(quick: bool) -> Iterator[Result]:
 def worker(rounds: int) -> Iterator[Result]:
     """The time from a raw snapshot to samples, and how often a stack is formatted."""
     ticker = native_ticker()
-    capture = SnapshotBuilder(lambda _: None, make_watch(native=True), 1_000_000_000)
+    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=True), 1_000_000_000)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:
         formatted.append(stack)
-        return stack_text(stack)
+        return format_stack(stack)
 
     took = []
     for _ in range(rounds):

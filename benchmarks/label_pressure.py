@@ -32,7 +32,7 @@ def snapshot(source: random.Random, number: int) -> Snapshot:
         stack = Stack((*source.choices(PLACES, k=3), *PLACES[: FRAMES - 3]), truncated=False)
         thread = Thread(index + 1, f"worker-{index}", 0x7F0000000000 + 4096 * index, 30_000 + index)
         seen = ThreadSample(
-            thread, stack, 0, 0, 0, running=True, waiting_on="", wall_spent_ns=PERIOD_NS, cpu_spent_ns=1
+            thread, stack, 0, 0, 0, running=True, waiting_on="", wall_delta_ns=PERIOD_NS, cpu_delta_ns=1
         )
         span = SpanRef(source.getrandbits(128) | 1, source.getrandbits(64) | 1, 1, source.getrandbits(64) | 1, "GET /")
         samples.append(Sample(time_ns, PERIOD_NS, seen, span))

@@ -21,17 +21,17 @@ from result import Result, main, median
 THREADS = 200
 SNAPSHOTS = 3600
 INTERVAL_MS = 10
-NOBODY = "http://127.0.0.1:9"  # the discard port: connections are refused
+UNREACHABLE_URL = "http://127.0.0.1:9"  # the discard port: connections are refused
 
 
-def wander(over: threading.Event, seed: int) -> None:
+def vary_depth(stop_event: threading.Event, seed: int) -> None:
     """Stand at another depth every tenth of a second."""
 
     def stay() -> None:
-        over.wait(0.1)
+        stop_event.wait(0.1)
 
     depths = random.Random(seed)  # for variety, not for secrets
-    while not over.is_set():
+    while not stop_event.is_set():
         descend(depths.randint(10, 60), stay)
 
 
@@ -43,7 +43,7 @@ def resident_mib(name: str = "VmRSS") -> float:
     raise LookupError(name)
 
 
-def be_measured(profiled: bool, snapshots: int) -> None:
+def run_measured_process(profiled: bool, snapshots: int) -> None:
     """The body of a measured process."""
     from opentelemetry import trace  # noqa: PLC0415  # only here: the measuring process stays small
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
@@ -53,17 +53,17 @@ def be_measured(profiled: bool, snapshots: int) -> None:
     import splunk_profiler  # noqa: PLC0415
 
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=NOBODY)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=UNREACHABLE_URL)))
     trace.set_tracer_provider(provider)
     with trace.get_tracer("benchmark").start_as_current_span("one"):
         pass
-    over = threading.Event()
-    threads = [threading.Thread(target=wander, args=(over, seed), daemon=True) for seed in range(THREADS)]
+    stop_event = threading.Event()
+    threads = [threading.Thread(target=vary_depth, args=(stop_event, seed), daemon=True) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
     if profiled:
         config = splunk_profiler.Config(
-            enabled=True, call_stack_interval_ms=INTERVAL_MS, max_overhead="off", logs_endpoint=NOBODY
+            enabled=True, call_stack_interval_ms=INTERVAL_MS, max_overhead="off", logs_endpoint=UNREACHABLE_URL
         )
         if not splunk_profiler.start(config):
             raise RuntimeError("the profiler did not start")
@@ -73,7 +73,7 @@ def be_measured(profiled: bool, snapshots: int) -> None:
     time.sleep(half)
     print(json.dumps({"end": resident_mib(), "middle": middle, "most": resident_mib("VmHWM")}))
     splunk_profiler.stop(0.1)
-    over.set()
+    stop_event.set()
     provider.shutdown()
 
 
@@ -103,6 +103,6 @@ def measure(quick: bool) -> Iterator[Result]:
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        be_measured(sys.argv[1] == "profiled", int(sys.argv[2]))
+        run_measured_process(sys.argv[1] == "profiled", int(sys.argv[2]))
     else:
         main(measure, __doc__)

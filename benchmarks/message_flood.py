@@ -73,7 +73,7 @@ class Senders:
             assert process.stdout is not None
             process.stdout.readline()
 
-    def rest(self, path: str) -> int:
+    def stop_flood(self, path: str) -> int:
         """How many messages were taken of them."""
         over = Path(path + ".over")
         over.touch()
@@ -96,17 +96,17 @@ def work() -> None:
         sum(number * number for number in range(2000))
 
 
-def of_profiler() -> float:
+def profiler_cpu_s() -> float:
     """CPU seconds of the two threads until now."""
     names = {f"splunk-profiler-{role}" for role in THREADS}
     idents = [thread.ident for thread in threading.enumerate() if thread.name in names and thread.ident]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
-def stretch(seconds: float) -> dict[str, float]:
+def measure_stretch(seconds: float) -> dict[str, float]:
     """Requests per second of wall time and of CPU time, and the profiler's share of a core."""
     until = time.perf_counter() + seconds
-    began, own, profiler, served = time.perf_counter(), time.thread_time(), of_profiler(), 0
+    began, own, profiler, served = time.perf_counter(), time.thread_time(), profiler_cpu_s(), 0
     while time.perf_counter() < until:
         work()
         served += 1
@@ -114,7 +114,7 @@ def stretch(seconds: float) -> dict[str, float]:
     return {
         "per_second": served / took,
         "per_cpu_second": served / (time.thread_time() - own),
-        "cores": (of_profiler() - profiler) / took,
+        "cores": (profiler_cpu_s() - profiler) / took,
     }
 
 
@@ -136,7 +136,7 @@ def measure(quick: bool) -> Iterator[Result]:
         for kind, datagram in KINDS.items():
             yield waiting(kind, Senders(datagram, 1, waiting=True), path, seconds)
             senders = Senders(datagram, SENDERS, waiting=False)
-            yield from flooded(kind, senders, {path: seconds, f"{folder}/nobody": seconds}, rounds)
+            yield from measure_flood(kind, senders, {path: seconds, f"{folder}/nobody": seconds}, rounds)
         nobody.close()
         Path(folder, "nobody").unlink()
         splunk_profiler.stop()
@@ -145,10 +145,10 @@ def measure(quick: bool) -> Iterator[Result]:
 def waiting(kind: str, senders: Senders, path: str, seconds: float) -> Result:
     """The profiler's CPU beside a sender that gets most through."""
     senders.flood(path)
-    began, used = time.perf_counter(), of_profiler()
+    began, used = time.perf_counter(), profiler_cpu_s()
     time.sleep(seconds)
-    took, used = time.perf_counter() - began, of_profiler() - used
-    sent = senders.rest(path)
+    took, used = time.perf_counter() - began, profiler_cpu_s() - used
+    sent = senders.stop_flood(path)
     senders.end()
     return Result(
         f"the profiler's CPU while one process sends all that it takes, {kind}",
@@ -159,7 +159,7 @@ def waiting(kind: str, senders: Senders, path: str, seconds: float) -> Result:
     )
 
 
-def flooded(kind: str, senders: Senders, stretches: dict[str, float], rounds: int) -> Iterator[Result]:
+def measure_flood(kind: str, senders: Senders, stretches: dict[str, float], rounds: int) -> Iterator[Result]:
     """One kind of datagram; the first path is the profiler's."""
     profiler, nobody = stretches
     seen: dict[str, list[dict[str, float]]] = {path: [] for path in stretches}
@@ -167,8 +167,8 @@ def flooded(kind: str, senders: Senders, stretches: dict[str, float], rounds: in
     for number in range(rounds):
         for path in (profiler, nobody) if number % 2 else (nobody, profiler):
             senders.flood(path)
-            seen[path].append(stretch(stretches[path]))
-            sent = senders.rest(path)
+            seen[path].append(measure_stretch(stretches[path]))
+            sent = senders.stop_flood(path)
             if path == profiler:
                 taken.append(sent / stretches[path])
     senders.end()

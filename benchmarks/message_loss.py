@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 
 from result import Result, main, median
 
-from splunk_profiler._context import Mailbox
+from splunk_profiler._context import SocketReader
 
 BUSY = 8
 BURST = 5
-EVERY_S = 0.02
+BURST_INTERVAL_S = 0.02
 SENDER = """
 import json, socket, sys, time
 path, bursts, burst, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -41,63 +41,63 @@ print(json.dumps([sent, refused]))
 """
 
 
-def be_busy(over: threading.Event) -> None:
+def hold_gil(stop_event: threading.Event) -> None:
     """Wants the GIL all the time."""
-    while not over.is_set():
+    while not stop_event.is_set():
         sum(number * number for number in range(1000))
 
 
-def by_mailbox(receiving: socket.socket, over: threading.Event) -> int:
+def read_with_mailbox(receiving: socket.socket, stop_event: threading.Event) -> int:
     """As the profiler does it."""
-    mailbox = Mailbox(receiving.fileno())
+    mailbox = SocketReader(receiving.fileno())
     reader = threading.Thread(target=mailbox.run)
     reader.start()
-    got = 0
-    while not over.is_set():
-        got += len(mailbox.take(0.2))
+    received = 0
+    while not stop_event.is_set():
+        received += len(mailbox.take(0.2))
     mailbox.stop()
     reader.join()
-    return got + len(mailbox.take(0))
+    return received + len(mailbox.take(0))
 
 
-def by_python(receiving: socket.socket, over: threading.Event) -> int:
+def read_with_poll(receiving: socket.socket, stop_event: threading.Event) -> int:
     """As a thread that blocks on the socket and drains it would."""
     waiting = select.poll()
     waiting.register(receiving, select.POLLIN)
-    got = 0
-    while not over.is_set():
+    received = 0
+    while not stop_event.is_set():
         waiting.poll(200)
         while True:
             try:
                 receiving.recv(2048)
             except BlockingIOError:
                 break
-            got += 1
-    return got
+            received += 1
+    return received
 
 
-def lost(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> float:
+def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> float:
     """The share of the messages that were not taken."""
-    over = threading.Event()
+    stop_event = threading.Event()
     with tempfile.TemporaryDirectory() as directory:
         receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         receiving.bind(f"{directory}/s")
-        got: list[int] = []
-        threads = [threading.Thread(target=be_busy, args=(over,)) for _ in range(BUSY)]
-        threads.append(threading.Thread(target=lambda: got.append(read(receiving, over))))
+        received: list[int] = []
+        threads = [threading.Thread(target=hold_gil, args=(stop_event,)) for _ in range(BUSY)]
+        threads.append(threading.Thread(target=lambda: received.append(read(receiving, stop_event))))
         for thread in threads:
             thread.start()
-        command = [sys.executable, "-c", SENDER, f"{directory}/s", str(bursts), str(BURST), str(EVERY_S)]
+        command = [sys.executable, "-c", SENDER, f"{directory}/s", str(bursts), str(BURST), str(BURST_INTERVAL_S)]
         sent: int
         refused: int
         sent, refused = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         threading.Event().wait(1)
-        over.set()
+        stop_event.set()
         for thread in threads:
             thread.join()
         receiving.close()
-    if got != [sent]:
-        raise RuntimeError(f"{sent} messages were sent and {got} were read")
+    if received != [sent]:
+        raise RuntimeError(f"{sent} messages were sent and {received} were read")
     return float(refused / (sent + refused))
 
 
@@ -106,10 +106,10 @@ def measure(quick: bool) -> Iterator[Result]:
     bursts, rounds = (10, 1) if quick else (250, 5)
     shares: dict[str, list[float]] = {"mailbox": [], "python": []}
     for _ in range(rounds):
-        shares["mailbox"].append(lost(by_mailbox, bursts))
-        shares["python"].append(lost(by_python, bursts))
+        shares["mailbox"].append(measure_loss(read_with_mailbox, bursts))
+        shares["python"].append(measure_loss(read_with_poll, bursts))
     yield Result(
-        f"messages lost beside {BUSY} busy threads, {BURST} every {EVERY_S * 1000:.0f} ms",
+        f"messages lost beside {BUSY} busy threads, {BURST} every {BURST_INTERVAL_S * 1000:.0f} ms",
         median(shares["mailbox"]),
         "of all",
         0.0,

@@ -9,7 +9,7 @@ from typing import Any
 
 THREADS = 33  # with the main thread
 FRAMES = 43
-APPLICATION = "application-"  # how the names of these threads begin
+APPLICATION_PREFIX = "application-"  # how the names of these threads begin
 
 
 def descend(frames: int, leaf: Callable[[], None]) -> None:
@@ -21,15 +21,15 @@ def descend(frames: int, leaf: Callable[[], None]) -> None:
 
 
 def _thread(body: Callable[..., None], number: int, *arguments: Any) -> threading.Thread:
-    return threading.Thread(target=body, args=arguments, name=f"{APPLICATION}{number}", daemon=True)
+    return threading.Thread(target=body, args=arguments, name=f"{APPLICATION_PREFIX}{number}", daemon=True)
 
 
-class Still:
+class BlockedThreads:
     """Threads that wait, each with a stack of the same depth."""
 
     def __init__(self, threads: int, frames: int) -> None:
-        self._end = threading.Event()
-        self._there = threading.Barrier(threads + 1)
+        self._stop = threading.Event()
+        self._ready = threading.Barrier(threads + 1)
         self._threads = [_thread(self._body, number, frames) for number in range(threads)]
 
     def _body(self, frames: int) -> None:
@@ -37,22 +37,22 @@ class Still:
         descend(frames - 7, self._leaf)
 
     def _leaf(self) -> None:
-        self._there.wait()
-        self._end.wait()
+        self._ready.wait()
+        self._stop.wait()
 
-    def __enter__(self) -> Still:
+    def __enter__(self) -> BlockedThreads:
         for thread in self._threads:
             thread.start()
-        self._there.wait()
+        self._ready.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
+        self._stop.set()
         for thread in self._threads:
             thread.join()
 
 
-class Stepping:
+class SteppingThreads:
     """Threads that hold still until `step`, after which each of them stands at another line."""
 
     def __init__(self, threads: int, frames: int) -> None:
@@ -77,7 +77,7 @@ class Stepping:
             gate.release()
         self._arrived.wait()
 
-    def __enter__(self) -> Stepping:
+    def __enter__(self) -> SteppingThreads:
         for thread in self._threads:
             thread.start()
         self._arrived.wait()
@@ -92,15 +92,15 @@ class Stepping:
 
 
 @contextmanager
-def busy(threads: int, work: Callable[[int, Callable[[], bool]], None]) -> Iterator[None]:
+def run_busy_threads(threads: int, work: Callable[[int, Callable[[], bool]], None]) -> Iterator[None]:
     """`threads` threads that run ``work(number, is_over)`` until the block is left."""
-    over = threading.Event()
-    running = [_thread(work, number, number, over.is_set) for number in range(threads)]
+    stop_event = threading.Event()
+    running = [_thread(work, number, number, stop_event.is_set) for number in range(threads)]
     for thread in running:
         thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop_event.set()
         for thread in running:
             thread.join()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from counting_sink import CountingSink
-from population import FRAMES, THREADS, Stepping, Still
+from population import FRAMES, THREADS, BlockedThreads, SteppingThreads
 from result import Result, main, median, middle_half
 from throughput import start
 
@@ -20,7 +20,7 @@ import splunk_profiler
 INTERVAL_MS = 10
 
 
-def spend(seconds: float, step: Callable[[], None]) -> tuple[float, float]:
+def measure_cpu(seconds: float, step: Callable[[], None]) -> tuple[float, float]:
     """(CPU seconds, wall seconds) of `seconds` in which `step` is called once in each interval."""
     cpu, wall = time.process_time(), time.perf_counter()
     due = wall
@@ -31,7 +31,7 @@ def spend(seconds: float, step: Callable[[], None]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def rounds_of(sink: CountingSink, step: Callable[[], None], seconds: float, rounds: int) -> Iterator[float]:
+def measure_rounds(sink: CountingSink, step: Callable[[], None], seconds: float, rounds: int) -> Iterator[float]:
     """Microseconds per record, one figure for each round."""
     config = splunk_profiler.Config(
         enabled=True,
@@ -41,13 +41,13 @@ def rounds_of(sink: CountingSink, step: Callable[[], None], seconds: float, roun
         logs_endpoint=sink.url,
     )
     for _ in range(rounds):
-        before = spend(seconds / 2, step)
+        before = measure_cpu(seconds / 2, step)
         start(config, sink)
         records = sink.totals().records
-        cpu_s, wall_s = spend(seconds, step)
+        cpu_s, wall_s = measure_cpu(seconds, step)
         records = sink.totals().records - records
         splunk_profiler.stop()
-        after = spend(seconds / 2, step)
+        after = measure_cpu(seconds / 2, step)
         idle_share = (before[0] + after[0]) / (before[1] + after[1])
         yield 1e6 * (cpu_s - idle_share * wall_s) / records
 
@@ -56,10 +56,10 @@ def measure(quick: bool) -> Iterator[Result]:
     """Both populations."""
     seconds, rounds = (1.0, 1) if quick else (6.0, 5)
     with CountingSink() as sink:
-        with Still(THREADS - 1, FRAMES):
-            still = list(rounds_of(sink, lambda: None, seconds, rounds))
-        with Stepping(THREADS - 1, FRAMES) as population:
-            moving = list(rounds_of(sink, population.step, seconds, rounds))
+        with BlockedThreads(THREADS - 1, FRAMES):
+            still = list(measure_rounds(sink, lambda: None, seconds, rounds))
+        with SteppingThreads(THREADS - 1, FRAMES) as population:
+            moving = list(measure_rounds(sink, population.step, seconds, rounds))
         totals = sink.totals()
     for name, seen in (("hold still", still), ("all moved", moving)):
         yield Result(

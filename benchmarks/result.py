@@ -33,7 +33,7 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """Whether the target is met; None without one."""
         if self.limit is None:
             return None
@@ -43,7 +43,7 @@ class Result:
         """The result as JSON."""
         target = None if self.limit is None else f"{'>=' if self.at_least else '<='} {self.limit:g} {self.unit}"
         shown = {"measure": self.name, "value": significant(self.value), "unit": self.unit, "target": target}
-        return json.dumps({**shown, "met": self.met, **self.details})
+        return json.dumps({**shown, "met": self.is_met, **self.details})
 
 
 def significant(value: float, digits: int = 3) -> float:

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from counting_sink import CountingSink, Totals
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from population import APPLICATION, FRAMES, Still, busy, descend
+from population import APPLICATION_PREFIX, FRAMES, BlockedThreads, descend, run_busy_threads
 from result import Result, main, median, middle_half, significant
 
 import splunk_profiler
@@ -71,7 +71,7 @@ class Segment:
     others: float
 
 
-def segment(service: Service, seconds: float) -> Segment:
+def measure_segment(service: Service, seconds: float) -> Segment:
     """Look at the service for `seconds`."""
     served, wall, cpu, own = service.served(), time.perf_counter(), time.process_time(), application_cpu_s()
     time.sleep(seconds)
@@ -82,13 +82,13 @@ def segment(service: Service, seconds: float) -> Segment:
 
 def application_cpu_s() -> float:
     """CPU time of all threads that are not the profiler's or gRPC's."""
-    own = [thread for thread in threading.enumerate() if thread.name.startswith(("MainThread", APPLICATION))]
+    own = [thread for thread in threading.enumerate() if thread.name.startswith(("MainThread", APPLICATION_PREFIX))]
     return sum(
         time.clock_gettime((~(thread.native_id or 0) << 3) | 6) for thread in own
     )  # the kernel's id of its clock
 
 
-def in_new_process(body: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def run_in_new_process(body: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Call `body` in a fresh process: the settings of a process's first start hold for its life, so each configuration
     needs one of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
@@ -115,7 +115,7 @@ def compare(
     trace.set_tracer_provider(TracerProvider())
     service = Service()
     ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": [], "others": []}
-    with CountingSink() as sink, Still(IDLE, FRAMES), busy(BUSY, service.work):
+    with CountingSink() as sink, BlockedThreads(IDLE, FRAMES), run_busy_threads(BUSY, service.work):
         config = splunk_profiler.Config(
             enabled=True,
             call_stack_interval_ms=interval_ms,
@@ -124,17 +124,17 @@ def compare(
             logs_endpoint=sink.url,
             walker=walker,
         )
-        segment(service, seconds)
+        measure_segment(service, seconds)
         for _ in range(rounds):
-            first = segment(service, seconds)
+            first = measure_segment(service, seconds)
             start(config, sink)
-            within = [segment(service, seconds), segment(service, seconds)]
+            with_profiler = [measure_segment(service, seconds), measure_segment(service, seconds)]
             splunk_profiler.stop()
-            last = segment(service, seconds)
-            ratios["rate"].append(sum(part.rate for part in within) / (first.rate + last.rate))
-            ratios["cpu"].append(sum(part.cpu_s for part in within) / (first.cpu_s + last.cpu_s))
+            last = measure_segment(service, seconds)
+            ratios["rate"].append(sum(part.rate for part in with_profiler) / (first.rate + last.rate))
+            ratios["cpu"].append(sum(part.cpu_s for part in with_profiler) / (first.cpu_s + last.cpu_s))
             ratios["noise"].append(last.rate / first.rate)
-            ratios["others"].append(sum(part.others for part in within) / 2)
+            ratios["others"].append(sum(part.others for part in with_profiler) / 2)
         return ratios, sink.totals()
 
 
@@ -182,7 +182,7 @@ def measure(quick: bool) -> Iterator[Result]:
     for name, walker, interval_ms, limit in cases:
         at_ms, export_ms = (min(interval_ms, 100), 100) if quick else (interval_ms, 1000)
         seconds, rounds = (0.3, 1) if quick else (4.0, 8 if interval_ms == 1000 else 5)
-        ratios, arrived = in_new_process(compare, walker, at_ms, export_ms, seconds, rounds)
+        ratios, arrived = run_in_new_process(compare, walker, at_ms, export_ms, seconds, rounds)
         yield from results(name, ratios, limit, arrived)
 
 

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from operator import attrgetter
 
 from capture_cost import native_ticker
-from population import FRAMES, Still, busy
+from population import FRAMES, BlockedThreads, run_busy_threads
 from result import Result, main, significant
 
-from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 
 PERIOD_NS = 10_000_000
 BUSY = 8
@@ -35,7 +35,7 @@ def spin(_number: int, is_over: Callable[[], bool]) -> None:
             value = (value * 31 + step) % 1_000_003
 
 
-def deliver(ticker: Ticker, ticks: int) -> list[int]:
+def measure_latencies(ticker: Ticker, ticks: int) -> list[int]:
     """Let `ticker` run until `ticks` deadlines have passed; the latencies of those that were delivered."""
     thread = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
     thread.start()
@@ -48,7 +48,7 @@ def deliver(ticker: Ticker, ticks: int) -> list[int]:
     return late
 
 
-def sleep_until_told() -> None:
+def run_sleeper() -> None:
     """The body of the process that only sleeps: deadlines until standard input ends, then how late it woke."""
     ended = threading.Event()
 
@@ -73,7 +73,7 @@ def sleep_until_told() -> None:
 
 
 @contextmanager
-def sleeper() -> Iterator[dict[str, float]]:
+def measure_sleeper() -> Iterator[dict[str, float]]:
     """That process; what it saw is there when the block is left."""
     seen: dict[str, float] = {}
     process = subprocess.Popen(
@@ -87,28 +87,28 @@ def sleeper() -> Iterator[dict[str, float]]:
 def measure(quick: bool) -> Iterator[Result]:
     """Both tickers, in turns."""
     rounds, ticks = (1, 100) if quick else (5, 400)
-    posted = sys.version_info >= (3, 12)  # before, only the main thread runs pending calls
+    has_pending_calls = sys.version_info >= (3, 12)  # before, only the main thread runs pending calls
     seen: dict[str, tuple[list[int], dict[str, int]]] = {}
-    with sleeper() as control, Still(IDLE, FRAMES), busy(BUSY, spin):
+    with measure_sleeper() as control, BlockedThreads(IDLE, FRAMES), run_busy_threads(BUSY, spin):
         for _ in range(rounds):
             for name in ("native", "portable"):
                 ticker = (
                     native_ticker()
                     if name == "native"
-                    else make_ticker(Choice("portable", "measured"), None, lambda _: None, 1024)
+                    else make_ticker(WalkerChoice("portable", "measured"), None, lambda _: None, 1024)
                 )
                 late, sums = seen.setdefault(name, ([], {"due": 0, "captured": 0, "by_pending_call": 0}))
-                late += deliver(ticker, ticks)
+                late += measure_latencies(ticker, ticks)
                 for counter in sums:
                     sums[counter] += getattr(ticker.counters(), counter)
     for name, (late, sums) in seen.items():
         late.sort()
-        wanted = posted and name == "native"
+        has_limit = has_pending_calls and name == "native"
         yield Result(
             f"ticks delivered of 100 at 10 ms beside {BUSY} busy threads, {name}",
             100 * sums["captured"] / sums["due"],
             "ticks",
-            99 if wanted else None,
+            99 if has_limit else None,
             at_least=True,
             details={**sums, "a_process_that_only_sleeps": control},
         )
@@ -116,7 +116,7 @@ def measure(quick: bool) -> Iterator[Result]:
             f"latency of a tick, 99th percentile, {name}",
             late[int(len(late) * 0.99)] / 1e6,
             "ms",
-            1 if wanted else None,
+            1 if has_limit else None,
             details={
                 "median_us": significant(late[len(late) // 2] / 1000),
                 "mean_us": significant(sum(late) / len(late) / 1000),
@@ -127,6 +127,6 @@ def measure(quick: bool) -> Iterator[Result]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["sleep"]:
-        sleep_until_told()
+        run_sleeper()
     else:
         main(measure, __doc__)

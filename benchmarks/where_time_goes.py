@@ -31,11 +31,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests" / "support"))
 
 INTERVAL_MS = 10
-BESIDE = (0, 2, 4)
+BUSY_THREAD_COUNTS = (0, 2, 4)
 WORKER = "worker"
-CHANCE = random.Random(1)
+RNG = random.Random(1)
 TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 2000) % tuple(range(4000))  # one call is to be shorter than the interval
-NUMBERS = [CHANCE.random() for _ in range(25_000)]
+NUMBERS = [RNG.random() for _ in range(25_000)]
 BLOCK = bytes(6 << 20)
 PATTERN = re.compile(r"(\w+) /(\w+)/(\d+) HTTP/[\d.]+ (5\d\d)")  # few: freeing many is seen in the caller
 
@@ -95,8 +95,8 @@ def work(seconds: float) -> dict[str, dict[str, int]]:
     until = time.monotonic() + seconds
     wall, cpu = time.monotonic_ns(), time.thread_time_ns()
     while time.monotonic() < until:
-        kind = min(CHANCE.sample(kinds, 3), key=lambda kind: spent[kind.__name__]["wall"])
-        for _ in range(CHANCE.randrange(1, 4)):
+        kind = min(RNG.sample(kinds, 3), key=lambda kind: spent[kind.__name__]["wall"])
+        for _ in range(RNG.randrange(1, 4)):
             kind()
         now, used = time.monotonic_ns(), time.thread_time_ns()
         spent[kind.__name__]["wall"] += now - wall
@@ -108,11 +108,11 @@ def work(seconds: float) -> dict[str, dict[str, int]]:
 
 def serve(busy: int, seconds: float) -> None:
     """The process that is profiled: prints what its worker has done, and the CPU time that it has used."""
-    over = threading.Event()
+    stop_event = threading.Event()
 
     def spin() -> None:
         value = 0
-        while not over.is_set():
+        while not stop_event.is_set():
             for step in range(2000):
                 value = (value * 31 + step) % 1_000_003
 
@@ -127,7 +127,7 @@ def serve(busy: int, seconds: float) -> None:
     worker = threading.Thread(target=lambda: result.update(work(seconds)), name=WORKER)
     worker.start()
     worker.join()
-    over.set()
+    stop_event.set()
     for other in others:
         other.join()
     splunk_profiler.stop(20)
@@ -153,13 +153,13 @@ def run(data_format: str, busy: int, seconds: float) -> Iterator[Result]:
         }
         command = [sys.executable, __file__, "serve", str(busy), str(seconds)]
         answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        truth = json.loads(answer.stdout)
+        expected = json.loads(answer.stdout)
         records = receiver.records(1)
-    found = (of_text if data_format == "text" else of_profiles)(records, truth["kinds"])
+    found = (count_text_records if data_format == "text" else sum_profiles)(records, expected["kinds"])
     totals = found.pop("totals", Counter())
     where = f"{data_format.partition('-')[0]}, {f'beside {busy} busy threads' if busy else 'alone'}"
     for value, seen in found.items():
-        right = shares({kind: spent["cpu" if value == "CPU" else "wall"] for kind, spent in truth["kinds"].items()})
+        right = shares({kind: spent["cpu" if value == "CPU" else "wall"] for kind, spent in expected["kinds"].items()})
         shown = shares({kind: seen[kind] for kind in right})
         yield Result(
             f"largest error of a share of {value}, {where}",
@@ -169,11 +169,13 @@ def run(data_format: str, busy: int, seconds: float) -> Iterator[Result]:
             details={kind: [significant(shown[kind]), significant(right[kind])] for kind in right},
         )
     for value, sum_ns in totals.items():
-        right_ns = sum(spent["wall"] for spent in truth["kinds"].values()) if value == "wall" else truth["process_cpu"]
+        right_ns = (
+            sum(spent["wall"] for spent in expected["kinds"].values()) if value == "wall" else expected["process_cpu"]
+        )
         yield Result(f"error of all {value}, {where}", 100 * abs(sum_ns / right_ns - 1), "%", 1)
 
 
-def of_text(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
+def count_text_records(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
     """Records by kind, and those of them in which the thread ran."""
     seen, ran = Counter[str](), Counter[str]()
     for record in records:
@@ -185,7 +187,7 @@ def of_text(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, C
     return {"samples": seen, "CPU": ran}
 
 
-def of_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
+def sum_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
     """Samples, wall and CPU time by kind; and the worker's wall time, and all CPU time."""
     from received_profiles import read  # noqa: PLC0415  # of the tests
 
@@ -206,7 +208,7 @@ def of_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[st
 
 def measure(quick: bool) -> Iterator[Result]:
     """Text and pprof, alone and beside busy threads."""
-    for busy in BESIDE[:2] if quick else BESIDE:
+    for busy in BUSY_THREAD_COUNTS[:2] if quick else BUSY_THREAD_COUNTS:
         for data_format in ("pprof-gzip-base64", "text"):
             yield from run(data_format, busy, 1 if quick else 60 + 20 * busy)
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from counting_sink import CountingSink
-from population import FRAMES, Stepping, Still
-from record_cost import spend
+from population import FRAMES, BlockedThreads, SteppingThreads
+from record_cost import measure_cpu
 from result import Result, main, median, middle_half, significant
-from throughput import in_new_process, start
+from throughput import run_in_new_process, start
 
 import splunk_profiler
 
@@ -30,7 +30,7 @@ EXPORTER = "splunk-profiler-exporter"
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ProfilingCost:
     """Per second of being profiled: CPU of all threads, of the exporting one, bytes and records."""
 
     cpu_s: float
@@ -45,9 +45,13 @@ def cpu_s(threads: list[threading.Thread]) -> float:
     return sum(time.clock_gettime(clock) for clock in clocks)
 
 
-def spent(data_format: str, interval_ms: int, seconds: float, export_ms: int) -> Spent:
+def measure_cost(data_format: str, interval_ms: int, seconds: float, export_ms: int) -> ProfilingCost:
     """Measure one stretch in one format."""
-    with Still(THREADS - MOVING - 1, FRAMES), Stepping(MOVING, FRAMES) as population, CountingSink() as sink:
+    with (
+        BlockedThreads(THREADS - MOVING - 1, FRAMES),
+        SteppingThreads(MOVING, FRAMES) as population,
+        CountingSink() as sink,
+    ):
         applications = threading.enumerate()
         config = splunk_profiler.Config(
             enabled=True,
@@ -59,15 +63,15 @@ def spent(data_format: str, interval_ms: int, seconds: float, export_ms: int) ->
         )
         start(config, sink)
         exporters = [thread for thread in threading.enumerate() if thread.name == EXPORTER]
-        before, then = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
-        _, wall_s = spend(seconds, population.step)
-        after, now = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
+        before, totals_before = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
+        _, wall_s = measure_cpu(seconds, population.step)
+        after, totals_after = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
         splunk_profiler.stop()
-    return Spent(
+    return ProfilingCost(
         (after[0] - before[0]) / wall_s,
         (after[1] - before[1]) / wall_s,
-        (now.size - then.size) / wall_s,
-        (now.records - then.records) / wall_s,
+        (totals_after.size - totals_before.size) / wall_s,
+        (totals_after.records - totals_before.records) / wall_s,
     )
 
 
@@ -76,10 +80,10 @@ def measure(quick: bool) -> Iterator[Result]:
     for name, interval_ms in (("1 s", 1000), ("10 ms", 10)):
         seconds, rounds, faster = (1.0, 1, 20) if quick else (30.0, 3, 1)
         at_ms = max(interval_ms // faster, 10)
-        found: dict[str, list[Spent]] = {data_format: [] for data_format in FORMATS}
+        found: dict[str, list[ProfilingCost]] = {data_format: [] for data_format in FORMATS}
         for _ in range(rounds):
             for data_format, export_ms in FORMATS.items():
-                stretch = in_new_process(spent, data_format, at_ms, seconds, export_ms // faster)
+                stretch = run_in_new_process(measure_cost, data_format, at_ms, seconds, export_ms // faster)
                 found[data_format].append(stretch)
         text, pprof = found.values()
         cpu = [ours.cpu_s / theirs.cpu_s for ours, theirs in zip(pprof, text, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from splunk_profiler.activation import FORK_GATE, SWITCH
+from splunk_profiler.activation import ACTIVATION_CHECK, FORK_GATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "s
 def __getattr__(name: str) -> object:
     if name in ("Config", "ConfigError", "ProfilerError"):
         from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
-        from splunk_profiler.config import parsers as values  # noqa: PLC0415  # loaded for who names it only
+        from splunk_profiler.config import parsers  # noqa: PLC0415  # loaded for who names it only
 
-        return getattr(config if name == "Config" else values, name)
+        return getattr(config if name == "Config" else parsers, name)
     if name == "labels":
         from splunk_profiler.user_labels.labels import labels  # noqa: PLC0415
 
@@ -52,15 +52,15 @@ def start(config: Config | None = None) -> bool:
 
     Specification: Splunk profiling conventions, "Activation".
     """
-    if config is None and _PROCESS not in sys.modules and SWITCH.is_surely_off():
+    if config is None and _PROCESS_MODULE not in sys.modules and ACTIVATION_CHECK.is_surely_off():
         return False
-    profiler = _loaded_profiler()
-    runs = profiler is not None and profiler.start(config)
-    if profiler is not None and _STOPS:
-        _STOPS.clear()
+    profiler = _load_profiler()
+    is_running = profiler is not None and profiler.start(config)
+    if profiler is not None and _PENDING_STOPS:
+        _PENDING_STOPS.clear()
         profiler.stop(2.0)
-        runs = False
-    return runs
+        is_running = False
+    return is_running
 
 
 def stop(timeout_s: float = 2.0) -> None:
@@ -69,22 +69,22 @@ def stop(timeout_s: float = 2.0) -> None:
     Transactions that wait for a host profiler are handed to the application's exporters first, which may take up to 5
     seconds more if these are slow (docs/correlation.md).
     """
-    if _PROCESS not in sys.modules:
+    if _PROCESS_MODULE not in sys.modules:
         return
-    profiler = _loaded_profiler()
+    profiler = _load_profiler()
     if profiler is not None:
         profiler.stop(timeout_s)
-    elif not FORK_GATE.is_locked():
-        _STOPS.append(timeout_s)
+    elif not FORK_GATE.has_locked_imports():
+        _PENDING_STOPS.append(timeout_s)
 
 
-_PROCESS = "splunk_profiler.lifecycle.process"
-_STOPS: list[float] = []  # asked for by signal handlers while the first start loads the profiler
+_PROCESS_MODULE = "splunk_profiler.lifecycle.process"
+_PENDING_STOPS: list[float] = []  # asked for by signal handlers while the first start loads the profiler
 
 
-def _loaded_profiler() -> ProcessProfiler | None:
+def _load_profiler() -> ProcessProfiler | None:
     """Load the profiler. None where that is not possible, and in a signal handler that has interrupted it."""
-    if FORK_GATE.is_locked():
+    if FORK_GATE.has_locked_imports():
         return None
     with FORK_GATE:
         from splunk_profiler.lifecycle import process as profiler  # noqa: PLC0415  # loaded only where it is wanted

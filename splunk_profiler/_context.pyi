@@ -44,18 +44,18 @@ class Library(NamedTuple):
     path: str
     tls: Literal["static", "dynamic", "unknown"]
 
-class Counters(NamedTuple):
+class SwitchCounters(NamedTuple):
     """Since the module was loaded, apart from `threads`."""
 
     published: int  # switches after which a thread showed something else
     unchanged: int  # switches after which it showed the same
-    known: int  # of these two: switches to a context that was known from before
+    cache_hits: int  # of these two: switches to a context that was known from before
     repaired: int  # threads that `audit` found wrong: switches that no hook saw
     threads: int  # that have memory of their own now
     failed: int  # exceptions that were swallowed, memory that was not to be had
 
 @final
-class Mailbox:
+class SocketReader:
     """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
 
     Memory is bounded, by 128 KiB: while more than 64 KiB of messages or 1024 of them wait for `take`, nothing is read.
@@ -127,14 +127,14 @@ def publish() -> None:
 def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
     """`variable.set(labels)`, then publish; no audit comes in between."""
 
-def local_root_before(trace_id: int, /) -> int | None:
+def previous_local_root(trace_id: int, /) -> int | None:
     """For `identify`: the local root that the thread showed when its span was met, if that was of this trace.
 
     Raises:
         TypeError, ValueError, OverflowError: that is no trace id.
     """
 
-def inherit(span: Any, parent_context: Any = None) -> None:
+def assign_identity(span: Any, parent_context: Any = None) -> None:
     """Give a local span that starts its `Identity`: its local root is its parent's, or itself.
 
     Made to be a span processor's `on_start`.
@@ -143,7 +143,7 @@ def inherit(span: Any, parent_context: Any = None) -> None:
 def refresh() -> None:
     """Look for modules loaded since that switch contexts in C."""
 
-def load_labels(path: str | PathLike[str]) -> Library:
+def load_labels_library(path: str | PathLike[str]) -> Library:
     """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch on).
 
     Raises:
@@ -151,7 +151,7 @@ def load_labels(path: str | PathLike[str]) -> Library:
         OSError: it cannot be loaded or is another library.
     """
 
-def load_elastic(path: str | PathLike[str], storage: bytes) -> Library:
+def load_elastic_library(path: str | PathLike[str], storage: bytes) -> Library:
     """Load ``elastic-jvmti-linux-<arch>.so``, point it to a copy of `storage` and make readers look.
 
     Raises:
@@ -166,12 +166,12 @@ def replace_storage(storage: bytes, /) -> None:
         RuntimeError: the library is not loaded.
     """
 
-def withdraw_storage() -> None:
+def clear_storage() -> None:
     """Readers find no process storage any more."""
 
 def audit() -> tuple[int, int]:
     """Compare what the threads show with their contexts at this instant, repair what differs: (compared, repaired)."""
 
-def counters() -> Counters: ...
+def counters() -> SwitchCounters: ...
 def reset_after_fork() -> None:
     """Forget the threads that did not come along. Happens by itself in a child of `fork`; again it does nothing."""

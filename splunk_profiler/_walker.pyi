@@ -4,67 +4,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Thread
 from types import CodeType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+from splunk_profiler.raw import IdleSpan, RawCollection, RawSnapshot, RawThread, ThreadChange, TickerCounters
 
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
-
-class RawThread(NamedTuple, Generic[_Stack]):
-    """One thread as the interpreter knows it. `key` is never reused, `ident` is; `native_id` is 0 if not known.
-
-    `cpu_ns`: CPU time that it had used at the deadline, or at the capture if it was new; 0 if it cannot be read.
-    `state`: 2: it had a processor at the deadline; 1: it waited for one, or held the GIL at the capture and not before;
-    0: it waited for something else; None: not known.
-    `python_thread`: the `threading.Thread`; None if there is none, or the stack is that of its last capture.
-    """
-
-    key: int
-    ident: int
-    native_id: int
-    stack: _Stack
-    context: Any | None
-    labels: Any | None
-    cpu_ns: int
-    state: int | None
-    python_thread: Thread | None
-
-class RawSnapshot(NamedTuple, Generic[_Stack]):
-    """`time_ns` since the epoch; `latency_ns` from the deadline to the instant of capture; oldest thread first.
-
-    `period_ns` is the distance of that deadline from the one of its kind before; 0 if it was not taken at one.
-    `focused`: there are threads of the traces in the focus only. `since_ns`: from the capture before, also from one of
-    the focus that found nobody and is not in the ring; 0 for the first. `process_cpu_ns`: CPU time of the process,
-    as of before the threads' was read.
-    """
-
-    time_ns: int
-    latency_ns: int
-    threads: tuple[RawThread[_Stack], ...]
-    period_ns: int
-    focused: bool
-    since_ns: int
-    process_cpu_ns: int
-
-class RawCollection(NamedTuple, Generic[_Stack]):
-    """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
-
-    time_ns: int
-    thread: RawThread[_Stack]
-    generation: int
-    stands_for: int  # it, and those of its generation since the one that was kept before
-    duration_ns: int  # of all of them
-
-class Counters(NamedTuple):
-    """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
-
-    due: int  # deadlines that have passed
-    captured: int  # snapshots taken
-    by_pending_call: int  # of these, by whichever thread was running Python
-    missed: int  # deadlines without a snapshot; a ring that nobody drains takes no more than twice its size
-    overwritten: int  # snapshots lost because nobody drained the ring
-    late_ns_max: int
-    late_ns_sum: int
-    held_ns_sum: int  # time inside captures, GIL held
 
 class Ticker(Generic[_Frame, _Stack]):
     def __init__(
@@ -76,54 +21,54 @@ class Ticker(Generic[_Frame, _Stack]):
         make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
         ring_size: int,
         labels_var: ContextVar[Any] | None = None,
-        collection_distance_ns: int = 10_000_000,  # of two collections of one generation that are kept
-        focus: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
+        min_collection_interval_ns: int = 10_000_000,  # of two collections of one generation that are kept
+        trace_filter: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
         threads: dict[int, Thread] = ...,  # by ident, where `python_thread` is looked up; without it there is none
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits.
 
-        All threads every `period_ns` (0: never). In between, after `focus` and as long as there are traces in it, those
-        threads every `focused_period_ns` that may work for one of them: whose span's trace is among them, or cannot be
-        told without running Python code.
+        All threads every `period_ns` (0: never). In between, after `notify_trace_added` and as long as there are traces
+        in it, those threads every `focused_period_ns` that may work for one of them: whose span's trace is among them,
+        or cannot be told without running Python code.
         """
-    def pace(self, period_ns: int, focused_period_ns: int = 0) -> None:
+    def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Let a running ticker go on as if it ran with these; from any thread.
 
         The next deadline of all threads is so long after the last one; those of the focus begin anew between them.
         """
-    def focus(self) -> None:
+    def notify_trace_added(self) -> None:
         """A trace was added to the focus: to be called after each addition, from any thread."""
     def stop(self) -> None:
         """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
-    def capture(self, *, focused: bool = False) -> None:
+    def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot now, in this thread, into the ring; counted as missed if none could be taken."""
-    def drain(self, timeout_ns: int) -> list[RawSnapshot[_Stack]]:
+    def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""
-    def note_collection(self, phase: str, info: dict[str, Any], /) -> None:
+    def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
         """To be one of `gc.callbacks`. Runs no Python code, so that no signal handler runs and raises in there."""
-    def drain_collections(self) -> list[RawCollection[_Stack]]:
+    def drain_collections(self) -> list[RawCollection]:
         """The collections that were kept, oldest first.
 
         Up to 256 are, the last 64 of which took 10 ms or more; then the next one stands for the others.
         """
-    def counters(self) -> Counters: ...
+    def counters(self) -> TickerCounters: ...
 
-class Watch(Generic[_Stack]):
+class IdleTracker:
     """Tells which threads of a snapshot have changed since the one before.
 
     A thread rests if it is told nothing about: it waits, has used no CPU time, and has the same stack, context
-    and labels (by identity), when it was told at rest as well. Threads at rest are not told if `counts_rest`, else all
+    and labels (by identity), when it was told at rest as well. Threads at rest are not told if `skip_idle`, else all
     are each time.
     """
 
-    def __init__(self, *, counts_rest: bool) -> None: ...
-    def changes(
-        self, threads: tuple[RawThread[_Stack], ...], period_ns: int, /
-    ) -> tuple[list[tuple[RawThread[_Stack], int, int, int]], list[tuple[int, int, int]]]:
+    def __init__(self, *, skip_idle: bool) -> None: ...
+    def find_changes(
+        self, threads: tuple[RawThread, ...], period_ns: int, /
+    ) -> tuple[list[ThreadChange], list[IdleSpan]]:
         """What is new of the threads of a snapshot, which are in the order of their keys.
 
-        For each that has changed, in that order: it, its nice value (0 if `counts_rest`, or if it has ended), in how
+        For each that has changed, in that order: it, its nice value (0 if `skip_idle`, or if it has ended), in how
         many snapshots before this one it has rested, and the sum of their periods. For each that was in the snapshot
         before and is not in this one: its key, and the same two.
 
@@ -131,13 +76,13 @@ class Watch(Generic[_Stack]):
             ValueError: they are in another order.
             TypeError: they are no threads.
         """
-    def rested(self) -> list[tuple[int, int, int]]:
+    def take_idle_spans(self) -> list[IdleSpan]:
         """Key, snapshots and sum of periods of each thread that has rested; the next snapshot's are told all."""
 
-def watch_forks(in_child: Callable[[], object] | None) -> None:
+def set_after_fork_in_child(in_child: Callable[[], object] | None) -> None:
     """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""
 
-def own_thread(begins: bool, /) -> None:
+def mark_profiler_thread(is_starting: bool, /) -> None:
     """The calling thread is one of the profiler's, or ends: it must not have the GIL while C code forks without it."""
 
 def sigterm_open() -> int:
@@ -150,7 +95,7 @@ def sigterm_install() -> bool:
     signal.
     """
 
-def sigterm_wait(watch: int, limit_ms: int, /) -> bool:
+def sigterm_wait(watch_id: int, limit_ms: int, /) -> bool:
     """Wait for SIGTERM, without the GIL; False: the watch is over.
 
     When it has come, the process ends by it after `limit_ms` at the latest, whoever has the GIL. If the process has
@@ -160,5 +105,5 @@ def sigterm_wait(watch: int, limit_ms: int, /) -> bool:
 def sigterm_close() -> bool:
     """End the watch and restore the default action. False if SIGTERM has come: then the process is ending."""
 
-def sigterm_end() -> None:
+def sigterm_end_process() -> None:
     """End the process by the default action of SIGTERM."""

@@ -13,30 +13,30 @@ from _thread import get_ident, get_native_id
 
 _VARIABLES = ("SPLUNK_PROFILER_ENABLED", "SPLUNK_SNAPSHOT_PROFILER_ENABLED")
 _AUTO_VARIABLES = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
-_STANDSTILL_S = 5.0
-_LOOK_AGAIN_S = 0.005
+_STALL_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.005
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Switch:
+class ActivationCheck:
     """The variables that decide, read once: by the first `start`."""
 
     def __init__(self) -> None:
-        self._surely_off: bool | None = None
+        self._is_surely_off: bool | None = None
 
     def is_surely_off(self) -> bool:
         """Return False for anything but "not set" and "false" (and "auto"): `config` decides, which also warns."""
-        if self._surely_off is None:
-            self._surely_off = all(_value(name) in ("", "false") for name in _VARIABLES) and all(
-                _value(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
+        if self._is_surely_off is None:
+            self._is_surely_off = all(_read_variable(name) in ("", "false") for name in _VARIABLES) and all(
+                _read_variable(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
             )
-        return self._surely_off
+        return self._is_surely_off
 
 
-def _value(name: str) -> str:
+def _read_variable(name: str) -> str:
     return os.environ.get(name, "").strip().lower()
 
 
@@ -50,104 +50,110 @@ class ForkGate:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._hooked = False
-        self._starting: list[tuple[int, int]] = []  # ident and native id of each thread in a start, as often as it is
-        self._forking: list[int] = []  # idents
-        self._is_locked = False
-        self._before: Callable[[], None] | None = None
+        self._has_fork_hooks = False
+        self._starting_threads: list[
+            tuple[int, int]
+        ] = []  # ident and native id of each thread in a start, as often as it is
+        self._forking_threads: list[int] = []  # idents
+        self._has_locked_imports = False
+        self._profiler_before_fork: Callable[[], None] | None = None
 
-    def is_locked(self) -> bool:
+    def has_locked_imports(self) -> bool:
         """Whether this is a child that was forked in the middle of a start: what that was loading stays locked."""
-        self._notice_fork()
-        return self._is_locked
+        self._detect_fork()
+        return self._has_locked_imports
 
     def register(
         self, before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
     ) -> None:
         """Register the profiler's hooks. Each fork that has waited calls `before`, also one that waits now."""
-        self._before = before
-        self._register(after_in_parent, after_in_child)  # anew: what was registered last waits first
+        self._profiler_before_fork = before
+        self._register_at_fork(after_in_parent, after_in_child)  # anew: what was registered last waits first
 
     def __enter__(self) -> None:
         """Begin a start, or go on with one."""
-        self._watch_forks()
-        self._notice_fork()
-        own = _own()
-        nested = own in self._starting
-        until = time.monotonic() + _STANDSTILL_S
-        self._starting.append(own)
+        self._install_fork_hooks()
+        self._detect_fork()
+        own = _current_thread_ids()
+        is_nested = own in self._starting_threads
+        deadline_s = time.monotonic() + _STALL_TIMEOUT_S
+        self._starting_threads.append(own)
         try:
-            while not nested and any(ident != own[0] for ident in self._forking) and time.monotonic() < until:
-                self._starting.remove(own)
-                time.sleep(_LOOK_AGAIN_S)
-                self._starting.append(own)
+            while (
+                not is_nested
+                and any(ident != own[0] for ident in self._forking_threads)
+                and time.monotonic() < deadline_s
+            ):
+                self._starting_threads.remove(own)
+                time.sleep(_POLL_INTERVAL_S)
+                self._starting_threads.append(own)
         except BaseException:  # of a signal handler
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
         """End it."""
-        if (own := _own()) in self._starting:
-            self._starting.remove(own)
+        if (own := _current_thread_ids()) in self._starting_threads:
+            self._starting_threads.remove(own)
 
     def _before_fork(self) -> None:
         """Wait until no other thread is in a start, and let none begin."""
         own = get_ident()
-        if own in self._forking:
+        if own in self._forking_threads:
             return  # registered twice
-        self._forking.append(own)
-        progress: list[int] = []
-        since = 0.0
-        while others := [native_id for ident, native_id in self._starting.copy() if ident != own]:
-            now, used = time.monotonic(), [_cpu_ns(native_id) for native_id in others]
-            if used != progress:
-                progress, since = used, now
-            elif now - since > _STANDSTILL_S:
+        self._forking_threads.append(own)
+        last_used_ns: list[int] = []
+        last_progress_s = 0.0
+        while others := [native_id for ident, native_id in self._starting_threads.copy() if ident != own]:
+            now, used_ns = time.monotonic(), [_read_thread_cpu_ns(native_id) for native_id in others]
+            if used_ns != last_used_ns:
+                last_used_ns, last_progress_s = used_ns, now
+            elif now - last_progress_s > _STALL_TIMEOUT_S:
                 break
-            time.sleep(_LOOK_AGAIN_S)
-        if self._before is not None:
-            self._before()
+            time.sleep(_POLL_INTERVAL_S)
+        if self._profiler_before_fork is not None:
+            self._profiler_before_fork()
 
     def _after_fork_in_parent(self) -> None:
-        if (own := get_ident()) in self._forking:
-            self._forking.remove(own)
+        if (own := get_ident()) in self._forking_threads:
+            self._forking_threads.remove(own)
 
-    def _notice_fork(self) -> None:
+    def _detect_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._forking.clear()
+            self._forking_threads.clear()
             ident = get_ident()
-            self._is_locked = any(one[0] != ident for one in self._starting)
-            self._starting = [_own() for one in self._starting if one[0] == ident]
-            if self._is_locked:
+            self._has_locked_imports = any(one[0] != ident for one in self._starting_threads)
+            self._starting_threads = [_current_thread_ids() for one in self._starting_threads if one[0] == ident]
+            if self._has_locked_imports:
                 sys.modules["logging"].getLogger("splunk_profiler").warning(
                     "this process was forked while the profiler of its parent was starting, and is not profiled;"
                     " fork before that, or later"
                 )
 
-    def _watch_forks(self) -> None:
-        if self._hooked:
+    def _install_fork_hooks(self) -> None:
+        if self._has_fork_hooks:
             return
         # First: what runs before a fork does so in reverse order, and a start takes the lock that `logging` takes
         # there. What runs in the child does so in order, and is to find `threading` in order.
         import logging  # noqa: F401, PLC0415
         import threading  # noqa: F401, PLC0415
 
-        self._register(self._after_fork_in_parent, self._notice_fork)
-        self._hooked = True
+        self._register_at_fork(self._after_fork_in_parent, self._detect_fork)
+        self._has_fork_hooks = True
 
-    def _register(self, after_in_parent: Callable[[], None], after_in_child: Callable[[], None]) -> None:
+    def _register_at_fork(self, after_in_parent: Callable[[], None], after_in_child: Callable[[], None]) -> None:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=after_in_parent, after_in_child=after_in_child
             )
 
 
-def _own() -> tuple[int, int]:
+def _current_thread_ids() -> tuple[int, int]:
     return get_ident(), get_native_id()
 
 
-def _cpu_ns(native_id: int) -> int:
+def _read_thread_cpu_ns(native_id: int) -> int:
     """CPU time that a thread has used; 0 where that is not known."""
     try:
         return time.clock_gettime_ns((~native_id << 3) | 6) if sys.platform.startswith("linux") else 0
@@ -155,5 +161,5 @@ def _cpu_ns(native_id: int) -> int:
         return 0
 
 
-SWITCH = Switch()
+ACTIVATION_CHECK = ActivationCheck()
 FORK_GATE = ForkGate()

@@ -35,7 +35,7 @@ class Frame:
     first_line: int = 0
 
 
-class Kind(Enum):
+class OriginKind(Enum):
     """Whose code it is. UNKNOWN: nothing says, as of code that was generated."""
 
     APPLICATION = "application"
@@ -54,7 +54,7 @@ class CodeOrigin:
         version: of the distribution; empty if not known.
     """
 
-    kind: Kind
+    kind: OriginKind
     name: str = ""
     version: str = ""
 
@@ -113,10 +113,10 @@ class ThreadSample:
         os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
         running: True if the thread held the GIL, had a processor or waited for one; else it waited for something else.
         waiting_on: what a waiting thread waits for (``condition``), empty if that cannot be told.
-        wall_spent_ns: wall time since the thread's last sample, or since its birth: what this sample stands for.
-        cpu_spent_ns: CPU time that the thread used in it, wherever that was: what all of its samples have together is
+        wall_delta_ns: wall time since the thread's last sample, or since its birth: what this sample stands for.
+        cpu_delta_ns: CPU time that the thread used in it, wherever that was: what all of its samples have together is
             shared out among those in which it ran.
-        ran_ns: how much of that this sample is to have, compared to others: the periods that it stands for
+        cpu_weight_ns: how much of that this sample is to have, compared to others: the periods that it stands for
             if the thread had a processor, else 0; None: not known, it has its own.
     """
 
@@ -127,9 +127,9 @@ class ThreadSample:
     os_priority: int
     running: bool
     waiting_on: str
-    wall_spent_ns: int = 0
-    cpu_spent_ns: int = 0
-    ran_ns: int | None = None
+    wall_delta_ns: int = 0
+    cpu_delta_ns: int = 0
+    cpu_weight_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class SpanRef:
     endpoint: str = ""
 
 
-class Source(Enum):
+class InstrumentationSource(Enum):
     """Which profiler a sample is of: that of all threads, or that of the traces that are profiled closely."""
 
     CONTINUOUS = "continuous"
@@ -228,10 +228,10 @@ class Sample:
     span: SpanRef | None
     labels: tuple[tuple[str, str], ...] = ()
     event: Event | None = None
-    source: Source = Source.CONTINUOUS
+    source: InstrumentationSource = InstrumentationSource.CONTINUOUS
 
 
-class Unseen(Enum):
+class UnattributedReason(Enum):
     """Why time of the process is in no sample.
 
     INTERNAL: threads of the profiler, the OpenTelemetry SDK and gRPC used it, which are left out of the samples.
@@ -247,28 +247,28 @@ class UnattributedTime:
     """Time of the process that no sample stands for, since the snapshot before.
 
     Attributes:
-        why: what is known of it.
+        reason: what is known of it.
         wall_ns: wall time of threads that are otherwise sampled.
         cpu_ns: CPU time.
     """
 
-    why: Unseen
+    reason: UnattributedReason
     wall_ns: int
     cpu_ns: int
 
 
-class Repeat(NamedTuple):
+class IdleRepeat(NamedTuple):
     """A thread has not run since its last sample, which stands for more snapshots than its own.
 
     Attributes:
         thread_index: its `Thread.index`.
-        snapshots: how many more.
+        snapshot_count: how many more.
         period_ns: the sum of their distances.
         wall_ns: wall time of the thread in them.
     """
 
     thread_index: int
-    snapshots: int
+    snapshot_count: int
     period_ns: int
     wall_ns: int
 
@@ -281,20 +281,20 @@ class Snapshot:
         time_ns: when the stacks were read, nanoseconds since the epoch.
         period_ns: distance from the snapshot before, as it was to be at that time.
         samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
-        remainders: what the process has used besides, so that all of it adds up.
+        unattributed: what the process has used besides, so that all of it adds up.
         source: which profiler all of this is of.
-        repeats: what there is to add to samples of snapshots before this one. Where samples are added up, threads that
-            rest have none in a snapshot; they have a repeat when they run again, or when somebody wants to know.
-        gone: `Thread.index` of those that were in the snapshot before and are not in this one.
+        idle_repeats: what there is to add to samples of snapshots before this one. Where samples are added up, threads
+            that rest have none in a snapshot; they have a repeat when they run again, or when somebody wants to know.
+        ended_threads: `Thread.index` of those that were in the snapshot before and are not in this one.
     """
 
     time_ns: int
     period_ns: int
     samples: tuple[Sample, ...]
-    remainders: tuple[UnattributedTime, ...] = ()
-    source: Source = Source.CONTINUOUS
-    repeats: tuple[Repeat, ...] = ()
-    gone: tuple[int, ...] = ()
+    unattributed: tuple[UnattributedTime, ...] = ()
+    source: InstrumentationSource = InstrumentationSource.CONTINUOUS
+    idle_repeats: tuple[IdleRepeat, ...] = ()
+    ended_threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class Profile:
     period_ns: int
     aggregates: tuple[Aggregate, ...]
     dropped_labels: int = 0
-    source: Source = Source.CONTINUOUS
+    source: InstrumentationSource = InstrumentationSource.CONTINUOUS
     data_type: DataType = DataType.CPU
     kinds: tuple[EventKind, ...] = ()
 
@@ -373,25 +373,25 @@ class ExportResult:
     """A sink's answer.
 
     Attributes:
-        delivery: what became of the batch.
+        export_status: what became of the batch.
         detail: for a person: why it was not delivered, and what to do; empty if it was.
         retry_after_ns: the receiver's own wish for a pause, or None.
         rejected: how many records of a delivered batch the receiver says it refused.
     """
 
-    delivery: ExportStatus
+    export_status: ExportStatus
     detail: str = ""
     retry_after_ns: int | None = None
     rejected: int = 0
 
 
 class Sink(Protocol[Record]):
-    """Where batches go. Called by one thread at a time, except `hurry`, `interrupt` and `shutdown`."""
+    """Where batches go. Called by one thread at a time, except `set_shutdown_deadline`, `interrupt` and `shutdown`."""
 
     def export(self, batch: Batch[Record]) -> ExportResult:
         """Send `batch`; blocks until it is answered or its time is over. Never raises."""
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
         """The process ends: exports from now on are over in `timeout_s` seconds and start no thread."""
 
     def interrupt(self) -> None:

@@ -20,12 +20,12 @@ import pytest
 from datadog_agent import NotInstallableError
 from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
-from wheel_builder import build_wheel, copy_of_the_sources
+from wheel_builder import build_wheel, copy_sources
 
 from splunk_profiler.system.threads import NAME_PREFIX
 
 if TYPE_CHECKING:
-    from own_memory import OwnMemory, Publishing  # they need the extension, which is not built everywhere
+    from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
 
 
 # How long an example takes depends on what else the machine does.
@@ -49,7 +49,7 @@ def _sockets() -> set[str]:
 def wheel() -> Iterator[zipfile.ZipFile]:
     """The wheel as this machine builds it."""
     with tempfile.TemporaryDirectory() as folder:
-        built = build_wheel(copy_of_the_sources(Path(folder)), os.environ["PATH"])
+        built = build_wheel(copy_sources(Path(folder)), os.environ["PATH"])
         with zipfile.ZipFile(built) as opened:
             yield opened
 
@@ -65,18 +65,18 @@ def destination(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def publishing() -> Iterator[Publishing]:
+def publishing() -> Iterator[InstalledPublisher]:
     """The publisher of contexts, installed for one test."""
-    from own_memory import Publishing  # noqa: PLC0415
+    from own_memory import InstalledPublisher  # noqa: PLC0415
 
-    publishing = Publishing()
+    publishing = InstalledPublisher()
     publishing.install()
     yield publishing
     publishing.uninstall()
 
 
 @pytest.fixture
-def memory(publishing: Publishing) -> OwnMemory:
+def memory(publishing: InstalledPublisher) -> OwnMemory:
     """What it publishes, read back."""
     from own_memory import OwnMemory  # noqa: PLC0415
 

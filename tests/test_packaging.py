@@ -14,7 +14,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from wheel_builder import build_wheel, copy_of_the_sources
+from wheel_builder import build_wheel, copy_sources
 
 import splunk_profiler
 
@@ -70,7 +70,7 @@ def test_without_a_compiler_the_wheel_is_built_without_the_walker(tmp_path: Path
         (programs / program).symlink_to(f"/bin/{program}")
     sources = tmp_path / "sources"
     sources.mkdir()
-    with zipfile.ZipFile(build_wheel(copy_of_the_sources(sources), str(programs))) as built:
+    with zipfile.ZipFile(build_wheel(copy_sources(sources), str(programs))) as built:
         names = built.namelist()
     assert "splunk_profiler/capture/portable.py" in names
     assert not [name for name in names if name.endswith(".so")]

@@ -18,7 +18,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from soak.plan import FULL_S, LANES, SCENARIOS, Scenario, seconds_for
+from soak.plan import FULL_S, MAX_CONCURRENT, SCENARIOS, Scenario, allot_seconds
 from soak.runner import Report, Run
 
 QUICK_S = 40.0
@@ -55,9 +55,9 @@ def main() -> int:
 
 
 def _run(scenarios: tuple[Scenario, ...], seconds: float, folder: Path) -> list[Report]:
-    allowed = seconds_for(scenarios, seconds)
+    allowed = allot_seconds(scenarios, seconds)
     reports = []
-    with ThreadPoolExecutor(LANES) as lanes:
+    with ThreadPoolExecutor(MAX_CONCURRENT) as lanes:
         running = [
             lanes.submit(
                 Run(
@@ -81,12 +81,12 @@ def _table(reports: list[Report], machine: str) -> str:
     rows = [_COLUMNS, ("---", "---:", "---:", "---:", "---:", "---:", "---")]
     totals: defaultdict[str, int] = defaultdict(int)
     for report in reports:
-        totals[report.what] += report.done
+        totals[report.unit] += report.done
         before, after = report.memory
         rows.append(
             (
                 report.name,
-                f"{report.done:,} of {report.wanted:,} {report.what}",
+                f"{report.done:,} of {report.expected:,} {report.unit}",
                 f"{report.seconds:.0f}",
                 f"{before:.0f} → {after:.0f}",
                 f"{report.records['recorded']:,}",
@@ -94,7 +94,7 @@ def _table(reports: list[Report], machine: str) -> str:
                 "; ".join(report.faults) or "none",
             )
         )
-    sums = ", ".join(f"{count:,} {what}" for what, count in totals.items())
+    sums = ", ".join(f"{count:,} {unit}" for unit, count in totals.items())
     faults = [fault.lower() for report in reports for fault in report.faults]
     hangs, crashes = (sum(word in fault for fault in faults) for word in ("hang", "ended with"))
     lines = ["| " + " | ".join(row) + " |" for row in rows]

@@ -42,17 +42,17 @@ class Collector:
         self._file = file
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
-        self.come_back()
+        self.ensure_running()
         self.url = f"http://127.0.0.1:{self._port}"
 
-    def come_back(self, mode: str = "ok") -> None:
+    def ensure_running(self, mode: str = "ok") -> None:
         """Start it, if it is not there."""
         if self._process is None:
             command = [sys.executable, __file__, str(self._file), str(self._port), mode]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._port = int(self._answer())
 
-    def die(self) -> None:
+    def kill_process(self) -> None:
         """Kill it."""
         if self._process is not None:
             self._process.kill()
@@ -62,9 +62,9 @@ class Collector:
     def switch(self, mode: str) -> None:
         """Change its mode, ``dead`` included; returns when the new one is in force."""
         if mode == "dead":
-            self.die()
+            self.kill_process()
         elif self._process is None:
-            self.come_back(mode)
+            self.ensure_running(mode)
         else:
             assert self._process.stdin is not None
             self._process.stdin.write(mode + "\n")
@@ -91,7 +91,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.die()
+        self.kill_process()
 
 
 class Service:

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 
 import splunk_profiler
-from soak.stage import STACKS_SIGNAL
+from soak.harness import STACKS_SIGNAL
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from soak.stage import HANG_S, say, stacks_of
+from soak.harness import HANG_S, send_message, stacks_of
 
 ENDING = Path(__file__).with_name("ending.py")
 # How a process ends → the exit statuses that are right. Python may still be starting when the signal comes.
@@ -39,8 +39,8 @@ SIGNALS = {
     "SIGINT": [signal.SIGINT],
     "SIGKILL": [signal.SIGKILL],
 }
-AT_ONCE = 4
-LONGEST_S = 3.0  # until the signal comes
+CONCURRENCY = 4
+MAX_SIGNAL_DELAY_S = 3.0  # until the signal comes
 
 
 class Endings:
@@ -57,20 +57,20 @@ class Endings:
         self.faults: Counter[str] = Counter()
         self.longest_s = 0.0
         self._endpoints = (os.environ["SPLUNK_PROFILER_LOGS_ENDPOINT"], os.environ["SOAK_SILENT"], "http://127.0.0.1:9")
-        self._chance = random.Random(1)
+        self._random = random.Random(1)
         self._lock = threading.Lock()
 
-    def end_one(self, number: int) -> None:
+    def run_ending(self, number: int) -> None:
         """Start a process, and see how it ends."""
         how = list(STATUSES)[number % len(STATUSES)]
-        env = {**os.environ, "SPLUNK_PROFILER_LOGS_ENDPOINT": self._chance.choice(self._endpoints)}
+        env = {**os.environ, "SPLUNK_PROFILER_LOGS_ENDPOINT": self._random.choice(self._endpoints)}
         process = subprocess.Popen([sys.executable, str(ENDING), how], env=env, stdin=subprocess.DEVNULL)
         if how in SIGNALS:
-            time.sleep(self._chance.random() * LONGEST_S)
+            time.sleep(self._random.random() * MAX_SIGNAL_DELAY_S)
         began = time.monotonic()
         for signum in SIGNALS.get(how, ()):
             process.send_signal(signum)
-            time.sleep(self._chance.random() * 0.05)
+            time.sleep(self._random.random() * 0.05)
         fault = ""
         try:
             status = process.wait(HANG_S)
@@ -87,7 +87,7 @@ class Endings:
                 self.faults[fault] += 1
             elif how in SIGNALS:
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
-            say(done=self.ends.total())
+            send_message(done=self.ends.total())
 
 
 def main() -> None:
@@ -97,15 +97,15 @@ def main() -> None:
 
     def end_next(number: int) -> None:
         if time.monotonic() < until:
-            endings.end_one(number)
+            endings.run_ending(number)
 
-    say(ready=True)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    send_message(ready=True)
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
         list(pool.map(end_next, range(count)))
-    say(quiet=True)
+    send_message(quiet=True)
     sys.stdin.readline()
     longest = {"longest end by a signal (s)": round(endings.longest_s, 2)}
-    say(result={"ends": endings.ends, "faults": endings.faults, **longest})
+    send_message(result={"ends": endings.ends, "faults": endings.faults, **longest})
 
 
 if __name__ == "__main__":

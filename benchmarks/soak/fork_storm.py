@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import splunk_profiler
-from soak.stage import HANG_S, Stage, stacks_of
+from soak.harness import HANG_S, ScenarioHarness, stacks_of
 
-FORKING = 2
-WORKING = 4
-LIVES = 0.03  # share of the children that work before they end
-BACK_IN_PYTHON = 0.05  # share of the forks whose child returns from C code to Python
+FORKING_THREADS = 2
+WORKING_THREADS = 4
+WORKING_SHARE = 0.03  # share of the children that work before they end
+RETURN_SHARE = 0.05  # share of the forks whose child returns from C code to Python
 SOURCE = Path(__file__).with_name("forking.c")
 _MULTIPROCESSING: Any = multiprocessing.get_context("fork")
 
@@ -54,17 +54,17 @@ class Storm:
         faults: what went wrong, and how often.
     """
 
-    def __init__(self, stage: Stage, built: tuple[Any, Any] | None) -> None:
+    def __init__(self, harness: ScenarioHarness, built: tuple[Any, Any] | None) -> None:
         self.forks: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self._stage = stage
+        self._harness = harness
         self._forking = threading.Lock()  # gRPC aborts a process in which two threads fork at once
-        self._touch: Callable[[], object] = lambda: None
-        self._ways: list[tuple[str, Callable[[], int]]] = [("os.fork", os.fork)] * 5
+        self._call_c_code: Callable[[], object] = lambda: None
+        self._fork_methods: list[tuple[str, Callable[[], int]]] = [("os.fork", os.fork)] * 5
         if built is not None:
             without_gil, with_gil = built
-            self._touch = with_gil.soak_touch
-            self._ways += [
+            self._call_c_code = with_gil.soak_touch
+            self._fork_methods += [
                 ("C code with the GIL", with_gil.soak_fork_exit),
                 ("C code without the GIL", without_gil.soak_fork_exit),
                 ("C code with a lock", without_gil.soak_fork_holding),
@@ -73,32 +73,32 @@ class Storm:
 
     def work(self) -> None:
         """Be one of the application's threads."""
-        while not self._stage.is_over:
-            with self._stage.tracer.start_as_current_span("work"):
+        while not self._harness.is_over:
+            with self._harness.tracer.start_as_current_span("work"):
                 sum(index * index for index in range(2000))
-                self._touch()
+                self._call_c_code()
                 time.sleep(0.002)
 
     def fork(self) -> None:
         """Fork again and again."""
-        chance = random.Random(threading.get_native_id())
-        while not self._stage.is_over:
-            with self._stage.tracer.start_as_current_span("fork"):
-                if chance.random() < LIVES / 2:
+        rng = random.Random(threading.get_native_id())
+        while not self._harness.is_over:
+            with self._harness.tracer.start_as_current_span("fork"):
+                if rng.random() < WORKING_SHARE / 2:
                     self._multiprocess()
                 else:
-                    self.fork_once(*chance.choice(self._ways), lives=chance.random() < LIVES)
+                    self.fork_once(*rng.choice(self._fork_methods), does_work=rng.random() < WORKING_SHARE)
 
-    def fork_once(self, way: str, fork: Callable[[], int], *, lives: bool) -> None:
+    def fork_once(self, fork_method: str, fork: Callable[[], int], *, does_work: bool) -> None:
         """Fork, and wait for the child."""
         with self._forking:
             child = fork()
             if child == 0:
-                _be_a_child(self._stage, lives)
-        self._end_of(way, child, partial(_wait_for, child))
+                _run_child(self._harness, does_work)
+        self._await_end(fork_method, child, partial(_wait_for, child))
 
     def _multiprocess(self) -> None:
-        process = _MULTIPROCESSING.Process(target=_live, args=(self._stage,))
+        process = _MULTIPROCESSING.Process(target=_work_in_child, args=(self._harness,))
         with self._forking:
             process.start()
 
@@ -106,36 +106,36 @@ class Storm:
             process.join(timeout_s)
             return process.exitcode  # type: ignore[no-any-return]
 
-        self._end_of("multiprocessing", process.pid, wait)
+        self._await_end("multiprocessing", process.pid, wait)
         if process.exitcode is not None:
             process.close()
 
-    def _end_of(self, way: str, child: int, wait: Callable[[float], int | None]) -> None:
+    def _await_end(self, fork_method: str, child: int, wait: Callable[[float], int | None]) -> None:
         status = wait(HANG_S)
         if status is None:
-            self.faults[f"{way}: child hangs"] += 1
+            self.faults[f"{fork_method}: child hangs"] += 1
             stacks_of(child)
             os.kill(child, signal.SIGKILL)
             wait(HANG_S)
         elif status:
-            self.faults[f"{way}: child ended with {status}"] += 1
-        self.forks[way] += 1
-        self._stage.did()
+            self.faults[f"{fork_method}: child ended with {status}"] += 1
+        self.forks[fork_method] += 1
+        self._harness.add_done()
 
 
-def _be_a_child(stage: Stage, lives: bool) -> None:
+def _run_child(harness: ScenarioHarness, does_work: bool) -> None:
     """Never returns."""
     try:
-        if lives:
-            _live(stage)
+        if does_work:
+            _work_in_child(harness)
             splunk_profiler.stop(HANG_S / 2)
         os._exit(0)
     finally:
         os._exit(9)
 
 
-def _live(stage: Stage) -> None:
-    with stage.tracer.start_as_current_span("child"):
+def _work_in_child(harness: ScenarioHarness) -> None:
+    with harness.tracer.start_as_current_span("child"):
         for _ in range(20):
             sum(index * index for index in range(2000))
             time.sleep(0.002)
@@ -154,21 +154,21 @@ def _wait_for(child: int, timeout_s: float) -> int | None:
 
 def main() -> None:
     """The whole storm."""
-    stage = Stage()
+    harness = ScenarioHarness()
     built = library()
-    storm = Storm(stage, built)
+    storm = Storm(harness, built)
     if built is not None and os.environ["SPLUNK_PROFILER_WALKER"] != "portable":  # which sees no fork of C code
-        chance = random.Random(1)
-        for _ in range(int(stage.count * BACK_IN_PYTHON)):
-            if not stage.is_over:
-                storm.fork_once("C code, back in Python", built[0].soak_fork, lives=chance.random() < LIVES)
-    working = [threading.Thread(target=storm.work) for _ in range(WORKING)]
+        rng = random.Random(1)
+        for _ in range(int(harness.count * RETURN_SHARE)):
+            if not harness.is_over:
+                storm.fork_once("C code, back in Python", built[0].soak_fork, does_work=rng.random() < WORKING_SHARE)
+    working = [threading.Thread(target=storm.work) for _ in range(WORKING_THREADS)]
     for thread in working:
         thread.start()
-    stage.together(storm.fork, FORKING)
+    harness.run_on_threads(storm.fork, FORKING_THREADS)
     for thread in working:
         thread.join()
-    stage.end(forks=storm.forks, faults=storm.faults)
+    harness.end(forks=storm.forks, faults=storm.faults)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any
 LEDGER = "SOAK_LEDGER"  # the variable that names the file
 
 
-def keep() -> None:
+def install() -> None:
     """Have each profiler of this process, and of its forked children, leave a line."""
-    from splunk_profiler.pipeline import record_pipeline as recording  # noqa: PLC0415  # the runner has no need of it
+    from splunk_profiler.pipeline import record_pipeline  # noqa: PLC0415  # the runner has no need of it
     from splunk_profiler.pipeline.batch_exporter import BatchExporter  # noqa: PLC0415
 
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    class Noted(BatchExporter[Any]):
+    class LedgerExporter(BatchExporter[Any]):
         """A batch exporter whose counters are known when it has stopped."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -35,7 +35,7 @@ def keep() -> None:
             line = {"pid": os.getpid(), "timeout_s": timeout_s, **asdict(self.counters())}
             os.write(descriptor, (json.dumps(line) + "\n").encode())
 
-    setattr(recording, "BatchExporter", Noted)  # noqa: B010  # a name of the module, which mypy takes for a constant
+    setattr(record_pipeline, "BatchExporter", LedgerExporter)  # noqa: B010  # a name of the module, which mypy takes for a constant
 
 
 def delivered() -> int:

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import time
 
-from soak.stage import Stage
+from soak.harness import ScenarioHarness
 
 THREADS = 6
 
 
 def main() -> None:
     """Work until the time is up: no outage may hold the service up."""
-    stage = Stage()
+    harness = ScenarioHarness()
 
     def work() -> None:
-        while not stage.is_over:
-            with stage.tracer.start_as_current_span("work"):
+        while not harness.is_over:
+            with harness.tracer.start_as_current_span("work"):
                 sum(index * index for index in range(2000))
                 time.sleep(0.02)
-            stage.did()
+            harness.add_done()
 
-    stage.together(work, THREADS)
-    stage.end()
+    harness.run_on_threads(work, THREADS)
+    harness.end()
 
 
 if __name__ == "__main__":

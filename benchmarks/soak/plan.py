@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from soak.collector import Collector
 
 FULL_S = 600.0  # the run that the counts are meant for
-LANES = 2  # scenarios at once
+MAX_CONCURRENT = 2  # scenarios at once
 
 # Sends a signal to the process, and switches its collector; yields the seconds until it goes on.
 Disturb = Callable[[Callable[[int], None], Collector], Iterator[float]]
@@ -21,25 +21,25 @@ class Scenario:
 
     Attributes:
         program: the module.
-        what: what it counts.
+        unit: what it counts.
         count: how much of it in `FULL_S`.
         weight: its share of the time, if that has to be shared out.
         format: "text" or "pprof".
         walker: "native" or "portable".
         settings: environment variables besides.
         disturb: what the runner does to it meanwhile.
-        loses_nothing: whether every record has to arrive.
+        is_lossless: whether every record has to arrive.
     """
 
     program: str
-    what: str
+    unit: str
     count: int
     weight: float
     format: str = "text"
     walker: str = "native"
     settings: dict[str, str] = field(default_factory=dict)
     disturb: Disturb | None = None
-    loses_nothing: bool = True
+    is_lossless: bool = True
 
     @property
     def name(self) -> str:
@@ -59,12 +59,12 @@ OUTAGES = (
 
 def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[float]:
     """One outage after the other, in between a collector that answers; at the end it answers."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     while True:
-        for mode in chance.sample(OUTAGES, len(OUTAGES)):
-            yield chance.uniform(0.5, 2.0)
+        for mode in rng.sample(OUTAGES, len(OUTAGES)):
+            yield rng.uniform(0.5, 2.0)
             collector.switch(mode)
-            yield chance.uniform(0.5, 4.0)
+            yield rng.uniform(0.5, 4.0)
             collector.switch("ok")
 
 
@@ -72,11 +72,11 @@ def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[fl
     """Signals at random moments, now and then several at once."""
     from soak.signal_storm import SIGNALS  # noqa: PLC0415  # it loads the profiler
 
-    chance = random.Random(2)
+    rng = random.Random(2)
     while True:
-        for _ in range(chance.choice((1, 1, 1, 5))):
-            signal(chance.choice(SIGNALS))
-        yield chance.uniform(0.0, 0.12)
+        for _ in range(rng.choice((1, 1, 1, 5))):
+            signal(rng.choice(SIGNALS))
+        yield rng.uniform(0.0, 0.12)
 
 
 PUBLISHING = {
@@ -85,28 +85,31 @@ PUBLISHING = {
 }
 TRACES = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.01"}
 
-OFTEN_ENOUGH = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue holds what comes during an outage
+SLOW_SAMPLING = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue holds what comes during an outage
 
 SCENARIOS = (
     Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
-    Scenario("outages", "turns", 100_000, 2, settings=OFTEN_ENOUGH, disturb=outages),
+    Scenario("outages", "turns", 100_000, 2, settings=SLOW_SAMPLING, disturb=outages),
     Scenario("fork_storm", "forks", 3_000, 3, "pprof"),
     Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
-    Scenario("outages", "turns", 100_000, 2, "pprof", settings=OFTEN_ENOUGH, disturb=outages),
+    Scenario("outages", "turns", 100_000, 2, "pprof", settings=SLOW_SAMPLING, disturb=outages),
     Scenario("thread_churn", "threads", 50_000, 1),
     Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
     Scenario("thread_churn", "threads", 10_000, 0.7, walker="portable"),
     Scenario("span_churn", "spans", 400_000, 0.7),
     Scenario("span_churn", "spans", 500_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
     Scenario("span_churn", "spans", 100_000, 0.7, "pprof", "portable"),
-    Scenario("signal_storm", "signals", 5_000, 1.5, settings=PUBLISHING, disturb=signals, loses_nothing=False),
-    Scenario("signal_storm", "signals", 2_000, 1, "pprof", "portable", disturb=signals, loses_nothing=False),
-    Scenario("endings", "ends", 100, 1.5, settings=PUBLISHING, loses_nothing=False),
-    Scenario("endings", "ends", 60, 1, "pprof", loses_nothing=False),
+    Scenario("signal_storm", "signals", 5_000, 1.5, settings=PUBLISHING, disturb=signals, is_lossless=False),
+    Scenario("signal_storm", "signals", 2_000, 1, "pprof", "portable", disturb=signals, is_lossless=False),
+    Scenario("endings", "ends", 100, 1.5, settings=PUBLISHING, is_lossless=False),
+    Scenario("endings", "ends", 60, 1, "pprof", is_lossless=False),
 )
 
 
-def seconds_for(scenarios: tuple[Scenario, ...], seconds: float) -> dict[str, float]:
+def allot_seconds(scenarios: tuple[Scenario, ...], seconds: float) -> dict[str, float]:
     """How long each may take so that all of them take `seconds`."""
-    whole = sum(scenario.weight for scenario in scenarios)
-    return {scenario.name: scenario.weight / whole * min(LANES, len(scenarios)) * seconds for scenario in scenarios}
+    total_weight = sum(scenario.weight for scenario in scenarios)
+    return {
+        scenario.name: scenario.weight / total_weight * min(MAX_CONCURRENT, len(scenarios)) * seconds
+        for scenario in scenarios
+    }

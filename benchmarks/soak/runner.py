@@ -18,15 +18,15 @@ from typing import Any
 
 from soak import ledger
 from soak.collector import Collector
+from soak.harness import HANG_S, stacks_of
 from soak.plan import Scenario
-from soak.stage import HANG_S, stacks_of
-from soak.watched import Usage, faults_of, usage_of
+from soak.usage import Usage, find_growth_faults, usage_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
-_BACK_S = 15.0  # within which records flow again when a collector is back
-_LOOK_S = 0.25
-_OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
-_ENOUGH_S = 10.0  # a stop that had so long has had the chance to send all
+_RECOVERY_S = 15.0  # within which records flow again when a collector is back
+_POLL_S = 0.25
+_CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
+_MIN_FULL_STOP_S = 10.0  # a stop that had so long has had the chance to send all
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Report:
 
     Attributes:
         name: which one.
-        what: what it counted.
-        wanted, done: how much of it.
+        unit: what it counted.
+        expected, done: how much of it.
         seconds: how long it took.
         memory: MiB at the start and at the end.
         records: what the profilers say of their records, summed.
@@ -46,8 +46,8 @@ class Report:
     """
 
     name: str
-    what: str
-    wanted: int
+    unit: str
+    expected: int
     done: int = 0
     seconds: float = 0.0
     memory: tuple[float, float] = (0.0, 0.0)
@@ -61,8 +61,8 @@ class Report:
         return json.dumps(
             {
                 "scenario": self.name,
-                self.what: self.done,
-                "wanted": self.wanted,
+                self.unit: self.done,
+                "wanted": self.expected,
                 "seconds": round(self.seconds),
                 "memory_mib": [round(mib) for mib in self.memory],
                 "records": {**self.records, "arrived": self.arrived},
@@ -89,7 +89,7 @@ class Run:
         self._memory: list[float] = []
         self._first: Usage | None = None
         self._last: Usage | None = None
-        self.report = Report(scenario.name, scenario.what, count)
+        self.report = Report(scenario.name, scenario.unit, count)
 
     def run(self) -> Report:
         """Run it; returns when its process is gone."""
@@ -111,7 +111,7 @@ class Run:
 
     def _start(self, collector: Collector, silent: Collector, output: Any) -> subprocess.Popen[bytes]:
         scenario = self._scenario
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED_PREFIXES)}
         env |= {
             "PYTHONPATH": str(BENCHMARKS),
             "PYTHONWARNINGS": "ignore::DeprecationWarning",  # newer versions warn of forks beside threads
@@ -128,7 +128,7 @@ class Run:
             ledger.LEDGER: str(self._folder / "ledger"),
             **scenario.settings,
         }
-        command = [sys.executable, "-m", f"soak.{scenario.program}", str(self.report.wanted), str(self._seconds)]
+        command = [sys.executable, "-m", f"soak.{scenario.program}", str(self.report.expected), str(self._seconds)]
         return subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True
         )
@@ -136,35 +136,38 @@ class Run:
     def _watch(self, process: subprocess.Popen[bytes], collector: Collector) -> int | None:
         """Follow what the process says until it ends: its exit code; None if it hangs."""
         assert process.stdout is not None
-        disturbing: Iterator[float] | None = None
+        disturbance: Iterator[float] | None = None
         end_at: float | None = None
-        began = moved = disturbed = time.monotonic()
+        began = last_progress_s = next_disturb_s = time.monotonic()
         rest = b""
         while True:
-            wait_s = _LOOK_S if disturbing is None else min(max(disturbed - time.monotonic(), 0), _LOOK_S)
+            wait_s = _POLL_S if disturbance is None else min(max(next_disturb_s - time.monotonic(), 0), _POLL_S)
             if select.select([process.stdout], [], [], wait_s)[0]:
                 more = os.read(process.stdout.fileno(), 1 << 16)
                 if not more:
                     break
                 *lines, rest = (rest + more).split(b"\n")
-                for said in map(json.loads, lines):
-                    moved = time.monotonic()
-                    if "ready" in said and self._scenario.disturb is not None:
-                        disturbing, disturbed = self._scenario.disturb(process.send_signal, collector), moved
-                    if "quiet" in said:
-                        end_at = moved + (_BACK_S if disturbing is not None else 0)
-                        disturbing = None
+                for message in map(json.loads, lines):
+                    last_progress_s = time.monotonic()
+                    if "ready" in message and self._scenario.disturb is not None:
+                        disturbance, next_disturb_s = (
+                            self._scenario.disturb(process.send_signal, collector),
+                            last_progress_s,
+                        )
+                    if "quiet" in message:
+                        end_at = last_progress_s + (_RECOVERY_S if disturbance is not None else 0)
+                        disturbance = None
                         collector.switch("ok")
-                    self._hear(said, process)
+                    self._handle_message(message, process)
             now = time.monotonic()
             if end_at is not None and now >= end_at:
-                end_at, moved = None, now
-                _tell_to_end(process)
-            if disturbing is not None and now >= disturbed:
-                disturbed = now + next(disturbing)
+                end_at, last_progress_s = None, now
+                _request_end(process)
+            if disturbance is not None and now >= next_disturb_s:
+                next_disturb_s = now + next(disturbance)
             # A child that hangs is noticed by its parent before.
-            if now - moved > 2 * HANG_S or now - began > self._seconds + 4 * HANG_S:
-                self.report.faults.append(f"HANG: no progress after {self.report.done} {self.report.what}")
+            if now - last_progress_s > 2 * HANG_S or now - began > self._seconds + 4 * HANG_S:
+                self.report.faults.append(f"HANG: no progress after {self.report.done} {self.report.unit}")
                 stacks_of(process.pid)
                 return None
             self._measure(process.pid)
@@ -175,12 +178,12 @@ class Run:
             stacks_of(process.pid)
             return None
 
-    def _hear(self, said: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
-        self.report.done = said.get("done", self.report.done)
-        self.report.facts |= said.get("result", {})
-        if "ready" in said:
+    def _handle_message(self, message: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+        self.report.done = message.get("done", self.report.done)
+        self.report.facts |= message.get("result", {})
+        if "ready" in message:
             self._first = usage_of(process.pid)
-        if "quiet" in said:
+        if "quiet" in message:
             self._last = usage_of(process.pid)
 
     def _measure(self, pid: int) -> None:
@@ -193,7 +196,7 @@ class Run:
         report.faults += [f"{count} x {fault}" for fault, count in report.facts.pop("faults", {}).items()]
         if self._first is not None and self._last is not None and self._memory:
             report.memory = self._first.rss_mib, self._last.rss_mib
-            report.faults += faults_of(self._first, self._last, self._memory)
+            report.faults += find_growth_faults(self._first, self._last, self._memory)
         delivered: Counter[int] = Counter()
         lost = 0
         for line in ledger.read(self._folder / "ledger"):
@@ -204,8 +207,8 @@ class Run:
             if accounted < line["recorded"]:
                 report.faults.append(f"LOST: {line['recorded']} records, {accounted} accounted for")
             lost += line["queue_full"] + line["rejected"]
-            lost += line["lost_at_exit"] if timeout_s > _ENOUGH_S else 0
-        if lost and self._scenario.loses_nothing:
+            lost += line["lost_at_exit"] if timeout_s > _MIN_FULL_STOP_S else 0
+        if lost and self._scenario.is_lossless:
             report.faults.append(f"LOST: {lost} records were dropped")
         accepted = collector.accepted()
         for pid, count in delivered.items():
@@ -215,7 +218,7 @@ class Run:
                 report.faults.append(f"LOST: process {pid} delivered {count} records, {arrived} have arrived")
 
 
-def _tell_to_end(process: subprocess.Popen[bytes]) -> None:
+def _request_end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.write(b"end\n")
     process.stdin.flush()

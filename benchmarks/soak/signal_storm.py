@@ -15,30 +15,30 @@ from collections import Counter
 from types import FrameType
 
 import splunk_profiler
-from soak.stage import Stage
+from soak.harness import ScenarioHarness
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
-DEEPEST = 3  # handlers that interrupt each other
+MAX_DEPTH = 3  # handlers that interrupt each other
 
 
 class Storm:
     """The signals that have come, and what their handler does."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, harness: ScenarioHarness) -> None:
         self.seen: Counter[str] = Counter()
-        self.chance = random.Random(1)
-        self._stage = stage
+        self.rng = random.Random(1)
+        self._harness = harness
         self._depth = 0
         self._forking = False  # hooks of the standard library (concurrent.futures) do not bear a fork within a fork
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The handler of all of them."""
         self.seen[signal.Signals(number).name] += 1
-        if self._depth >= DEEPEST:
+        if self._depth >= MAX_DEPTH:
             return
         self._depth += 1
         try:
-            choice = self.chance.random()
+            choice = self.rng.random()
             if choice < 0.1:
                 splunk_profiler.stop(0.2)
             elif choice < 0.4:
@@ -46,15 +46,15 @@ class Storm:
             elif choice < 0.45 and not self._forking:
                 self._fork()
             else:
-                with self._stage.tracer.start_as_current_span("handler"), splunk_profiler.labels(signal=str(number)):
+                with self._harness.tracer.start_as_current_span("handler"), splunk_profiler.labels(signal=str(number)):
                     pass
         finally:
             self._depth -= 1
 
     def work(self) -> None:
         """Be another thread."""
-        while not self._stage.is_over:
-            with self._stage.tracer.start_as_current_span("work"):
+        while not self._harness.is_over:
+            with self._harness.tracer.start_as_current_span("work"):
                 time.sleep(0.002)
 
     def _fork(self) -> None:
@@ -68,9 +68,9 @@ class Storm:
 
 def main() -> None:
     """Be interrupted until there have been enough signals."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they come as soon as the stage is ready
-    stage = Stage()
-    storm = Storm(stage)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they come as soon as the harness is ready
+    harness = ScenarioHarness()
+    storm = Storm(harness)
     for number in SIGNALS:
         signal.signal(number, storm.handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -78,22 +78,22 @@ def main() -> None:
     for thread in working:
         thread.start()
     before = 0
-    while not stage.is_over:
+    while not harness.is_over:
         # Here and not in the handler: that runs while the main thread waits for a lock, also for ever.
-        stage.did(storm.seen.total() - before)
+        harness.add_done(storm.seen.total() - before)
         before = storm.seen.total()
-        with stage.tracer.start_as_current_span("main"):
+        with harness.tracer.start_as_current_span("main"):
             splunk_profiler.start()
-            if storm.chance.random() < 0.02:
+            if storm.rng.random() < 0.02:
                 subprocess.run(["/bin/true"], check=False)  # its end is a signal as well
-            if storm.chance.random() < 0.02:
+            if storm.rng.random() < 0.02:
                 splunk_profiler.stop(0.2)
             time.sleep(0.001)
     for thread in working:
         thread.join()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     splunk_profiler.start()
-    stage.end(signals=storm.seen)
+    harness.end(signals=storm.seen)
 
 
 if __name__ == "__main__":

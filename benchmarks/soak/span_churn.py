@@ -6,19 +6,19 @@ import asyncio
 import contextvars
 
 import splunk_profiler
-from soak.stage import Stage
+from soak.harness import ScenarioHarness
 
 THREADS = 3
-AT_ONCE = 100
+CONCURRENCY = 100
 
 
 def main() -> None:
     """Open and close spans until there have been enough."""
-    stage = Stage()
-    start = stage.tracer.start_as_current_span
+    harness = ScenarioHarness()
+    start = harness.tracer.start_as_current_span
 
     def nested() -> None:
-        for number in range(AT_ONCE // 2):
+        for number in range(CONCURRENCY // 2):
             with start(f"GET /{number % 20}"), splunk_profiler.labels(route=str(number % 20)), start("inner"):
                 pass
 
@@ -29,17 +29,17 @@ def main() -> None:
                 await asyncio.sleep(0)
 
     async def requests() -> None:
-        await asyncio.gather(*(request(number) for number in range(AT_ONCE // 2)))
+        await asyncio.gather(*(request(number) for number in range(CONCURRENCY // 2)))
 
     def churn() -> None:
-        while not stage.is_over:
+        while not harness.is_over:
             nested()
             contextvars.copy_context().run(nested)
             asyncio.run(requests())
-            stage.did(3 * AT_ONCE)
+            harness.add_done(3 * CONCURRENCY)
 
-    stage.together(churn, THREADS)
-    stage.end()
+    harness.run_on_threads(churn, THREADS)
+    harness.end()
 
 
 if __name__ == "__main__":

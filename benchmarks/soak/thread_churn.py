@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import threading
 
-from soak.stage import Stage
+from soak.harness import ScenarioHarness
 
-STARTING = 2
-AT_ONCE = 8
+STARTER_THREADS = 2
+CONCURRENCY = 8
 
 
 def main() -> None:
     """Start and join threads until there have been enough."""
-    stage = Stage()
+    harness = ScenarioHarness()
 
-    def live() -> None:
-        with stage.tracer.start_as_current_span("short"):
+    def run_short_thread() -> None:
+        with harness.tracer.start_as_current_span("short"):
             sum(range(500))
 
     def churn() -> None:
-        while not stage.is_over:
-            threads = [threading.Thread(target=live) for _ in range(AT_ONCE)]
+        while not harness.is_over:
+            threads = [threading.Thread(target=run_short_thread) for _ in range(CONCURRENCY)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            stage.did(AT_ONCE)
+            harness.add_done(CONCURRENCY)
 
-    stage.together(churn, STARTING)
-    stage.end()
+    harness.run_on_threads(churn, STARTER_THREADS)
+    harness.end()
 
 
 if __name__ == "__main__":

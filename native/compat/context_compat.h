@@ -1,8 +1,8 @@
 /* What the context publisher needs of CPython's public functions that differ between versions. What it needs of the
  * interpreter's insides is in py_compat.h.
  */
-#ifndef SPLUNK_PROFILER_CONTEXT_COMPAT_H
-#define SPLUNK_PROFILER_CONTEXT_COMPAT_H
+#ifndef SPLUNK_PROFILER_COMPAT_CONTEXT_COMPAT_H
+#define SPLUNK_PROFILER_COMPAT_CONTEXT_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* 1 and a new reference; 0: there is no such attribute; -1 and an exception. */
-static inline int compat_optional_attribute(PyObject *object, PyObject *name, PyObject **value)
+static inline int compat_get_optional_attribute(PyObject *object, PyObject *name, PyObject **value)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return PyObject_GetOptionalAttr(object, name, value);
@@ -21,33 +21,33 @@ static inline int compat_optional_attribute(PyObject *object, PyObject *name, Py
 }
 
 /* A weak reference without a callback, new, or NULL. Runs no Python code and leaves no exception. */
-static inline PyObject *compat_reference_to(PyObject *object)
+static inline PyObject *compat_new_weakref(PyObject *object)
 {
 #if PY_VERSION_HEX < 0x030C0000
     int collects = PyGC_Disable(); /* the collector runs where something is allocated, and finalisers with it */
-    PyObject *reference = PyWeakref_NewRef(object, NULL);
+    PyObject *weakref = PyWeakref_NewRef(object, NULL);
     if (collects) {
         PyGC_Enable();
     }
 #else
-    PyObject *reference = PyWeakref_NewRef(object, NULL);
+    PyObject *weakref = PyWeakref_NewRef(object, NULL);
 #endif
-    if (reference == NULL) {
+    if (weakref == NULL) {
         PyErr_Clear();
     }
-    return reference;
+    return weakref;
 }
 
 /* Whether what is referred to is gone. */
-static inline bool compat_is_dead(PyObject *reference)
+static inline bool compat_is_weakref_dead(PyObject *weakref)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     PyObject *object;
-    int alive = PyWeakref_GetRef(reference, &object);
+    int alive = PyWeakref_GetRef(weakref, &object);
     Py_XDECREF(object);
     return alive == 0;
 #else
-    return PyWeakref_GET_OBJECT(reference) == Py_None;
+    return PyWeakref_GET_OBJECT(weakref) == Py_None;
 #endif
 }
 
@@ -57,29 +57,29 @@ typedef struct {
 } compat_exception;
 
 /* No exception is pending afterwards. */
-static inline compat_exception compat_take_exception(void)
+static inline compat_exception compat_save_exception(void)
 {
-    compat_exception taken = {NULL, NULL, NULL};
+    compat_exception saved = {NULL, NULL, NULL};
     if (PyErr_Occurred() != NULL) {
 #if PY_VERSION_HEX >= 0x030C0000
-        taken.value = PyErr_GetRaisedException();
+        saved.value = PyErr_GetRaisedException();
 #else
-        PyErr_Fetch(&taken.type, &taken.value, &taken.traceback);
+        PyErr_Fetch(&saved.type, &saved.value, &saved.traceback);
 #endif
     }
-    return taken;
+    return saved;
 }
 
 /* Pending again, if it was. Takes the references over. */
-static inline void compat_give_back_exception(compat_exception taken)
+static inline void compat_restore_exception(compat_exception saved)
 {
 #if PY_VERSION_HEX >= 0x030C0000
-    if (taken.value != NULL) {
-        PyErr_SetRaisedException(taken.value);
+    if (saved.value != NULL) {
+        PyErr_SetRaisedException(saved.value);
     }
 #else
-    if (taken.type != NULL) {
-        PyErr_Restore(taken.type, taken.value, taken.traceback);
+    if (saved.type != NULL) {
+        PyErr_Restore(saved.type, saved.value, saved.traceback);
     }
 #endif
 }

@@ -2,8 +2,8 @@
  *
  * A part of py_compat.h, which includes it with CPython's headers. Nothing here needs the GIL.
  */
-#ifndef SPLUNK_PROFILER_GIL_COMPAT_H
-#define SPLUNK_PROFILER_GIL_COMPAT_H
+#ifndef SPLUNK_PROFILER_COMPAT_GIL_COMPAT_H
+#define SPLUNK_PROFILER_COMPAT_GIL_COMPAT_H
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -44,7 +44,7 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
 }
 
 /* In a forked child: the GIL is free, whoever had it. */
-static inline void compat_free_gil(PyInterpreterState *interp)
+static inline void compat_force_release_gil(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     _Py_atomic_store_int_relaxed(&compat_gil(interp)->locked, 0);
@@ -57,7 +57,7 @@ static inline void compat_free_gil(PyInterpreterState *interp)
  * for it (a ticker, often) left a request, which makes who gives the GIL up wait for a taker, and is still counted by
  * the condition variables, which wait for it too. CPython's own hook makes them anew just so, but C code that forks does
  * not always call it. Whether the GIL is held stays as it is. */
-static inline void compat_recover_gil(PyInterpreterState *interp)
+static inline void compat_reinit_gil(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
     if (gil == NULL) {
@@ -99,7 +99,7 @@ static inline bool compat_holds_gil(void)
 
 /* Whether the calling thread holds the GIL and can give it up: it may be one of a subinterpreter, or foreign, where that
  * cannot be told. */
-static inline bool compat_has_gil_to_give(void)
+static inline bool compat_can_release_gil(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return compat_holds_gil();
@@ -121,7 +121,7 @@ static inline bool compat_locks_detach(void)
 
 /* Whether some thread holds the GIL and runs pending calls; a look without a lock, so only a hint. False where only the
  * main thread runs them. Needs neither the GIL nor a thread state. */
-static inline bool compat_is_gil_taken(PyInterpreterState *interp)
+static inline bool compat_has_pending_call_runner(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return compat_is_gil_locked(compat_gil(interp));

@@ -20,7 +20,7 @@ static bool is_readable(const void *memory)
     return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT);
 }
 
-static bool is_whole(const void *memory, size_t size)
+static bool is_range_readable(const void *memory, size_t size)
 {
     return is_readable(memory) && is_readable((const char *)memory + size - 8);
 }
@@ -49,14 +49,14 @@ static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
 #endif
     return self->interp == interp && self->id == PyThreadState_GetID(self)
            && self->thread_id == PyThread_get_thread_ident() && !compat_is_ending(self)
-           && compat_newest_id(interp) >= self->id;
+           && compat_newest_thread_id(interp) >= self->id;
 }
 
 static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
-    return is_whole(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
-           && compat_is_alone(PyInterpreterState_Head());
+    return is_range_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
+           && compat_is_only_interpreter(PyInterpreterState_Head());
 }
 
 /* ---- contexts ---- */
@@ -65,26 +65,26 @@ static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
 typedef struct {
     PyObject *wanted;
     bool found;
-} reference;
+} reference_search;
 
 static int visit(PyObject *object, void *argument)
 {
-    reference *sought = argument;
-    sought->found |= object == sought->wanted;
+    reference_search *search = argument;
+    search->found |= object == search->wanted;
     return 0;
 }
 
 static bool refers_to(PyObject *object, PyObject *wanted)
 {
-    reference sought = {wanted, false};
+    reference_search search = {wanted, false};
     traverseproc traverse = Py_TYPE(object)->tp_traverse;
-    return traverse != NULL && traverse(object, visit, &sought) == 0 && sought.found;
+    return traverse != NULL && traverse(object, visit, &search) == 0 && search.found;
 }
 
 /* `context` is empty, and entered; around it is the one that the thread was in. */
-static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *around)
+static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *outer)
 {
-    if (self->context != context || compat_context_around(context) != around) {
+    if (self->context != context || compat_outer_context(context) != outer) {
         return false;
     }
     PyObject *variables = (PyObject *)compat_variables_of(context);
@@ -92,7 +92,7 @@ static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *aro
         || Py_TYPE(variables)->tp_weaklistoffset != offsetof(PyHamtObject, h_weakreflist)) {
         return false;
     }
-    return compat_variable_count(context) == 0 && PyObject_Size(variables) == 0;
+    return compat_context_size(context) == 0 && PyObject_Size(variables) == 0;
 }
 
 /* -1 and an exception, or whether it agrees. */
@@ -103,16 +103,16 @@ static int contexts_agree(PyThreadState *self)
     if (context == NULL) {
         return -1;
     }
-    PyObject *around = self->context;
+    PyObject *outer = self->context;
     if (PyContext_Enter(context) != 0) {
         Py_DECREF(context);
         return -1;
     }
-    int result = context_agrees(self, context, around);
+    int result = context_agrees(self, context, outer);
     if (result) {
         variable = PyContextVar_New("splunk_profiler", NULL);
         token = variable == NULL ? NULL : PyContextVar_Set(variable, Py_None);
-        result = token == NULL ? -1 : compat_variable_count(context) == 1;
+        result = token == NULL ? -1 : compat_context_size(context) == 1;
     }
     Py_XDECREF(token);
     Py_XDECREF(variable);
@@ -143,20 +143,23 @@ static bool offset_is(PyObject *object, int wanted)
 /* A frame, and the object that CPython makes of it. */
 static bool frame_agrees(compat_frame *frame, PyObject *object)
 {
-    return is_whole(frame, sizeof(*frame)) && attribute_is(object, "f_code", (PyObject *)compat_code(frame))
-           && attribute_is(object, "f_globals", compat_globals(frame)) && offset_is(object, compat_offset(frame));
+    return is_range_readable(frame, sizeof(*frame))
+           && attribute_is(object, "f_code", (PyObject *)compat_frame_code(frame))
+           && attribute_is(object, "f_globals", compat_frame_globals(frame))
+           && offset_is(object, compat_frame_offset(frame));
 }
 
 static bool frames_agree(PyThreadState *self)
 {
     PyFrameObject *top = PyThreadState_GetFrame(self);
     PyFrameObject *caller = top == NULL ? NULL : PyFrame_GetBack(top);
-    compat_frame *const *place = compat_frame_place(self);
-    compat_frame *frame = is_readable(place) ? *place : NULL;
+    compat_frame *const *slot = compat_frame_slot(self);
+    compat_frame *frame = is_readable(slot) ? *slot : NULL;
     bool result = top == NULL || (frame != NULL && frame_agrees(frame, (PyObject *)top));
     if (result && caller != NULL) {
-        compat_frame *below = compat_frame_below(frame);
-        result = is_whole(below, sizeof(*below)) && frame_agrees(compat_calling_frame(frame), (PyObject *)caller);
+        compat_frame *previous = compat_frame_previous(frame);
+        result = is_range_readable(previous, sizeof(*previous))
+                 && frame_agrees(compat_caller_frame(frame), (PyObject *)caller);
     }
     Py_XDECREF(caller);
     Py_XDECREF(top);
@@ -176,30 +179,31 @@ int layouts_check(void)
 {
     PyThreadState *self = PyThreadState_Get();
     PyInterpreterState *interp = PyThreadState_GetInterpreter(self);
-    const char *differs = NULL;
+    const char *mismatch = NULL;
     int contexts = 1;
     if (!list_agrees(interp, self) || !thread_agrees(interp, self)) {
-        differs = "thread states";
+        mismatch = "thread states";
     }
     else if (!gil_agrees(interp, self)) {
-        differs = "the GIL";
+        mismatch = "the GIL";
     }
     else if (!code_agrees() || !frames_agree(self)) {
-        differs = "frames";
+        mismatch = "frames";
     }
     else if ((contexts = contexts_agree(self)) == 0) {
-        differs = "contexts";
+        mismatch = "contexts";
     }
     if (contexts < 0) {
         return -1;
     }
-    if (differs != NULL) {
+    if (mismatch != NULL) {
         PyErr_Clear();
-        char running[32]; /* without the date and the compiler */
-        PyOS_snprintf(running, sizeof(running), "%.*s", (int)strcspn(Py_GetVersion(), " "), Py_GetVersion());
+        char running_version[32]; /* without the date and the compiler */
+        PyOS_snprintf(running_version, sizeof(running_version), "%.*s", (int)strcspn(Py_GetVersion(), " "),
+                      Py_GetVersion());
         PyErr_Format(PyExc_ImportError,
-                     "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s", differs,
-                     running);
+                     "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s", mismatch,
+                     running_version);
         return -1;
     }
     return 0;

@@ -3,8 +3,8 @@
  * Include it before anything that includes Python.h. Every function here expects the GIL to be held unless it says
  * otherwise. A new CPython version is supported by editing this header, and gil_compat.h, alone.
  */
-#ifndef SPLUNK_PROFILER_PY_COMPAT_H
-#define SPLUNK_PROFILER_PY_COMPAT_H
+#ifndef SPLUNK_PROFILER_COMPAT_PY_COMPAT_H
+#define SPLUNK_PROFILER_COMPAT_PY_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_BUILD_CORE
@@ -57,7 +57,7 @@ static inline PyThreadState *compat_first_thread(PyInterpreterState *interp)
 }
 
 /* The id of the newest thread state there has been. */
-static inline uint64_t compat_newest_id(const PyInterpreterState *interp)
+static inline uint64_t compat_newest_thread_id(const PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030B0000
     return interp->threads.next_unique_id;
@@ -129,7 +129,7 @@ static inline void compat_unlock_head(void)
 
 /* Whether there is no interpreter but `first`, which is the main one: then whoever asks is in it, and need not look its
  * thread state up. Needs no GIL: the newest comes first in the list, and one is in it before anything runs there. */
-static inline bool compat_is_alone(const PyInterpreterState *first)
+static inline bool compat_is_only_interpreter(const PyInterpreterState *first)
 {
     return *(PyInterpreterState *volatile *)&_PyRuntime.interpreters.head == first;
 }
@@ -159,13 +159,13 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
 }
 
 /* How many variables a context has a value of. The context is borrowed, or NULL. */
-static inline Py_ssize_t compat_variable_count(PyObject *context)
+static inline Py_ssize_t compat_context_size(PyObject *context)
 {
     return context == NULL ? 0 : ((PyContext *)context)->ctx_vars->h_count;
 }
 
 /* The context around one that is entered; borrowed, or NULL. */
-static inline PyObject *compat_context_around(PyObject *context)
+static inline PyObject *compat_outer_context(PyObject *context)
 {
     return (PyObject *)((PyContext *)context)->ctx_prev;
 }
@@ -177,24 +177,24 @@ static inline compat_variables *compat_variables_of(PyObject *context)
     return ((PyContext *)context)->ctx_vars;
 }
 
-static inline Py_ssize_t compat_count_variables(const compat_variables *variables)
+static inline Py_ssize_t compat_variables_size(const compat_variables *variables)
 {
     return variables->h_count;
 }
 
 /* Borrowed, or NULL. That of PyWeakref_NewRef without a callback, which all who ask for one share, is always the first. */
-static inline const PyObject *compat_first_reference(const compat_variables *variables)
+static inline const PyObject *compat_first_weakref(const compat_variables *variables)
 {
     return variables->h_weakreflist;
 }
 
-/* ---- frames: walk from compat_top_frame by compat_calling_frame, both skip what sys._current_frames does not show ---- */
+/* ---- frames: walk from compat_top_frame by compat_caller_frame, both skip what sys._current_frames does not show ---- */
 
 #if PY_VERSION_HEX >= 0x030B0000
 
 typedef _PyInterpreterFrame compat_frame;
 
-static inline PyCodeObject *compat_code(compat_frame *frame)
+static inline PyCodeObject *compat_frame_code(compat_frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return _PyFrame_GetCode(frame);
@@ -221,7 +221,7 @@ static inline compat_frame *compat_first_complete(compat_frame *frame)
 }
 
 /* Where a thread's newest frame is kept. */
-static inline _PyInterpreterFrame *const *compat_frame_place(const PyThreadState *thread)
+static inline _PyInterpreterFrame *const *compat_frame_slot(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return &thread->current_frame;
@@ -230,13 +230,13 @@ static inline _PyInterpreterFrame *const *compat_frame_place(const PyThreadState
 #endif
 }
 
-static inline compat_frame *compat_frame_below(compat_frame *frame)
+static inline compat_frame *compat_frame_previous(compat_frame *frame)
 {
     return frame->previous; /* complete or not */
 }
 
 /* Offset in bytes as frame.f_lasti has it, -1 before the first instruction. */
-static inline int compat_offset(compat_frame *frame)
+static inline int compat_frame_offset(compat_frame *frame)
 {
     int index = _PyInterpreterFrame_LASTI(frame);
     return index < 0 ? -1 : index * (int)sizeof(_Py_CODEUNIT);
@@ -246,7 +246,7 @@ static inline int compat_offset(compat_frame *frame)
 
 typedef PyFrameObject compat_frame;
 
-static inline PyCodeObject *compat_code(compat_frame *frame)
+static inline PyCodeObject *compat_frame_code(compat_frame *frame)
 {
     return frame->f_code;
 }
@@ -256,43 +256,43 @@ static inline compat_frame *compat_first_complete(compat_frame *frame)
     return frame;
 }
 
-static inline PyFrameObject *const *compat_frame_place(const PyThreadState *thread)
+static inline PyFrameObject *const *compat_frame_slot(const PyThreadState *thread)
 {
     return &thread->frame;
 }
 
-static inline compat_frame *compat_frame_below(compat_frame *frame)
+static inline compat_frame *compat_frame_previous(compat_frame *frame)
 {
     return frame->f_back;
 }
 
-static inline int compat_offset(compat_frame *frame)
+static inline int compat_frame_offset(compat_frame *frame)
 {
     return frame->f_lasti < 0 ? -1 : frame->f_lasti * (int)sizeof(_Py_CODEUNIT);
 }
 
 #endif
 
-static inline PyObject *compat_globals(compat_frame *frame)
+static inline PyObject *compat_frame_globals(compat_frame *frame)
 {
     return frame->f_globals;
 }
 
 static inline compat_frame *compat_top_frame(const PyThreadState *thread)
 {
-    compat_frame *const *place = compat_frame_place(thread);
-    return place == NULL ? NULL : compat_first_complete(*place);
+    compat_frame *const *slot = compat_frame_slot(thread);
+    return slot == NULL ? NULL : compat_first_complete(*slot);
 }
 
-static inline compat_frame *compat_calling_frame(compat_frame *frame)
+static inline compat_frame *compat_caller_frame(compat_frame *frame)
 {
-    return compat_first_complete(compat_frame_below(frame));
+    return compat_first_complete(compat_frame_previous(frame));
 }
 
 /* ---- pending calls: any thread, with or without the GIL ---- */
 
 /* Have call(argument) run at the next check of the interpreter's main loop; 0 or -1 if the queue is full. */
-static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), void *argument)
+static inline int compat_add_pending_call(PyInterpreterState *interp, int (*call)(void *), void *argument)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return _PyEval_AddPendingCall(interp, call, argument, 0);
@@ -306,7 +306,7 @@ static inline int compat_post(PyInterpreterState *interp, int (*call)(void *), v
 }
 
 /* The same for the main thread alone. Needs no GIL. */
-static inline int compat_post_to_main(int (*call)(void *), void *argument)
+static inline int compat_add_main_pending_call(int (*call)(void *), void *argument)
 {
     int result = Py_AddPendingCall(call, argument);
 #if PY_VERSION_HEX < 0x030D0000

@@ -2,8 +2,8 @@
  *
  * Uses nothing but the public API. Every function here expects the GIL to be held.
  */
-#ifndef SPLUNK_PROFILER_SWITCH_COMPAT_H
-#define SPLUNK_PROFILER_SWITCH_COMPAT_H
+#ifndef SPLUNK_PROFILER_COMPAT_SWITCH_COMPAT_H
+#define SPLUNK_PROFILER_COMPAT_SWITCH_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -34,10 +34,10 @@
 #if PY_VERSION_HEX >= 0x030E0000
 
 typedef PyContextEvent compat_event;
-typedef PyContext_WatchCallback compat_watched;
+typedef PyContext_WatchCallback compat_watch_callback;
 #define COMPAT_SWITCHED Py_CONTEXT_SWITCHED
 
-static inline int compat_watch(compat_watched callback)
+static inline int compat_watch(compat_watch_callback callback)
 {
     return PyContext_AddWatcher(callback);
 }
@@ -50,10 +50,10 @@ static inline int compat_unwatch(int watcher)
 #else
 
 typedef int compat_event;
-typedef int (*compat_watched)(compat_event, PyObject *);
+typedef int (*compat_watch_callback)(compat_event, PyObject *);
 #define COMPAT_SWITCHED 1
 
-static inline int compat_watch(compat_watched Py_UNUSED(callback))
+static inline int compat_watch(compat_watch_callback Py_UNUSED(callback))
 {
     PyErr_SetString(PyExc_RuntimeError, "this version of CPython reports no switches");
     return -1;
@@ -67,7 +67,7 @@ static inline int compat_unwatch(int Py_UNUSED(watcher))
 #endif
 
 /* The interpreter is being taken down: objects of extensions are best left alone. */
-static inline bool compat_ends(void)
+static inline bool compat_is_interpreter_ending(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return Py_IsFinalizing();

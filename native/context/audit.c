@@ -19,121 +19,121 @@ typedef struct {
     PyObject *value;    /* owned: of OpenTelemetry's variable; NULL: none */
     Identity *identity; /* owned, or NULL */
     UserLabels *labels; /* owned, or NULL */
-    bool known;         /* the two are what should be shown */
+    bool is_resolved;   /* the two are what should be shown */
 } audited_thread;
 
 typedef struct {
     audited_thread *threads;
-    size_t count, room;
+    size_t count, capacity;
 } audited_threads;
 
 /* False: no room. Head lock held: nothing is allocated and nothing given up. */
-static bool take_contexts(PyInterpreterState *interp, audited_threads *taken)
+static bool copy_contexts(PyInterpreterState *interp, audited_threads *audited)
 {
     for (PyThreadState *state = compat_first_thread(interp); state != NULL; state = state->next) {
         if (compat_is_ending(state)) {
             continue;
         }
-        if (taken->count == taken->room) {
+        if (audited->count == audited->capacity) {
             return false;
         }
-        taken->threads[taken->count++] =
+        audited->threads[audited->count++] =
             (audited_thread){.ident = state->thread_id, .context = Py_XNewRef(state->context)};
     }
     return true;
 }
 
-static void give_up(audited_threads *taken)
+static void release_threads(audited_threads *audited)
 {
-    for (size_t i = 0; i < taken->count; i++) {
-        Py_XDECREF(taken->threads[i].identity);
-        Py_XDECREF(taken->threads[i].labels);
-        Py_XDECREF(taken->threads[i].value);
-        Py_XDECREF(taken->threads[i].context);
+    for (size_t i = 0; i < audited->count; i++) {
+        Py_XDECREF(audited->threads[i].identity);
+        Py_XDECREF(audited->threads[i].labels);
+        Py_XDECREF(audited->threads[i].value);
+        Py_XDECREF(audited->threads[i].context);
     }
-    taken->count = 0;
+    audited->count = 0;
 }
 
 /* 1; 0: another time, the lock is busy; -1: no memory. */
-static int take_all_contexts(audited_threads *taken)
+static int collect_contexts(audited_threads *audited)
 {
     PyInterpreterState *interp = PyInterpreterState_Get();
     for (;;) {
         if (!compat_lock_head()) {
             return 0;
         }
-        bool all = take_contexts(interp, taken);
+        bool is_complete = copy_contexts(interp, audited);
         compat_unlock_head();
-        if (all) {
+        if (is_complete) {
             return 1;
         }
-        give_up(taken);
-        size_t room = taken->room == 0 ? 64 : 2 * taken->room;
-        audited_thread *grown = realloc(taken->threads, room * sizeof(audited_thread));
+        release_threads(audited);
+        size_t capacity = audited->capacity == 0 ? 64 : 2 * audited->capacity;
+        audited_thread *grown = realloc(audited->threads, capacity * sizeof(audited_thread));
         if (grown == NULL) {
             return -1;
         }
-        taken->threads = grown;
-        taken->room = room;
+        audited->threads = grown;
+        audited->capacity = capacity;
     }
 }
 
 /* A type that looks its attributes up in Python cannot be asked here. */
-static bool is_span_known(const publisher_inputs *inputs, PyObject *span, Identity **identity)
+static bool is_identity_cached(const publisher_config *config, PyObject *span, Identity **identity)
 {
     if (Py_TYPE(span)->tp_getattro != PyObject_GenericGetAttr) {
         return false;
     }
-    lookup found = publisher_cached_identity(inputs, span, identity);
+    lookup_result found = publisher_cached_identity(config, span, identity);
     if (found == UNKNOWN) {
         PyErr_Clear();
     }
     return found == FOUND;
 }
 
-static void find_out(const publisher_inputs *inputs, audited_thread *thread)
+static void resolve_thread(const publisher_config *config, audited_thread *thread)
 {
     PyThreadState *self = PyThreadState_Get();
-    thread->value = compat_context_value(self, thread->context, inputs->variable);
-    PyObject *span = publisher_span_in(inputs, thread->value);
-    thread->known = span == NULL || is_span_known(inputs, span, &thread->identity);
-    if (publisher_may_have_labels()) {
-        PyObject *labels = compat_context_value(self, thread->context, inputs->labels);
-        if (labels != NULL && (Py_TYPE(labels) != inputs->user_labels_type || Py_SIZE(labels) == 0)) {
+    thread->value = compat_context_value(self, thread->context, config->variable);
+    PyObject *span = publisher_span_in(config, thread->value);
+    thread->is_resolved = span == NULL || is_identity_cached(config, span, &thread->identity);
+    if (publisher_has_labels()) {
+        PyObject *labels = compat_context_value(self, thread->context, config->labels);
+        if (labels != NULL && (Py_TYPE(labels) != config->user_labels_type || Py_SIZE(labels) == 0)) {
             Py_CLEAR(labels);
         }
         thread->labels = (UserLabels *)labels;
     }
 }
 
-static int by_ident(const void *left, const void *right)
+static int compare_idents(const void *left, const void *right)
 {
-    unsigned long one = ((const true_context *)left)->ident, other = ((const true_context *)right)->ident;
+    unsigned long one = ((const expected_context *)left)->ident, other = ((const expected_context *)right)->ident;
     return (one > other) - (one < other);
 }
 
 /* Sorted; without those that are not known, and without idents that stand for two thread states. */
-static size_t true_contexts(const audited_threads *taken, true_context *truth)
+static size_t expected_contexts(const audited_threads *audited, expected_context *expected)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < taken->count; i++) {
-        const audited_thread *thread = &taken->threads[i];
-        truth[i] = (true_context){
+    for (size_t i = 0; i < audited->count; i++) {
+        const audited_thread *thread = &audited->threads[i];
+        expected[i] = (expected_context){
             thread->ident,
             thread->identity == NULL ? NULL : &thread->identity->bytes,
             thread->labels == NULL ? NULL : &thread->labels->bytes,
-            thread->known,
+            thread->is_resolved,
         };
     }
-    qsort(truth, taken->count, sizeof(true_context), by_ident);
-    for (size_t i = 0; i < taken->count; i++) {
-        bool twin = (i > 0 && truth[i - 1].ident == truth[i].ident)
-                    || (i + 1 < taken->count && truth[i + 1].ident == truth[i].ident);
-        truth[i].known = truth[i].known && !twin;
+    qsort(expected, audited->count, sizeof(expected_context), compare_idents);
+    for (size_t i = 0; i < audited->count; i++) {
+        bool is_duplicate = (i > 0 && expected[i - 1].ident == expected[i].ident)
+                            || (i + 1 < audited->count && expected[i + 1].ident == expected[i].ident);
+        expected[i].is_resolved = expected[i].is_resolved && !is_duplicate;
     }
-    for (size_t i = 0; i < taken->count; i++) {
-        if (truth[i].known) {
-            truth[kept++] = truth[i];
+    for (size_t i = 0; i < audited->count; i++) {
+        if (expected[i].is_resolved) {
+            expected[kept++] = expected[i];
         }
     }
     return kept;
@@ -141,27 +141,27 @@ static size_t true_contexts(const audited_threads *taken, true_context *truth)
 
 PyObject *audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    const publisher_inputs *inputs = publisher_installed();
-    audited_threads taken = {NULL, 0, 0};
-    true_context *truth = NULL;
+    const publisher_config *config = publisher_active_config();
+    audited_threads audited = {NULL, 0, 0};
+    expected_context *expected = NULL;
     size_t compared = 0, repaired = 0;
-    int result = inputs == NULL || thread_records_count() == 0 ? 0 : take_all_contexts(&taken);
-    if (result > 0 && taken.count > 0) {
-        truth = malloc(taken.count * sizeof(true_context));
-        result = truth == NULL ? -1 : 1;
+    int result = config == NULL || thread_records_count() == 0 ? 0 : collect_contexts(&audited);
+    if (result > 0 && audited.count > 0) {
+        expected = malloc(audited.count * sizeof(expected_context));
+        result = expected == NULL ? -1 : 1;
     }
-    if (result > 0 && taken.count > 0) {
-        for (size_t i = 0; i < taken.count; i++) {
-            find_out(inputs, &taken.threads[i]);
+    if (result > 0 && audited.count > 0) {
+        for (size_t i = 0; i < audited.count; i++) {
+            resolve_thread(config, &audited.threads[i]);
         }
-        compared = thread_records_repair(truth, true_contexts(&taken, truth), &repaired);
+        compared = thread_records_repair(expected, expected_contexts(&audited, expected), &repaired);
         publisher_counters()->repaired += repaired;
         if (repaired > 0) { /* what was believed of a context may be why */
-            known_contexts_forget();
+            context_cache_clear();
         }
     }
-    free(truth);
-    give_up(&taken); /* may run Python code */
-    free(taken.threads);
+    free(expected);
+    release_threads(&audited); /* may run Python code */
+    free(audited.threads);
     return result < 0 ? PyErr_NoMemory() : Py_BuildValue("(nn)", (Py_ssize_t)compared, (Py_ssize_t)repaired);
 }

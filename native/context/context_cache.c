@@ -20,66 +20,66 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUCKET_BITS 9
-#define BUCKETS     (1 << BUCKET_BITS)
-#define PLACES      2 /* where a mapping may be */
+#define BUCKET_BITS        9
+#define BUCKETS            (1 << BUCKET_BITS)
+#define ENTRIES_PER_BUCKET 2 /* where a mapping may be */
 
-#define SIGHTING_BITS 11
-#define SIGHTINGS     (1 << SIGHTING_BITS)
+#define SEEN_FILTER_BITS 11
+#define SEEN_FILTER_SIZE (1 << SEEN_FILTER_BITS)
 
 /* The span's bytes are copied: those of many tasks are used in turns, so each cache line that is needed counts. */
 typedef struct __attribute__((aligned(64))) {
-    PyObject *reference; /* owned: to the mapping; NULL: the place is free */
-    UserLabels *labels;  /* owned; NULL: none */
-    span_bytes span;     /* its serial 0: none */
+    PyObject *weakref;  /* owned: to the mapping; NULL: the place is free */
+    UserLabels *labels; /* owned; NULL: none */
+    encoded_span span;  /* its serial 0: none */
 } entry;
 
 _Static_assert(sizeof(entry) == 128, "two cache lines");
 
 typedef struct {
-    entry places[PLACES];
+    entry entries[ENTRIES_PER_BUCKET];
 } bucket;
 
 /* The last two mappings that were met, of many that would stand here: their addresses, mixed with what they showed. An
  * address may be of another mapping by now; that mostly shows something else, and if not, an entry is made early. */
 typedef struct {
-    uint64_t latest, before;
-} sighting;
+    uint64_t newest, previous;
+} seen_pair;
 
 static struct {
-    bool bare;         /* contexts without any variable show nothing */
-    unsigned contests; /* for places that were taken */
+    bool empty_shows_nothing;  /* contexts without any variable show nothing */
+    unsigned replace_attempts; /* for places that were taken */
     bucket buckets[BUCKETS];
-    sighting sightings[SIGHTINGS];
-} known; /* GIL */
+    seen_pair seen_filter[SEEN_FILTER_SIZE];
+} cache; /* GIL */
 
-static uint64_t mixed(uint64_t number)
+static uint64_t mix_bits(uint64_t number)
 {
     return number * UINT64_C(0x9E3779B97F4A7C15);
 }
 
 static bucket *bucket_of(const compat_variables *variables)
 {
-    return &known.buckets[mixed((uintptr_t)variables) >> (64 - BUCKET_BITS)];
+    return &cache.buckets[mix_bits((uintptr_t)variables) >> (64 - BUCKET_BITS)];
 }
 
-HOT bool known_context(PyObject *context, known_contents *shows)
+HOT bool context_cache_find(PyObject *context, cached_context *cached)
 {
     const compat_variables *variables = context == NULL ? NULL : compat_variables_of(context);
-    *shows = (known_contents){NULL, NULL};
-    if (variables == NULL || compat_count_variables(variables) == 0) {
-        return known.bare;
+    *cached = (cached_context){NULL, NULL};
+    if (variables == NULL || compat_variables_size(variables) == 0) {
+        return cache.empty_shows_nothing;
     }
-    const PyObject *reference = compat_first_reference(variables);
-    if (reference == NULL) {
+    const PyObject *weakref = compat_first_weakref(variables);
+    if (weakref == NULL) {
         return false;
     }
-    bucket *of = bucket_of(variables);
-    for (int i = 0; i < PLACES; i++) {
-        entry *place = &of->places[i];
-        if (place->reference == reference) {
-            shows->span = place->span.serial == 0 ? NULL : &place->span;
-            shows->labels = place->labels == NULL ? NULL : &place->labels->bytes;
+    bucket *candidates = bucket_of(variables);
+    for (int i = 0; i < ENTRIES_PER_BUCKET; i++) {
+        entry *slot = &candidates->entries[i];
+        if (slot->weakref == weakref) {
+            cached->span = slot->span.serial == 0 ? NULL : &slot->span;
+            cached->labels = slot->labels == NULL ? NULL : &slot->labels->bytes;
             return true;
         }
     }
@@ -87,64 +87,64 @@ HOT bool known_context(PyObject *context, known_contents *shows)
 }
 
 /* Releasing these runs no Python code: a weak reference without a callback, and a type of ours. */
-static void give_up(entry *place)
+static void entry_clear(entry *slot)
 {
-    Py_CLEAR(place->reference);
-    Py_CLEAR(place->labels);
+    Py_CLEAR(slot->weakref);
+    Py_CLEAR(slot->labels);
 }
 
 /* Where an entry may be made, or NULL. */
-static entry *place_in(bucket *of)
+static entry *choose_slot(bucket *candidates)
 {
-    for (int i = 0; i < PLACES; i++) {
-        entry *place = &of->places[i];
-        if (place->reference == NULL || compat_is_dead(place->reference)) {
-            return place;
+    for (int i = 0; i < ENTRIES_PER_BUCKET; i++) {
+        entry *slot = &candidates->entries[i];
+        if (slot->weakref == NULL || compat_is_weakref_dead(slot->weakref)) {
+            return slot;
         }
     }
-    unsigned contest = ++known.contests;
-    return contest % 8 == 0 ? &of->places[contest / 8 % PLACES] : NULL;
+    unsigned attempt = ++cache.replace_attempts;
+    return attempt % 8 == 0 ? &candidates->entries[attempt / 8 % ENTRIES_PER_BUCKET] : NULL;
 }
 
-static bool is_met_again(const compat_variables *variables, const Identity *identity, const UserLabels *labels)
+static bool is_seen_again(const compat_variables *variables, const Identity *identity, const UserLabels *labels)
 {
-    sighting *seen = &known.sightings[mixed((uintptr_t)variables) >> (64 - SIGHTING_BITS)];
+    seen_pair *seen = &cache.seen_filter[mix_bits((uintptr_t)variables) >> (64 - SEEN_FILTER_BITS)];
     uint64_t span_serial = identity == NULL ? 0 : identity->bytes.serial;
     uint64_t labels_serial = labels == NULL ? 0 : labels->bytes.serial;
-    uint64_t now = (uintptr_t)variables ^ mixed(span_serial) ^ mixed(mixed(labels_serial));
-    if (seen->latest == now || seen->before == now) {
+    uint64_t fingerprint = (uintptr_t)variables ^ mix_bits(span_serial) ^ mix_bits(mix_bits(labels_serial));
+    if (seen->newest == fingerprint || seen->previous == fingerprint) {
         return true;
     }
-    *seen = (sighting){now, seen->latest};
+    *seen = (seen_pair){fingerprint, seen->newest};
     return false;
 }
 
-void known_context_met(compat_variables *variables, Identity *identity, UserLabels *labels)
+void context_cache_offer(compat_variables *variables, Identity *identity, UserLabels *labels)
 {
-    if (variables == NULL || compat_count_variables(variables) == 0) {
-        known.bare = identity == NULL && labels == NULL;
+    if (variables == NULL || compat_variables_size(variables) == 0) {
+        cache.empty_shows_nothing = identity == NULL && labels == NULL;
         return;
     }
-    if (!is_met_again(variables, identity, labels)) {
+    if (!is_seen_again(variables, identity, labels)) {
         return;
     }
-    entry *place = place_in(bucket_of(variables));
-    PyObject *reference = place == NULL ? NULL : compat_reference_to((PyObject *)variables);
-    if (reference != NULL) {
-        give_up(place);
-        place->span = identity == NULL ? (span_bytes){.serial = 0} : identity->bytes;
-        place->labels = (UserLabels *)Py_XNewRef((PyObject *)labels);
-        place->reference = reference;
+    entry *slot = choose_slot(bucket_of(variables));
+    PyObject *weakref = slot == NULL ? NULL : compat_new_weakref((PyObject *)variables);
+    if (weakref != NULL) {
+        entry_clear(slot);
+        slot->span = identity == NULL ? (encoded_span){.serial = 0} : identity->bytes;
+        slot->labels = (UserLabels *)Py_XNewRef((PyObject *)labels);
+        slot->weakref = weakref;
     }
 }
 
-void known_contexts_forget(void)
+void context_cache_clear(void)
 {
-    known.bare = false;
-    memset(known.sightings, 0, sizeof(known.sightings));
+    cache.empty_shows_nothing = false;
+    memset(cache.seen_filter, 0, sizeof(cache.seen_filter));
     for (size_t i = 0; i < BUCKETS; i++) {
-        for (int j = 0; j < PLACES; j++) {
-            give_up(&known.buckets[i].places[j]);
+        for (int j = 0; j < ENTRIES_PER_BUCKET; j++) {
+            entry_clear(&cache.buckets[i].entries[j]);
         }
     }
 }

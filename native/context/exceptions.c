@@ -4,17 +4,17 @@
 #include "context_compat.h"
 #include "publisher.h"
 
-static int raise_again(void *taken)
+static int reraise_exception(void *saved)
 {
-    compat_exception exception = *(compat_exception *)taken;
-    PyMem_RawFree(taken);
-    compat_give_back_exception(exception);
+    compat_exception exception = *(compat_exception *)saved;
+    PyMem_RawFree(saved);
+    compat_restore_exception(exception);
     return -1;
 }
 
 /* A signal handler may have raised while our Python code ran (KeyboardInterrupt, SystemExit), or another thread may have
  * sent an exception. Such belong to the application: they are raised as soon as it runs again. */
-void publisher_swallow(void)
+void discard_exception(void)
 {
     publisher_counters()->failed++;
     if (PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -22,7 +22,7 @@ void publisher_swallow(void)
         return;
     }
     if (!compat_is_main_thread()) { /* sent ones are classes, so nothing is lost */
-        compat_exception exception = compat_take_exception();
+        compat_exception exception = compat_save_exception();
         PyObject *type = exception.type != NULL ? exception.type : (PyObject *)Py_TYPE(exception.value);
         PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
         Py_XDECREF(exception.type);
@@ -30,13 +30,13 @@ void publisher_swallow(void)
         Py_XDECREF(exception.traceback);
         return;
     }
-    compat_exception *taken = PyMem_RawMalloc(sizeof(compat_exception));
-    if (taken != NULL) {
-        *taken = compat_take_exception();
-        if (Py_AddPendingCall(raise_again, taken) == 0) {
+    compat_exception *saved = PyMem_RawMalloc(sizeof(compat_exception));
+    if (saved != NULL) {
+        *saved = compat_save_exception();
+        if (Py_AddPendingCall(reraise_exception, saved) == 0) {
             return;
         }
-        raise_again(taken);
+        reraise_exception(saved);
     }
     PyErr_WriteUnraisable(NULL);
 }

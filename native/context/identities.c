@@ -18,7 +18,7 @@ static void to_hex(char *text, const uint8_t *bytes, size_t size)
     }
 }
 
-Identity *identity_new(PyTypeObject *type, const span_bytes *ids)
+Identity *identity_new(PyTypeObject *type, const encoded_span *ids)
 {
     Identity *made = (Identity *)type->tp_alloc(type, 0);
     if (made != NULL) {
@@ -48,12 +48,12 @@ static int id_to_bytes(const char *name, PyObject *number, uint8_t *bytes, size_
     return 0;
 }
 
-static PyObject *identity_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *identity_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"trace_id", "span_id", "local_root_id", "trace_flags", NULL};
     PyObject *trace_id, *span_id, *local_root_id;
     int flags;
-    span_bytes ids;
+    encoded_span ids;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOi:Identity", names, &trace_id, &span_id, &local_root_id,
                                      &flags)) {
         return NULL;
@@ -105,7 +105,7 @@ static PyMemberDef identity_members[] = {
 };
 
 static PyType_Slot identity_slots[] = {
-    {Py_tp_doc, "What is published of one span."}, {Py_tp_new, identity_make},        {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_doc, "What is published of one span."}, {Py_tp_new, identity_tp_new},      {Py_tp_dealloc, plain_dealloc},
     {Py_tp_getset, identity_properties},           {Py_tp_members, identity_members}, {0, NULL},
 };
 
@@ -119,66 +119,67 @@ PyType_Spec identity_spec = {
 /* ---- calls of `identify` ---- */
 
 /* In memory of its own: greenlets of a thread take turns on its stack, and one may switch to another in the call. */
-struct identification {
-    const void *greenlet; /* borrowed: it lives as long as the call lasts; NULL: not known */
-    shown_root before;    /* the thread showed this */
-    identification *next;
+struct identify_call {
+    const void *greenlet;     /* borrowed: it lives as long as the call lasts; NULL: not known */
+    shown_root previous_root; /* the thread showed this */
+    identify_call *next;
 };
 
-static _Thread_local identification *under_way; /* owned */
+static _Thread_local identify_call *active_calls; /* owned */
 
 /* The call that this greenlet is in; one of whom it is not known which greenlet it is counts as any. */
-static identification *identification_of(const void *greenlet)
+static identify_call *identify_call_of(const void *greenlet)
 {
-    identification *found = under_way;
+    identify_call *found = active_calls;
     while (found != NULL && greenlet != NULL && found->greenlet != NULL && found->greenlet != greenlet) {
         found = found->next;
     }
     return found;
 }
 
-identification *identification_begin(void)
+identify_call *identify_call_begin(void)
 {
-    const void *greenlet = switches_current_greenlet();
-    identification *made = identification_of(greenlet) != NULL ? NULL : malloc(sizeof(*made));
+    const void *greenlet = greenlets_current();
+    identify_call *made = identify_call_of(greenlet) != NULL ? NULL : malloc(sizeof(*made));
     if (made != NULL) {
-        *made = (identification){greenlet, thread_records_begin_update(), under_way};
-        under_way = made;
+        *made = (identify_call){greenlet, thread_records_begin_update(), active_calls};
+        active_calls = made;
     }
     return made;
 }
 
-void identification_end(identification *ended)
+void identify_call_end(identify_call *call)
 {
-    identification **link = &under_way;
-    while (*link != ended) {
+    identify_call **link = &active_calls;
+    while (*link != call) {
         link = &(*link)->next;
     }
-    *link = ended->next;
-    free(ended);
+    *link = call->next;
+    free(call);
     thread_records_end_update();
 }
 
-PyObject *identity_root_before(PyObject *Py_UNUSED(module), PyObject *trace_id)
+PyObject *identity_previous_local_root(PyObject *Py_UNUSED(module), PyObject *trace_id)
 {
     uint8_t trace[TRACE_ID_BYTES];
     if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
         return NULL;
     }
-    const identification *ours = identification_of(switches_current_greenlet());
-    if (ours == NULL || !ours->before.present || memcmp(ours->before.trace_id, trace, sizeof(trace)) != 0) {
+    const identify_call *ours = identify_call_of(greenlets_current());
+    if (ours == NULL || !ours->previous_root.present
+        || memcmp(ours->previous_root.trace_id, trace, sizeof(trace)) != 0) {
         Py_RETURN_NONE;
     }
     uint64_t number = 0;
     for (size_t i = 0; i < SPAN_ID_BYTES; i++) {
-        number = number << 8 | ours->before.local_root_id[i];
+        number = number << 8 | ours->previous_root.local_root_id[i];
     }
     return PyLong_FromUnsignedLongLong(number);
 }
 
 /* ---- UserLabels ---- */
 
-static bool is_reserved(const label_bytes *label)
+static bool is_reserved(const encoded_label *label)
 {
     static const char *const ours[] = {"trace_id", "span_id", "local_root_span_id"};
     for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
@@ -189,14 +190,14 @@ static bool is_reserved(const label_bytes *label)
     return false;
 }
 
-static int text_to_bytes(const char *what, const char *text, Py_ssize_t length, char *bytes, Py_ssize_t most)
+static int text_to_bytes(const char *subject, const char *text, Py_ssize_t length, char *bytes, Py_ssize_t max_length)
 {
-    if (length > most) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd bytes, readers take %zd", what, length, most);
+    if (length > max_length) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd bytes, readers take %zd", subject, length, max_length);
         return -1;
     }
     if (memchr(text, 0, (size_t)length) != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s has a NUL byte, where readers cut it", what);
+        PyErr_Format(PyExc_ValueError, "%s has a NUL byte, where readers cut it", subject);
         return -1;
     }
     PyObject *decoded = PyUnicode_DecodeUTF8(text, length, "strict"); /* readers drop what is none */
@@ -208,7 +209,7 @@ static int text_to_bytes(const char *what, const char *text, Py_ssize_t length, 
     return 0;
 }
 
-static int pair_to_label(PyObject *pair, label_bytes *label)
+static int pair_to_label(PyObject *pair, encoded_label *label)
 {
     const char *key, *value;
     Py_ssize_t key_length, value_length;
@@ -237,7 +238,7 @@ static int pair_to_label(PyObject *pair, label_bytes *label)
 }
 
 /* Which of two equal keys counts is where the specification and its readers differ. */
-static int refuse_twins(const label_bytes *labels, Py_ssize_t count)
+static int reject_duplicates(const encoded_label *labels, Py_ssize_t count)
 {
     for (Py_ssize_t i = 1; i < count; i++) {
         for (Py_ssize_t j = 0; j < i; j++) {
@@ -251,7 +252,7 @@ static int refuse_twins(const label_bytes *labels, Py_ssize_t count)
     return 0;
 }
 
-static PyObject *user_labels_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *user_labels_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"pairs", NULL};
     PyObject *pairs;
@@ -259,8 +260,8 @@ static PyObject *user_labels_make(PyTypeObject *type, PyObject *args, PyObject *
         return NULL;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(pairs);
-    if (count > MOST_USER_LABELS) {
-        return PyErr_Format(PyExc_ValueError, "at most %d labels, not %zd", MOST_USER_LABELS, count);
+    if (count > MAX_USER_LABELS) {
+        return PyErr_Format(PyExc_ValueError, "at most %d labels, not %zd", MAX_USER_LABELS, count);
     }
     UserLabels *made = (UserLabels *)type->tp_alloc(type, count);
     if (made == NULL) {
@@ -271,11 +272,11 @@ static PyObject *user_labels_make(PyTypeObject *type, PyObject *args, PyObject *
             goto error;
         }
     }
-    if (refuse_twins(made->labels, count) != 0) {
+    if (reject_duplicates(made->labels, count) != 0) {
         goto error;
     }
-    made->bytes = (labels_bytes){publisher_next_serial(), made->labels, (size_t)count};
-    publisher_labels_exist();
+    made->bytes = (encoded_labels){publisher_next_serial(), made->labels, (size_t)count};
+    publisher_enable_labels();
     return (PyObject *)made;
 error:
     Py_DECREF(made);
@@ -286,7 +287,7 @@ static PyObject *user_labels_pairs(UserLabels *self, void *Py_UNUSED(closure))
 {
     PyObject *pairs = PyTuple_New(Py_SIZE(self));
     for (Py_ssize_t i = 0; pairs != NULL && i < Py_SIZE(self); i++) {
-        const label_bytes *label = &self->labels[i];
+        const encoded_label *label = &self->labels[i];
         PyObject *pair = Py_BuildValue("(y#y#)", label->key, (Py_ssize_t)label->key_length, label->value,
                                        (Py_ssize_t)label->value_length);
         if (pair == NULL) {
@@ -305,7 +306,7 @@ static PyGetSetDef user_labels_properties[] = {
 
 static PyType_Slot user_labels_slots[] = {
     {Py_tp_doc, "What is published of one set of labels of the user."},
-    {Py_tp_new, user_labels_make},
+    {Py_tp_new, user_labels_tp_new},
     {Py_tp_dealloc, plain_dealloc},
     {Py_tp_getset, user_labels_properties},
     {0, NULL},
@@ -314,7 +315,7 @@ static PyType_Slot user_labels_slots[] = {
 PyType_Spec user_labels_spec = {
     .name = "splunk_profiler._context.UserLabels",
     .basicsize = offsetof(UserLabels, labels),
-    .itemsize = sizeof(label_bytes),
+    .itemsize = sizeof(encoded_label),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = user_labels_slots,
 };

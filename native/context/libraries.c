@@ -47,16 +47,16 @@ static struct {
 typedef struct {
     const ElfW(Rela) * first;
     size_t bytes;
-} relocations;
+} relocation_table;
 
 /* glibc stores addresses in a library's dynamic section, others leave the offsets of the file. */
-static const void *address_in(const struct link_map *library, ElfW(Addr) value)
+static const void *address_of(const struct link_map *library, ElfW(Addr) value)
 {
     return (const void *)(value < library->l_addr ? library->l_addr + value : value);
 }
 
-static const tls_descriptor *descriptor_in(const struct link_map *library, relocations table, const ElfW(Sym) * symbols,
-                                           const char *names, const char *wanted)
+static const tls_descriptor *search_descriptor(const struct link_map *library, relocation_table table,
+                                               const ElfW(Sym) * symbols, const char *names, const char *wanted)
 {
     for (size_t i = 0; i < table.bytes / sizeof(ElfW(Rela)); i++) {
         const ElfW(Rela) *relocation = &table.first[i];
@@ -71,7 +71,7 @@ static const tls_descriptor *descriptor_in(const struct link_map *library, reloc
 static const tls_descriptor *find_descriptor(void *handle, const char *symbol)
 {
     struct link_map *library = NULL;
-    relocations plain = {NULL, 0}, of_plt = {NULL, 0};
+    relocation_table data_relocations = {NULL, 0}, plt_relocations = {NULL, 0};
     const ElfW(Sym) *symbols = NULL;
     const char *names = NULL;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &library) != 0) {
@@ -80,22 +80,22 @@ static const tls_descriptor *find_descriptor(void *handle, const char *symbol)
     for (const ElfW(Dyn) *entry = library->l_ld; entry->d_tag != DT_NULL; entry++) {
         switch (entry->d_tag) {
         case DT_RELA:
-            plain.first = address_in(library, entry->d_un.d_ptr);
+            data_relocations.first = address_of(library, entry->d_un.d_ptr);
             break;
         case DT_RELASZ:
-            plain.bytes = entry->d_un.d_val;
+            data_relocations.bytes = entry->d_un.d_val;
             break;
         case DT_JMPREL:
-            of_plt.first = address_in(library, entry->d_un.d_ptr);
+            plt_relocations.first = address_of(library, entry->d_un.d_ptr);
             break;
         case DT_PLTRELSZ:
-            of_plt.bytes = entry->d_un.d_val;
+            plt_relocations.bytes = entry->d_un.d_val;
             break;
         case DT_SYMTAB:
-            symbols = address_in(library, entry->d_un.d_ptr);
+            symbols = address_of(library, entry->d_un.d_ptr);
             break;
         case DT_STRTAB:
-            names = address_in(library, entry->d_un.d_ptr);
+            names = address_of(library, entry->d_un.d_ptr);
             break;
         default:
             break;
@@ -104,8 +104,8 @@ static const tls_descriptor *find_descriptor(void *handle, const char *symbol)
     if (symbols == NULL || names == NULL) {
         return NULL;
     }
-    const tls_descriptor *found = descriptor_in(library, of_plt, symbols, names, symbol);
-    return found != NULL ? found : descriptor_in(library, plain, symbols, names, symbol);
+    const tls_descriptor *found = search_descriptor(library, plt_relocations, symbols, names, symbol);
+    return found != NULL ? found : search_descriptor(library, data_relocations, symbols, names, symbol);
 }
 
 /* Whether what a reader would compute leads to the calling thread's pointer. */
@@ -129,7 +129,7 @@ static void *open_library(PyObject *encoded)
     return handle;
 }
 
-static void *symbol_in(void *handle, PyObject *encoded, const char *name)
+static void *find_symbol(void *handle, PyObject *encoded, const char *name)
 {
     void *found = dlsym(handle, name);
     if (found == NULL) {
@@ -154,7 +154,7 @@ static PyObject *encode_path(PyObject *path)
 
 /* The call that readers trace to look at a process's mappings anew. That it names a page is of no interest to them, and a
  * name that stayed would promise something else to readers of OpenTelemetry's process context. */
-static void make_readers_look(void)
+static void notify_readers(void)
 {
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
     void *page = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -167,14 +167,14 @@ static void make_readers_look(void)
 /* The same for a library that has been loaded and all that it leads to. */
 static void announce_library(PyObject *encoded)
 {
-    make_readers_look();
+    notify_readers();
     void *again = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
     if (again != NULL) {
         dlclose(again);
     }
 }
 
-static PyObject *library_value(PyTypeObject *type, PyObject *encoded, const char *tls)
+static PyObject *new_library(PyTypeObject *type, PyObject *encoded, const char *tls)
 {
     PyObject *path = PyUnicode_DecodeFSDefault(PyBytes_AS_STRING(encoded));
     return path == NULL ? NULL : PyObject_CallFunction((PyObject *)type, "Ns", path, tls);
@@ -187,7 +187,7 @@ PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
     if (handle == NULL) {
         goto error;
     }
-    slot_accessor accessor = (slot_accessor)symbol_in(handle, encoded, "splunk_profiler_labels_slot");
+    slot_accessor accessor = (slot_accessor)find_symbol(handle, encoded, "splunk_profiler_labels_slot");
     if (accessor == NULL) {
         dlclose(handle);
         goto error;
@@ -195,7 +195,7 @@ PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
     const char *tls = tls_kind(handle, "custom_labels_current_set", accessor);
     thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0); /* it stays loaded from now on */
     announce_library(encoded);
-    made = library_value(library, encoded, tls);
+    made = new_library(library, encoded, tls);
 error:
     Py_XDECREF(encoded);
     return made;
@@ -203,7 +203,7 @@ error:
 
 /* ---- process storage ---- */
 
-static void *copy_of(PyObject *bytes)
+static void *copy_bytes(PyObject *bytes)
 {
     size_t size = (size_t)PyBytes_GET_SIZE(bytes);
     void *copied = malloc(size + 1);
@@ -216,7 +216,7 @@ static void *copy_of(PyObject *bytes)
 }
 
 /* One store. What was there before stays until the next time: a reader may be in it. */
-static void point_storage(void *wanted)
+static void set_storage_pointer(void *wanted)
 {
     __atomic_store_n(storage.pointer, wanted, __ATOMIC_RELEASE); /* complete before it is pointed to */
     free(storage.retired);
@@ -227,28 +227,28 @@ static void point_storage(void *wanted)
 PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject *content)
 {
     PyObject *encoded = encode_path(path), *made = NULL;
-    void *copied = encoded == NULL ? NULL : copy_of(content);
+    void *copied = encoded == NULL ? NULL : copy_bytes(content);
     void *handle = copied == NULL ? NULL : open_library(encoded);
     if (handle == NULL) {
         goto error;
     }
-    void **pointer = symbol_in(handle, encoded, "elastic_apm_profiling_correlation_process_storage_v1");
+    void **pointer = find_symbol(handle, encoded, "elastic_apm_profiling_correlation_process_storage_v1");
     slot_accessor accessor =
-        pointer == NULL ? NULL : (slot_accessor)symbol_in(handle, encoded, "splunk_profiler_elastic_slot");
+        pointer == NULL ? NULL : (slot_accessor)find_symbol(handle, encoded, "splunk_profiler_elastic_slot");
     if (accessor == NULL) {
         dlclose(handle);
         goto error;
     }
     if (storage.pointer != NULL && storage.pointer != pointer) {
-        point_storage(NULL); /* another file than the one before */
+        set_storage_pointer(NULL); /* another file than the one before */
     }
     storage.pointer = pointer;
-    point_storage(copied);
+    set_storage_pointer(copied);
     copied = NULL;
     const char *tls = tls_kind(handle, "elastic_apm_profiling_correlation_tls_v1", accessor);
     thread_records_use_library(ELASTIC, accessor, strcmp(tls, "static") == 0);
     announce_library(encoded);
-    made = library_value(library, encoded, tls);
+    made = new_library(library, encoded, tls);
 error:
     free(copied);
     Py_XDECREF(encoded);
@@ -264,19 +264,19 @@ PyObject *libraries_replace_storage(PyObject *Py_UNUSED(module), PyObject *conte
         PyErr_SetString(PyExc_RuntimeError, "the library of the storage is not loaded");
         return NULL;
     }
-    void *copied = copy_of(content);
+    void *copied = copy_bytes(content);
     if (copied == NULL) {
         return NULL;
     }
-    point_storage(copied);
-    make_readers_look();
+    set_storage_pointer(copied);
+    notify_readers();
     Py_RETURN_NONE;
 }
 
-PyObject *libraries_withdraw_storage(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *libraries_clear_storage(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     if (storage.pointer != NULL && storage.current != NULL) {
-        point_storage(NULL);
+        set_storage_pointer(NULL);
     }
     Py_RETURN_NONE;
 }

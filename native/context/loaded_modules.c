@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-size_t loaded_module_room(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags)
+size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags)
 {
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
@@ -21,13 +21,13 @@ size_t loaded_module_room(const struct dl_phdr_info *info, uintptr_t address, El
 /* glibc writes addresses into the dynamic section when it loads a module, musl leaves the offsets, as does the vdso. */
 static uintptr_t address_of(const struct dl_phdr_info *info, ElfW(Addr) value)
 {
-    return loaded_module_room(info, value, PF_R) != 0 ? value : info->dlpi_addr + value;
+    return loaded_module_bytes_left(info, value, PF_R) != 0 ? value : info->dlpi_addr + value;
 }
 
 static void read_table(loaded_module *m, int which, ElfW(Addr) value, size_t size)
 {
     uintptr_t start = address_of(m->info, value);
-    if (size != 0 && start % sizeof(void *) == 0 && loaded_module_room(m->info, start, PF_R) >= size) {
+    if (size != 0 && start % sizeof(void *) == 0 && loaded_module_bytes_left(m->info, start, PF_R) >= size) {
         m->tables[which] = (const elf_relocation *)start;
         m->counts[which] = size / sizeof(elf_relocation);
     }
@@ -40,7 +40,7 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
         uintptr_t start = info->dlpi_addr + header->p_vaddr;
-        if (header->p_type != PT_DYNAMIC || loaded_module_room(info, start, PF_R) < header->p_memsz) {
+        if (header->p_type != PT_DYNAMIC || loaded_module_bytes_left(info, start, PF_R) < header->p_memsz) {
             continue;
         }
         const elf_dynamic *entry = (const elf_dynamic *)start;
@@ -54,7 +54,7 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
         return false;
     }
     m->symbols = (const elf_symbol *)address_of(info, values[DT_SYMTAB]);
-    m->symbols_room = loaded_module_room(info, (uintptr_t)m->symbols, PF_R) / sizeof(elf_symbol);
+    m->max_symbols = loaded_module_bytes_left(info, (uintptr_t)m->symbols, PF_R) / sizeof(elf_symbol);
     m->strings = (const char *)address_of(info, values[DT_STRTAB]);
     m->strings_size = values[DT_STRSZ];
     if (values[DT_PLTREL] == DT_RELA) {
@@ -63,10 +63,10 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
     if (values[DT_RELAENT] == sizeof(elf_relocation)) {
         read_table(m, 1, values[DT_RELA], values[DT_RELASZ]);
     }
-    return loaded_module_room(info, (uintptr_t)m->strings, PF_R) >= m->strings_size;
+    return loaded_module_bytes_left(info, (uintptr_t)m->strings, PF_R) >= m->strings_size;
 }
 
-int mapped_protection(uintptr_t address)
+int page_protection(uintptr_t address)
 {
     int protection = -1;
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -87,7 +87,7 @@ int mapped_protection(uintptr_t address)
 }
 
 /* The linker rounds both ends down to whole pages. */
-bool loaded_module_protects(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size)
+bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size)
 {
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];

@@ -3,8 +3,8 @@
  * Nothing here knows Python, takes a lock or keeps anything: what is returned is borrowed from the linker for as long as
  * the callback of dl_iterate_phdr runs.
  */
-#ifndef SPLUNK_PROFILER_LOADED_MODULES_H
-#define SPLUNK_PROFILER_LOADED_MODULES_H
+#ifndef SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
+#define SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
 
 #include <link.h>
 #include <stdbool.h>
@@ -21,7 +21,7 @@ typedef ElfW(Dyn) elf_dynamic;
 typedef struct {
     const struct dl_phdr_info *info;
     const elf_symbol *symbols;
-    size_t symbols_room; /* how many fit in their segment: their number is written nowhere */
+    size_t max_symbols; /* how many fit in their segment: their number is written nowhere */
     const char *strings;
     size_t strings_size;
     const elf_relocation *tables[2]; /* of calls, of data */
@@ -32,13 +32,13 @@ typedef struct {
 bool loaded_module_read(loaded_module *module, const struct dl_phdr_info *info);
 
 /* How many bytes there are from `address` to the end of the module's segment it lies in; 0: in none with these flags. */
-size_t loaded_module_room(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags);
+size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags);
 
 /* Whether the linker write-protects this address when it has finished with the module. */
-bool loaded_module_protects(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size);
+bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size);
 
 /* PROT_* of the page at this address as the kernel has them; -1 if it does not say. */
-int mapped_protection(uintptr_t address);
+int page_protection(uintptr_t address);
 
 #pragma GCC visibility pop
 

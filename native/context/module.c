@@ -11,28 +11,28 @@
 #define END_CAPSULE "splunk_profiler._context"
 
 typedef struct {
-    PyTypeObject *identity;    /* owned */
-    PyTypeObject *user_labels; /* owned */
-    PyTypeObject *library;     /* owned */
-    PyTypeObject *counters;    /* owned */
-    PyTypeObject *mailbox;     /* owned */
+    PyTypeObject *identity;      /* owned */
+    PyTypeObject *user_labels;   /* owned */
+    PyTypeObject *library;       /* owned */
+    PyTypeObject *counters;      /* owned */
+    PyTypeObject *socket_reader; /* owned */
 } module_state;
 
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"variable", "span_key", "labels", "attribute", "identify", "context_type", NULL};
     const module_state *state = PyModule_GetState(module);
-    publisher_inputs inputs = {.identity_type = state->identity, .user_labels_type = state->user_labels};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!UOO!:install", names, &PyContextVar_Type, &inputs.variable,
-                                     &inputs.span_key, &PyContextVar_Type, &inputs.labels, &inputs.attribute,
-                                     &inputs.identify, &PyType_Type, &inputs.context_type)) {
+    publisher_config config = {.identity_type = state->identity, .user_labels_type = state->user_labels};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!UOO!:install", names, &PyContextVar_Type, &config.variable,
+                                     &config.span_key, &PyContextVar_Type, &config.labels, &config.attribute,
+                                     &config.identify, &PyType_Type, &config.context_type)) {
         return NULL;
     }
-    if (!PyCallable_Check(inputs.identify)) {
+    if (!PyCallable_Check(config.identify)) {
         return PyErr_Format(PyExc_TypeError, "identify must be callable, not %.100s",
-                            Py_TYPE(inputs.identify)->tp_name);
+                            Py_TYPE(config.identify)->tp_name);
     }
-    return publisher_install(&inputs);
+    return publisher_install(&config);
 }
 
 static PyObject *uninstall(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -43,13 +43,13 @@ static PyObject *uninstall(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unus
 
 static PyObject *trace_greenlets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    int traced = switches_trace_greenlets();
+    int traced = greenlets_trace_thread();
     return traced < 0 ? NULL : PyBool_FromLong(traced);
 }
 
 static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    switches_thread_seen();
+    greenlets_ensure_traced();
     publisher_publish();
     Py_RETURN_NONE;
 }
@@ -66,34 +66,34 @@ static PyObject *set_labels(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Py_DECREF(token);
-    switches_thread_seen();
+    greenlets_ensure_traced();
     publisher_publish();
     Py_RETURN_NONE;
 }
 
 static PyObject *refresh(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)switches_refresh();
+    (void)hooks_refresh();
     Py_RETURN_NONE;
 }
 
-static PyObject *load_labels(PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *load_labels_library(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"path", NULL};
     const module_state *state = PyModule_GetState(module);
     PyObject *path;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:load_labels", names, &path)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:load_labels_library", names, &path)) {
         return NULL;
     }
     return libraries_load_labels(state->library, path);
 }
 
-static PyObject *load_elastic(PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *load_elastic_library(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"path", "storage", NULL};
     const module_state *state = PyModule_GetState(module);
     PyObject *path, *storage;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OS:load_elastic", names, &path, &storage)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OS:load_elastic_library", names, &path, &storage)) {
         return NULL;
     }
     return libraries_load_elastic(state->library, path, storage);
@@ -104,27 +104,27 @@ static PyObject *counters(PyObject *module, PyObject *Py_UNUSED(unused))
     const module_state *state = PyModule_GetState(module);
     const publisher_counts *counts = publisher_counters();
     return PyObject_CallFunction((PyObject *)state->counters, "KKKKKK", counts->published, counts->unchanged,
-                                 counts->known, counts->repaired, (unsigned long long)thread_records_count(),
+                                 counts->cache_hits, counts->repaired, (unsigned long long)thread_records_count(),
                                  counts->failed);
 }
 
 static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     thread_records_after_fork();
-    known_contexts_forget(); /* of the threads that are gone, and their contexts stay for ever */
+    context_cache_clear(); /* of the threads that are gone, and their contexts stay for ever */
     Py_RETURN_NONE;
 }
 
 /* ---- module ---- */
 
 /* Called by CPython when it clears the interpreter: the last moment at which its objects may be touched. */
-static void interpreter_ends(PyObject *Py_UNUSED(capsule))
+static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
 {
-    publisher_forget();
-    switches_forget();
+    publisher_finalize();
+    hooks_finalize();
 }
 
-static int note_end_of_interpreter(void)
+static int register_interpreter_end(void)
 {
     PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
     if (dict == NULL) {
@@ -134,7 +134,7 @@ static int note_end_of_interpreter(void)
     if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
         return 0; /* imported again */
     }
-    PyObject *capsule = PyCapsule_New(&identity_spec, END_CAPSULE, interpreter_ends);
+    PyObject *capsule = PyCapsule_New(&identity_spec, END_CAPSULE, on_interpreter_end);
     int result = capsule == NULL ? -1 : PyDict_SetItemString(dict, END_CAPSULE, capsule);
     Py_XDECREF(capsule);
     return result;
@@ -178,7 +178,7 @@ static int module_exec(PyObject *module)
         PyErr_SetString(PyExc_ImportError, "contexts are published of the main interpreter only");
         return -1;
     }
-    if (layouts_check() != 0 || note_end_of_interpreter() != 0) {
+    if (layouts_check() != 0 || register_interpreter_end() != 0) {
         return -1;
     }
     state->identity = add_type(module, &identity_spec);
@@ -193,12 +193,13 @@ static int module_exec(PyObject *module)
     if (state->library == NULL) {
         return -1;
     }
-    state->counters = add_named_tuple(module, "Counters", "published unchanged known repaired threads failed");
+    state->counters =
+        add_named_tuple(module, "SwitchCounters", "published unchanged cache_hits repaired threads failed");
     if (state->counters == NULL) {
         return -1;
     }
-    state->mailbox = add_type(module, &mailbox_spec);
-    return state->mailbox == NULL ? -1 : 0;
+    state->socket_reader = add_type(module, &socket_reader_spec);
+    return state->socket_reader == NULL ? -1 : 0;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -208,7 +209,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->user_labels);
     Py_VISIT(state->library);
     Py_VISIT(state->counters);
-    Py_VISIT(state->mailbox);
+    Py_VISIT(state->socket_reader);
     return 0;
 }
 
@@ -219,7 +220,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->user_labels);
     Py_CLEAR(state->library);
     Py_CLEAR(state->counters);
-    Py_CLEAR(state->mailbox);
+    Py_CLEAR(state->socket_reader);
     return 0;
 }
 
@@ -235,28 +236,28 @@ static PyMethodDef module_methods[] = {
      "install($module, variable, span_key, labels, attribute, identify, context_type)\n--\n\nPublish contexts at every "
      "switch."},
     {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing; threads show nothing."},
-    {"attach", (PyCFunction)(void (*)(void))switches_attach, METH_FASTCALL | METH_KEYWORDS,
+    {"attach", (PyCFunction)(void (*)(void))hooks_attach, METH_FASTCALL | METH_KEYWORDS,
      "attach($module, context)\n--\n\nSet the variable, then publish."},
-    {"detach", (PyCFunction)(void (*)(void))switches_detach, METH_FASTCALL | METH_KEYWORDS,
+    {"detach", (PyCFunction)(void (*)(void))hooks_detach, METH_FASTCALL | METH_KEYWORDS,
      "detach($module, token)\n--\n\nReset the variable, then publish."},
     {"trace_greenlets", trace_greenlets, METH_NOARGS,
      "trace_greenlets($module)\n--\n\nTrace the calling thread's greenlet switches."},
     {"publish", publish, METH_NOARGS, "publish($module)\n--\n\nPublish the calling thread's context as it is now."},
     {"set_labels", set_labels, METH_VARARGS,
      "set_labels($module, variable, labels, /)\n--\n\nSet the variable, then publish."},
-    {"local_root_before", identity_root_before, METH_O,
-     "local_root_before($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
-    {"inherit", (PyCFunction)(void (*)(void))publisher_inherit, METH_FASTCALL | METH_KEYWORDS,
-     "inherit($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
+    {"previous_local_root", identity_previous_local_root, METH_O,
+     "previous_local_root($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
+    {"assign_identity", (PyCFunction)(void (*)(void))publisher_assign_identity, METH_FASTCALL | METH_KEYWORDS,
+     "assign_identity($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
     {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for modules loaded since."},
-    {"load_labels", (PyCFunction)(void (*)(void))load_labels, KEYWORDS,
-     "load_labels($module, path)\n--\n\nPublish through libcustomlabels.so."},
-    {"load_elastic", (PyCFunction)(void (*)(void))load_elastic, KEYWORDS,
-     "load_elastic($module, path, storage)\n--\n\nPublish through elastic-jvmti-linux-<arch>.so."},
+    {"load_labels_library", (PyCFunction)(void (*)(void))load_labels_library, KEYWORDS,
+     "load_labels_library($module, path)\n--\n\nPublish through libcustomlabels.so."},
+    {"load_elastic_library", (PyCFunction)(void (*)(void))load_elastic_library, KEYWORDS,
+     "load_elastic_library($module, path, storage)\n--\n\nPublish through elastic-jvmti-linux-<arch>.so."},
     {"replace_storage", libraries_replace_storage, METH_O,
      "replace_storage($module, storage, /)\n--\n\nReplace the process storage in one store."},
-    {"withdraw_storage", libraries_withdraw_storage, METH_NOARGS,
-     "withdraw_storage($module)\n--\n\nThe process storage is gone for readers."},
+    {"clear_storage", libraries_clear_storage, METH_NOARGS,
+     "clear_storage($module)\n--\n\nThe process storage is gone for readers."},
     {"audit", audit, METH_NOARGS, "audit($module)\n--\n\nCompare what all threads show with the truth."},
     {"counters", counters, METH_NOARGS, "counters($module)\n--\n\nWhat was done since the module was loaded."},
     {"reset_after_fork", reset_after_fork, METH_NOARGS,

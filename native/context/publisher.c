@@ -15,11 +15,11 @@
 static struct {
     bool active;
     PyInterpreterState *interp; /* whose contexts are published */
-    publisher_inputs inputs;    /* owned */
-    unsigned installation;      /* counts */
+    publisher_config config;    /* owned */
+    unsigned install_count;     /* counts */
     PyObject *context_name;     /* owned until the interpreter ends: "_context", where the SDK's spans have theirs */
     uint64_t last_serial;
-    bool labels_exist;
+    bool has_labels;
     publisher_counts counts;
 } publisher; /* GIL */
 
@@ -28,14 +28,14 @@ uint64_t publisher_next_serial(void)
     return ++publisher.last_serial;
 }
 
-void publisher_labels_exist(void)
+void publisher_enable_labels(void)
 {
-    publisher.labels_exist = true;
+    publisher.has_labels = true;
 }
 
-bool publisher_may_have_labels(void)
+bool publisher_has_labels(void)
 {
-    return publisher.labels_exist;
+    return publisher.has_labels;
 }
 
 publisher_counts *publisher_counters(void)
@@ -44,36 +44,36 @@ publisher_counts *publisher_counters(void)
 }
 
 /* Hooks inside CPython are seen by all interpreters of the process; objects belong to one. */
-const publisher_inputs *publisher_installed(void)
+const publisher_config *publisher_active_config(void)
 {
-    return publisher.active && PyInterpreterState_Get() == publisher.interp ? &publisher.inputs : NULL;
+    return publisher.active && PyInterpreterState_Get() == publisher.interp ? &publisher.config : NULL;
 }
 
 /* ---- what a context holds ---- */
 
-PyObject *publisher_span_in(const publisher_inputs *inputs, PyObject *context)
+PyObject *publisher_span_in(const publisher_config *config, PyObject *context)
 {
     if (context == NULL || !PyDict_Check(context) || PyDict_GET_SIZE(context) == 0) {
         return NULL;
     }
-    PyObject *span = PyDict_GetItemWithError(context, inputs->span_key);
+    PyObject *span = PyDict_GetItemWithError(context, config->span_key);
     if (span == NULL && PyErr_Occurred()) {
         PyErr_Clear();
     }
     return span == Py_None ? NULL : span;
 }
 
-lookup publisher_cached_identity(const publisher_inputs *inputs, PyObject *span, Identity **identity)
+lookup_result publisher_cached_identity(const publisher_config *config, PyObject *span, Identity **identity)
 {
     PyObject *cached;
     *identity = NULL;
-    PyObject *attribute = Py_NewRef(inputs->attribute); /* a span's own __getattr__ may uninstall */
-    int found = compat_optional_attribute(span, attribute, &cached);
+    PyObject *attribute = Py_NewRef(config->attribute); /* a span's own __getattr__ may uninstall */
+    int found = compat_get_optional_attribute(span, attribute, &cached);
     Py_DECREF(attribute);
     if (found <= 0) {
         return found < 0 ? UNKNOWN : MISSING;
     }
-    if (Py_TYPE(cached) == inputs->identity_type) {
+    if (Py_TYPE(cached) == config->identity_type) {
         *identity = (Identity *)cached;
         return FOUND;
     }
@@ -84,12 +84,12 @@ lookup publisher_cached_identity(const publisher_inputs *inputs, PyObject *span,
 
 /* The ids of a span from its SpanContext, a tuple of trace id, span id, whether it is remote, flags, ... MISSING: remote or
  * invalid. UNKNOWN: not such a span. Leaves no exception. */
-static lookup read_span_context(PyObject *span, span_bytes *ids)
+static lookup_result read_span_context(PyObject *span, encoded_span *ids)
 {
     static const uint8_t zero[TRACE_ID_BYTES];
-    lookup result = UNKNOWN;
+    lookup_result result = UNKNOWN;
     PyObject *context = NULL;
-    if (compat_optional_attribute(span, publisher.context_name, &context) <= 0) {
+    if (compat_get_optional_attribute(span, publisher.context_name, &context) <= 0) {
         goto error;
     }
     if (!PyTuple_Check(context) || PyTuple_GET_SIZE(context) < 4 || !PyBool_Check(PyTuple_GET_ITEM(context, 2))) {
@@ -107,20 +107,20 @@ static lookup read_span_context(PyObject *span, span_bytes *ids)
 error:
     Py_XDECREF(context);
     if (PyErr_Occurred()) {
-        publisher_swallow();
+        discard_exception();
     }
     return result;
 }
 
 static void cache_identity(PyObject *span, PyObject *identity)
 {
-    PyObject *attribute = Py_NewRef(publisher.inputs.attribute); /* setting may run Python, which may uninstall */
+    PyObject *attribute = Py_NewRef(publisher.config.attribute); /* setting may run Python, which may uninstall */
     if (PyObject_SetAttr(span, attribute, identity) != 0) {
         if (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear(); /* a span without a place for it: asked about every time */
         }
         else {
-            publisher_swallow();
+            discard_exception();
         }
     }
     Py_DECREF(attribute);
@@ -128,33 +128,33 @@ static void cache_identity(PyObject *span, PyObject *identity)
 
 /* The identity of a span that has none cached, in the slow way; FOUND, or UNKNOWN if it could not be found out. Runs
  * Python code: afterwards the context may be another, and the publisher uninstalled. Leaves no exception. */
-static lookup identify_span(PyObject *span, Identity **identity)
+static lookup_result identify_span(PyObject *span, Identity **identity)
 {
-    span_bytes ids;
-    lookup result = UNKNOWN;
+    encoded_span ids;
+    lookup_result result = UNKNOWN;
     *identity = NULL;
-    identification *ours = identification_begin();
-    if (ours == NULL) { /* a span that is met inside `identify` is not asked about */
+    identify_call *call = identify_call_begin();
+    if (call == NULL) { /* a span that is met inside `identify` is not asked about */
         return UNKNOWN;
     }
     if (read_span_context(span, &ids) == MISSING) {
-        identification_end(ours);
+        identify_call_end(call);
         cache_identity(span, Py_None);
         return FOUND;
     }
     if (!publisher.active) { /* all of this may have run Python as well */
-        identification_end(ours);
+        identify_call_end(call);
         return UNKNOWN;
     }
-    PyObject *identify = Py_NewRef(publisher.inputs.identify);
+    PyObject *identify = Py_NewRef(publisher.config.identify);
     PyObject *made = PyObject_CallFunctionObjArgs(identify, span, NULL);
-    identification_end(ours);
+    identify_call_end(call);
     Py_DECREF(identify);
     if (made == NULL) {
-        publisher_swallow();
+        discard_exception();
         return UNKNOWN;
     }
-    if (publisher.active && made != Py_None && Py_TYPE(made) != publisher.inputs.identity_type) {
+    if (publisher.active && made != Py_None && Py_TYPE(made) != publisher.config.identity_type) {
         publisher.counts.failed++;
     }
     else if (publisher.active) {
@@ -168,7 +168,7 @@ static lookup identify_span(PyObject *span, Identity **identity)
 
 /* ---- publishing ---- */
 
-static void have_shown(const span_bytes *span, const labels_bytes *labels)
+static void show_record(const encoded_span *span, const encoded_labels *labels)
 {
     switch (thread_records_show(span, labels)) {
     case SHOWN:
@@ -184,14 +184,14 @@ static void have_shown(const span_bytes *span, const labels_bytes *labels)
 }
 
 /* The user's labels of the calling thread's context; new reference or NULL. Leaves no exception. */
-static UserLabels *current_labels(const publisher_inputs *inputs)
+static UserLabels *current_labels(const publisher_config *config)
 {
     PyObject *labels = NULL;
-    if (PyContextVar_Get(inputs->labels, NULL, &labels) < 0) {
-        publisher_swallow();
+    if (PyContextVar_Get(config->labels, NULL, &labels) < 0) {
+        discard_exception();
         return NULL;
     }
-    if (labels != NULL && (Py_TYPE(labels) != inputs->user_labels_type || Py_SIZE(labels) == 0)) {
+    if (labels != NULL && (Py_TYPE(labels) != config->user_labels_type || Py_SIZE(labels) == 0)) {
         Py_CLEAR(labels);
     }
     return (UserLabels *)labels;
@@ -199,9 +199,9 @@ static UserLabels *current_labels(const publisher_inputs *inputs)
 
 /* Whether what was found in a value of OpenTelemetry's variable is there for good: where the value can be changed in place,
  * or the span looks its attributes up in Python, it is not. */
-static bool is_lasting(const publisher_inputs *inputs, PyObject *context, PyObject *span)
+static bool is_cacheable(const publisher_config *config, PyObject *context, PyObject *span)
 {
-    return (context == NULL || Py_TYPE(context) == inputs->context_type)
+    return (context == NULL || Py_TYPE(context) == config->context_type)
            && (span == NULL || Py_TYPE(span)->tp_getattro == PyObject_GenericGetAttr);
 }
 
@@ -215,62 +215,62 @@ static compat_variables *current_variables(void)
 /* No exception is pending before and after. */
 static void publish_current(bool is_switch)
 {
-    const publisher_inputs *inputs = publisher_installed();
-    compat_variables *variables = NULL;        /* owned: looked up in these */
-    PyObject *context = NULL, *asked = NULL;   /* owned */
-    Identity *identity = NULL, *answer = NULL; /* owned */
-    while (inputs != NULL) {
+    const publisher_config *config = publisher_active_config();
+    compat_variables *variables = NULL;                /* owned: looked up in these */
+    PyObject *context = NULL, *identified_span = NULL; /* owned */
+    Identity *identity = NULL, *new_identity = NULL;   /* owned */
+    while (config != NULL) {
         Py_CLEAR(identity);
         Py_CLEAR(context);
         Py_CLEAR(variables);
         if (is_switch) {
             variables = (compat_variables *)Py_XNewRef((PyObject *)current_variables());
         }
-        if (PyContextVar_Get(inputs->variable, NULL, &context) < 0) {
-            publisher_swallow();
+        if (PyContextVar_Get(config->variable, NULL, &context) < 0) {
+            discard_exception();
             break;
         }
-        unsigned installation = publisher.installation;
-        PyObject *span = publisher_span_in(inputs, context);
-        bool lasting = is_switch && is_lasting(inputs, context, span);
-        if (span != NULL && publisher_cached_identity(inputs, span, &identity) != FOUND) {
+        unsigned install_count = publisher.install_count;
+        PyObject *span = publisher_span_in(config, context);
+        bool cacheable = is_switch && is_cacheable(config, context, span);
+        if (span != NULL && publisher_cached_identity(config, span, &identity) != FOUND) {
             if (PyErr_Occurred()) {
-                publisher_swallow();
+                discard_exception();
             }
-            if (asked == NULL) { /* what is current is looked up anew after Python code has run */
-                asked = Py_NewRef(span);
-                identify_span(asked, &answer);
-                inputs = publisher_installed();
+            if (identified_span == NULL) { /* what is current is looked up anew after Python code has run */
+                identified_span = Py_NewRef(span);
+                identify_span(identified_span, &new_identity);
+                config = publisher_active_config();
                 continue;
             }
-            if (span == asked) { /* it cannot keep an attribute */
-                identity = (Identity *)Py_XNewRef((PyObject *)answer);
+            if (span == identified_span) { /* it cannot keep an attribute */
+                identity = (Identity *)Py_XNewRef((PyObject *)new_identity);
             }
-            lasting = false;
+            cacheable = false;
         }
-        UserLabels *labels = publisher.active && publisher.labels_exist ? current_labels(inputs) : NULL;
+        UserLabels *labels = publisher.active && publisher.has_labels ? current_labels(config) : NULL;
         if (publisher.active) {
-            have_shown(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
+            show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
         }
         /* The two are of these variables unless an attribute ran Python code in between. */
-        if (lasting && publisher.installation == installation && current_variables() == variables) {
-            known_context_met(variables, identity, labels);
+        if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
+            context_cache_offer(variables, identity, labels);
         }
         Py_XDECREF(labels);
         break;
     }
     Py_XDECREF(identity);
-    Py_XDECREF(answer);
-    Py_XDECREF(asked);
+    Py_XDECREF(new_identity);
+    Py_XDECREF(identified_span);
     Py_XDECREF(context);
     Py_XDECREF((PyObject *)variables);
 }
 
 static COLD void publish(bool is_switch)
 {
-    compat_exception pending = compat_take_exception();
+    compat_exception pending = compat_save_exception();
     publish_current(is_switch);
-    compat_give_back_exception(pending);
+    compat_restore_exception(pending);
 }
 
 void publisher_publish(void)
@@ -281,15 +281,15 @@ void publisher_publish(void)
 }
 
 /* Of all that is done here the most frequent: an asyncio task's turn comes here twice. */
-static HOT void switched(PyObject *context)
+static HOT void on_switch(PyObject *context)
 {
-    known_contents shows;
+    cached_context cached;
     if (!publisher.active) {
         return;
     }
-    if (known_context(context, &shows)) {
-        publisher.counts.known++;
-        have_shown(shows.span, shows.labels);
+    if (context_cache_find(context, &cached)) {
+        publisher.counts.cache_hits++;
+        show_record(cached.span, cached.labels);
     }
     else {
         publish(true);
@@ -299,20 +299,20 @@ static HOT void switched(PyObject *context)
 /* ---- a span that starts ---- */
 
 /* The local root of a span that starts in `context`: its parent's, unless that is none of ours. May run Python. */
-static void inherit_local_root(PyObject *context, span_bytes *ids)
+static void inherit_local_root(PyObject *context, encoded_span *ids)
 {
     Identity *identity = NULL;
-    span_bytes of_parent;
+    encoded_span parent_ids;
     memcpy(ids->local_root_id, ids->span_id, SPAN_ID_BYTES);
-    PyObject *parent = Py_XNewRef(publisher_span_in(&publisher.inputs, context));
+    PyObject *parent = Py_XNewRef(publisher_span_in(&publisher.config, context));
     if (parent == NULL) {
         return;
     }
-    lookup found = publisher_cached_identity(&publisher.inputs, parent, &identity);
+    lookup_result found = publisher_cached_identity(&publisher.config, parent, &identity);
     if (found == UNKNOWN && PyErr_Occurred()) {
-        publisher_swallow();
+        discard_exception();
     }
-    if (found != FOUND && read_span_context(parent, &of_parent) != MISSING && publisher.active) {
+    if (found != FOUND && read_span_context(parent, &parent_ids) != MISSING && publisher.active) {
         (void)identify_span(parent, &identity);
         publish_current(false); /* as it was before the parent was asked about */
     }
@@ -323,24 +323,24 @@ static void inherit_local_root(PyObject *context, span_bytes *ids)
     Py_DECREF(parent);
 }
 
-static void give_identity(PyObject *span, PyObject *parent_context)
+static void assign_identity(PyObject *span, PyObject *parent_context)
 {
-    span_bytes ids;
+    encoded_span ids;
     PyObject *context = NULL;
-    if (read_span_context(span, &ids) != FOUND || publisher_installed() == NULL) {
+    if (read_span_context(span, &ids) != FOUND || publisher_active_config() == NULL) {
         return; /* what it is will be asked when it becomes current */
     }
     if (parent_context != Py_None) {
         context = Py_NewRef(parent_context);
     }
-    else if (PyContextVar_Get(publisher.inputs.variable, NULL, &context) < 0) {
-        publisher_swallow();
+    else if (PyContextVar_Get(publisher.config.variable, NULL, &context) < 0) {
+        discard_exception();
     }
     inherit_local_root(context, &ids);
     if (publisher.active) {
-        PyObject *identity = (PyObject *)identity_new(publisher.inputs.identity_type, &ids);
+        PyObject *identity = (PyObject *)identity_new(publisher.config.identity_type, &ids);
         if (identity == NULL) {
-            publisher_swallow();
+            discard_exception();
         }
         else {
             cache_identity(span, identity);
@@ -350,7 +350,8 @@ static void give_identity(PyObject *span, PyObject *parent_context)
     Py_XDECREF(context);
 }
 
-PyObject *publisher_inherit(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *publisher_assign_identity(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
+                                    PyObject *names)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
     PyObject *parent_context = count > 1 ? args[1] : Py_None;
@@ -359,28 +360,28 @@ PyObject *publisher_inherit(PyObject *Py_UNUSED(module), PyObject *const *args, 
         parent_context = args[1];
     }
     else if (count < 1 || count > 2 || named > 0) {
-        PyErr_SetString(PyExc_TypeError, "inherit() takes a span and its parent_context");
+        PyErr_SetString(PyExc_TypeError, "assign_identity() takes a span and its parent_context");
         return NULL;
     }
-    if (publisher_installed() != NULL) {
-        give_identity(args[0], parent_context);
+    if (publisher_active_config() != NULL) {
+        assign_identity(args[0], parent_context);
     }
     Py_RETURN_NONE;
 }
 
 /* ---- life ---- */
 
-static void own_inputs(const publisher_inputs *inputs)
+static void retain_config(const publisher_config *config)
 {
-    publisher.inputs = *inputs;
-    Py_INCREF(inputs->variable);
-    Py_INCREF(inputs->span_key);
-    Py_INCREF(inputs->labels);
-    Py_INCREF(inputs->attribute);
-    Py_INCREF(inputs->identify);
-    Py_INCREF(inputs->context_type);
-    Py_INCREF(inputs->identity_type);
-    Py_INCREF(inputs->user_labels_type);
+    publisher.config = *config;
+    Py_INCREF(config->variable);
+    Py_INCREF(config->span_key);
+    Py_INCREF(config->labels);
+    Py_INCREF(config->attribute);
+    Py_INCREF(config->identify);
+    Py_INCREF(config->context_type);
+    Py_INCREF(config->identity_type);
+    Py_INCREF(config->user_labels_type);
 }
 
 void publisher_uninstall(void)
@@ -389,28 +390,28 @@ void publisher_uninstall(void)
         return;
     }
     publisher.active = false;
-    switches_remove();
-    known_contexts_forget();
+    hooks_remove();
+    context_cache_clear();
     thread_records_hide_all();
-    publisher_inputs before = publisher.inputs;
-    memset(&publisher.inputs, 0, sizeof(publisher.inputs));
-    Py_DECREF(before.variable);
-    Py_DECREF(before.span_key);
-    Py_DECREF(before.labels);
-    Py_DECREF(before.attribute);
-    Py_DECREF(before.identify);
-    Py_DECREF(before.context_type);
-    Py_DECREF(before.identity_type);
-    Py_DECREF(before.user_labels_type);
+    publisher_config old_config = publisher.config;
+    memset(&publisher.config, 0, sizeof(publisher.config));
+    Py_DECREF(old_config.variable);
+    Py_DECREF(old_config.span_key);
+    Py_DECREF(old_config.labels);
+    Py_DECREF(old_config.attribute);
+    Py_DECREF(old_config.identify);
+    Py_DECREF(old_config.context_type);
+    Py_DECREF(old_config.identity_type);
+    Py_DECREF(old_config.user_labels_type);
 }
 
-void publisher_forget(void)
+void publisher_finalize(void)
 {
     publisher_uninstall();
     Py_CLEAR(publisher.context_name); /* an object of this interpreter: one that is initialized anew has its own */
 }
 
-PyObject *publisher_install(const publisher_inputs *inputs)
+PyObject *publisher_install(const publisher_config *config)
 {
     int problem = thread_records_prepare_process();
     if (problem != 0) {
@@ -424,15 +425,15 @@ PyObject *publisher_install(const publisher_inputs *inputs)
         }
     }
     publisher_uninstall();
-    own_inputs(inputs);
+    retain_config(config);
     publisher.interp = PyInterpreterState_Get();
-    publisher.installation++;
+    publisher.install_count++;
     publisher.active = true;
-    PyObject *problems = switches_install(inputs->variable, (switch_callbacks){switched, publisher_publish});
+    PyObject *problems = hooks_install(config->variable, (switch_callbacks){on_switch, publisher_publish});
     if (problems == NULL) {
-        compat_exception failure = compat_take_exception();
+        compat_exception failure = compat_save_exception();
         publisher_uninstall();
-        compat_give_back_exception(failure);
+        compat_restore_exception(failure);
         return NULL;
     }
     publisher_publish();

@@ -8,28 +8,28 @@
 
 /* A span's bytes have the order of those that are published, so that they are copied in two pieces. */
 enum {
-    FLAGS_AND_IDS = offsetof(elastic_record, trace_flags),
-    BYTES_OF_IDS = sizeof(elastic_record) - FLAGS_AND_IDS,
-    HEX = offsetof(half, trace_hex),
-    BYTES_OF_HEX = offsetof(half, elastic) - HEX,
+    FLAGS_AND_IDS_OFFSET = offsetof(elastic_record, trace_flags),
+    FLAGS_AND_IDS_SIZE = sizeof(elastic_record) - FLAGS_AND_IDS_OFFSET,
+    HEX_OFFSET = offsetof(record_buffer, trace_hex),
+    HEX_SIZE = offsetof(record_buffer, elastic) - HEX_OFFSET,
 };
 
-#define SAME_PLACE(published, from, in_span, start)                                                                    \
+#define ASSERT_SAME_OFFSET(published, from, in_span, start)                                                            \
     _Static_assert(offsetof(published, from) - offsetof(published, start)                                              \
-                       == offsetof(span_bytes, in_span) - offsetof(span_bytes, start),                                 \
+                       == offsetof(encoded_span, in_span) - offsetof(encoded_span, start),                             \
                    "copied in one piece")
-SAME_PLACE(elastic_record, trace_id, trace_id, trace_flags);
-SAME_PLACE(elastic_record, span_id, span_id, trace_flags);
-SAME_PLACE(elastic_record, transaction_id, local_root_id, trace_flags);
-SAME_PLACE(half, span_hex, span_hex, trace_hex);
-SAME_PLACE(half, local_root_hex, local_root_hex, trace_hex);
+ASSERT_SAME_OFFSET(elastic_record, trace_id, trace_id, trace_flags);
+ASSERT_SAME_OFFSET(elastic_record, span_id, span_id, trace_flags);
+ASSERT_SAME_OFFSET(elastic_record, transaction_id, local_root_id, trace_flags);
+ASSERT_SAME_OFFSET(record_buffer, span_hex, span_hex, trace_hex);
+ASSERT_SAME_OFFSET(record_buffer, local_root_hex, local_root_hex, trace_hex);
 
-static void add_label(half *into, size_t at, const char *key, const char *value, size_t value_length)
+static void add_label(record_buffer *target, size_t at, const char *key, const char *value, size_t value_length)
 {
-    into->storage[at] = (custom_label){{strlen(key), key}, {value_length, value}};
+    target->storage[at] = (custom_label){{strlen(key), key}, {value_length, value}};
 }
 
-void half_prepare(half *made)
+void record_buffer_init(record_buffer *made)
 {
     made->elastic.layout_minor_version = LAYOUT_MINOR_VERSION;
     add_label(made, 0, "trace_id", made->trace_hex, sizeof(made->trace_hex));
@@ -37,52 +37,53 @@ void half_prepare(half *made)
     add_label(made, 2, "local_root_span_id", made->local_root_hex, sizeof(made->local_root_hex));
 }
 
-static COLD void write_user_labels(half *into, const labels_bytes *labels)
+static COLD void write_user_labels(record_buffer *target, const encoded_labels *labels)
 {
     for (size_t i = 0; i < labels->count; i++) {
-        label_bytes *label = &into->user[i];
+        encoded_label *label = &target->user_labels[i];
         *label = labels->labels[i];
-        into->storage[TRACE_LABELS + i] =
+        target->storage[TRACE_LABELS + i] =
             (custom_label){{label->key_length, label->key}, {label->value_length, label->value}};
     }
 }
 
-static void write_labels(half *into, const span_bytes *span, const labels_bytes *labels)
+static void write_labels(record_buffer *target, const encoded_span *span, const encoded_labels *labels)
 {
     size_t count = 0;
     if (labels != NULL) {
-        write_user_labels(into, labels);
+        write_user_labels(target, labels);
         count = labels->count;
     }
     if (span != NULL) {
-        memcpy((char *)into + HEX, (const char *)span + offsetof(span_bytes, trace_hex), BYTES_OF_HEX);
-        into->set = (custom_label_set){into->storage, TRACE_LABELS + count, TRACE_LABELS + MOST_USER_LABELS};
+        memcpy((char *)target + HEX_OFFSET, (const char *)span + offsetof(encoded_span, trace_hex), HEX_SIZE);
+        target->set = (custom_label_set){target->storage, TRACE_LABELS + count, TRACE_LABELS + MAX_USER_LABELS};
     }
     else {
-        into->set = (custom_label_set){into->storage + TRACE_LABELS, count, MOST_USER_LABELS};
+        target->set = (custom_label_set){target->storage + TRACE_LABELS, count, MAX_USER_LABELS};
     }
 }
 
-static void write_elastic(elastic_record *into, const span_bytes *span)
+static void write_elastic(elastic_record *target, const encoded_span *span)
 {
-    into->trace_present = span != NULL;
+    target->trace_present = span != NULL;
     if (span != NULL) {
-        memcpy((char *)into + FLAGS_AND_IDS, (const char *)span + offsetof(span_bytes, trace_flags), BYTES_OF_IDS);
+        memcpy((char *)target + FLAGS_AND_IDS_OFFSET, (const char *)span + offsetof(encoded_span, trace_flags),
+               FLAGS_AND_IDS_SIZE);
     }
     else {
-        memset((char *)into + FLAGS_AND_IDS, 0, BYTES_OF_IDS);
+        memset((char *)target + FLAGS_AND_IDS_OFFSET, 0, FLAGS_AND_IDS_SIZE);
     }
 }
 
 /* Readers stop the thread and look from the same core, so only the compiler could confuse them;
  * `valid` is for one who still holds the address from before. */
-HOT void half_write(half *into, const span_bytes *span, const labels_bytes *labels)
+HOT void record_buffer_write(record_buffer *target, const encoded_span *span, const encoded_labels *labels)
 {
-    *(volatile uint8_t *)&into->elastic.valid = 0;
+    *(volatile uint8_t *)&target->elastic.valid = 0;
     atomic_signal_fence(memory_order_seq_cst); /* no byte changes while `valid` is set */
-    write_elastic(&into->elastic, span);
-    write_labels(into, span, labels);
+    write_elastic(&target->elastic, span);
+    write_labels(target, span, labels);
     atomic_signal_fence(memory_order_seq_cst); /* all bytes are there before `valid` is set */
-    *(volatile uint8_t *)&into->elastic.valid = 1;
+    *(volatile uint8_t *)&target->elastic.valid = 1;
     atomic_signal_fence(memory_order_seq_cst); /* and that before it is pointed to */
 }

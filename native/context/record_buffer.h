@@ -2,8 +2,8 @@
  *
  * docs/abi.md has the layouts and the order of writes.
  */
-#ifndef SPLUNK_PROFILER_HALVES_H
-#define SPLUNK_PROFILER_HALVES_H
+#ifndef SPLUNK_PROFILER_CONTEXT_RECORD_BUFFER_H
+#define SPLUNK_PROFILER_CONTEXT_RECORD_BUFFER_H
 
 #include "thread_records.h"
 
@@ -46,16 +46,16 @@ typedef struct __attribute__((aligned(CACHE_LINE))) {
     char local_root_hex[2 * SPAN_ID_BYTES];
     elastic_record elastic;
     custom_label_set set;
-    custom_label storage[TRACE_LABELS + MOST_USER_LABELS]; /* the first are constant, and left out without a span */
-    label_bytes user[MOST_USER_LABELS];
-} half;
+    custom_label storage[TRACE_LABELS + MAX_USER_LABELS]; /* the first are constant, and left out without a span */
+    encoded_label user_labels[MAX_USER_LABELS];
+} record_buffer;
 
-_Static_assert(offsetof(half, storage) == 2 * CACHE_LINE, "written at every switch of spans");
+_Static_assert(offsetof(record_buffer, storage) == 2 * CACHE_LINE, "written at every switch of spans");
 
 /* Once for each half, which is all zeros. */
-HIDDEN void half_prepare(half *made);
+HIDDEN void record_buffer_init(record_buffer *made);
 
 /* Have it hold this context; NULL: no span, no labels. Nothing points to it. */
-HIDDEN void half_write(half *into, const span_bytes *span, const labels_bytes *labels);
+HIDDEN void record_buffer_write(record_buffer *target, const encoded_span *span, const encoded_labels *labels);
 
 #endif

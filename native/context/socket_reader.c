@@ -1,4 +1,4 @@
-/* The type Mailbox: a thread that empties the socket of host profilers as fast as they fill it, without the GIL.
+/* The type SocketReader: a thread that empties the socket of host profilers as fast as they fill it, without the GIL.
  *
  * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
  * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
@@ -21,21 +21,23 @@
 #include <unistd.h>
 
 enum {
-    LONGEST = 64 * 1024,   /* bytes; messages have 46 and 12 plus a host's name */
-    FULL_FROM = 64 * 1024, /* bytes read into one of the two buffers: with more than that no more are */
-    MOST_MESSAGES = 1024,  /* of one of the two buffers, with those that were too long for it */
-    LONGEST_WAIT_S = 3600,
+    MAX_MESSAGE_BYTES = 64 * 1024, /* bytes; messages have 46 and 12 plus a host's name */
+    FULL_BYTES = 64 * 1024,        /* bytes read into one of the two buffers: with more than that no more are */
+    MAX_MESSAGES = 1024,           /* of one of the two buffers, with those that were too long for it */
+    MAX_WAIT_S = 3600,
 };
 
 typedef uint32_t length_prefix;
 
-enum { CAPACITY = FULL_FROM + sizeof(length_prefix) + LONGEST }; /* one that is not full takes any message */
+enum {
+    BUFFER_BYTES = FULL_BYTES + sizeof(length_prefix) + MAX_MESSAGE_BYTES
+}; /* one that is not full takes any message */
 
 typedef struct {
     uint8_t *bytes; /* owned: messages, each after its length */
     size_t used;
-    size_t read;      /* bytes, with those of messages that were too long: reading them takes time, too */
-    unsigned arrived; /* how many, with those that were too long */
+    size_t bytes_read; /* bytes, with those of messages that were too long: reading them takes time, too */
+    unsigned arrived;  /* how many, with those that were too long */
 } buffer;
 
 typedef struct {
@@ -49,32 +51,33 @@ typedef struct {
     pthread_cond_t arrived; /* for `take`: messages, `wake` or the end */
     pthread_cond_t emptied; /* for `run`: room, or the end */
     buffer filling;
-    bool woken;
+    bool is_woken;
     unsigned long long received, too_long;
     atomic_bool stopping;
-    atomic_bool running; /* `run` is for one thread: `put` takes the room that was there before for granted */
-} Mailbox;
+    atomic_bool
+        running; /* `run` is for one thread: `append_message` takes the room that was there before for granted */
+} SocketReader;
 
 /* ---- the thread that reads; without the GIL ---- */
 
-typedef enum { MORE, EMPTY, FULL, BROKEN } outcome;
+typedef enum { MORE, EMPTY, FULL, BROKEN } read_result;
 
-static bool is_still_ours(const Mailbox *self)
+static bool is_same_socket(const SocketReader *self)
 {
     struct stat found;
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
 /* A message of this length has been received behind the place of its prefix. */
-static void put(Mailbox *self, size_t length)
+static void append_message(SocketReader *self, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
     self->received++;
-    self->filling.read += sizeof(prefix) + length;
+    self->filling.bytes_read += sizeof(prefix) + length;
     if (self->filling.arrived++ == 0) {
         pthread_cond_signal(&self->arrived);
     }
-    if (length > LONGEST) {
+    if (length > MAX_MESSAGE_BYTES) {
         self->too_long++;
         return;
     }
@@ -83,41 +86,41 @@ static void put(Mailbox *self, size_t length)
 }
 
 /* With the lock. */
-static outcome read_one(Mailbox *self)
+static read_result receive_one(SocketReader *self)
 {
     if (atomic_load(&self->stopping)) {
         return EMPTY;
     }
-    if (self->filling.read > FULL_FROM || self->filling.arrived >= MOST_MESSAGES) {
+    if (self->filling.bytes_read > FULL_BYTES || self->filling.arrived >= MAX_MESSAGES) {
         return FULL;
     }
     /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
      * data must not be taken: so each time is asked anew, as late as can be. */
-    if (!is_still_ours(self)) {
+    if (!is_same_socket(self)) {
         return BROKEN;
     }
-    uint8_t *place = self->filling.bytes + self->filling.used + sizeof(length_prefix);
-    ssize_t length = recv(self->descriptor, place, LONGEST, MSG_DONTWAIT | MSG_TRUNC); /* the whole length */
+    uint8_t *target = self->filling.bytes + self->filling.used + sizeof(length_prefix);
+    ssize_t length = recv(self->descriptor, target, MAX_MESSAGE_BYTES, MSG_DONTWAIT | MSG_TRUNC); /* the whole length */
     if (length >= 0) {
-        put(self, (size_t)length);
+        append_message(self, (size_t)length);
         return MORE;
     }
     return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
 }
 
 /* Everything that is queued in the socket, as far as there is room. */
-static outcome read_queued(Mailbox *self)
+static read_result receive_queued(SocketReader *self)
 {
-    outcome last = MORE;
+    read_result last = MORE;
     while (last == MORE) {
         pthread_mutex_lock(&self->lock);
-        last = read_one(self);
+        last = receive_one(self);
         pthread_mutex_unlock(&self->lock);
     }
     return last;
 }
 
-static void wait_for_room(Mailbox *self)
+static void wait_for_room(SocketReader *self)
 {
     pthread_mutex_lock(&self->lock);
     while (self->filling.arrived > 0 && !atomic_load(&self->stopping)) {
@@ -131,14 +134,14 @@ static void wait_for_room(Mailbox *self)
  * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
  * as `poll` waits. It shows with the next message, be it one of our own (message_socket.py).
  */
-static bool read_all(Mailbox *self)
+static bool read_until_stopped(SocketReader *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (!is_still_ours(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
+        if (!is_same_socket(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
             return atomic_load(&self->stopping);
         }
-        outcome last = read_queued(self);
+        read_result last = receive_queued(self);
         if (last == FULL) {
             wait_for_room(self);
         }
@@ -149,21 +152,21 @@ static bool read_all(Mailbox *self)
     return true;
 }
 
-static bool is_of_this_process(const Mailbox *self)
+static bool is_own_process(const SocketReader *self)
 {
     return self->pid == getpid();
 }
 
-static PyObject *mailbox_run(Mailbox *self, PyObject *Py_UNUSED(unused))
+static PyObject *socket_reader_run(SocketReader *self, PyObject *Py_UNUSED(unused))
 {
     bool stopped = true;
-    if (is_of_this_process(self)) {
+    if (is_own_process(self)) {
         if (atomic_exchange(&self->running, true)) {
             PyErr_SetString(PyExc_RuntimeError, "another thread reads already");
             return NULL;
         }
         Py_BEGIN_ALLOW_THREADS
-        stopped = read_all(self);
+        stopped = read_until_stopped(self);
         Py_END_ALLOW_THREADS
         atomic_store(&self->running, false);
     }
@@ -172,11 +175,11 @@ static PyObject *mailbox_run(Mailbox *self, PyObject *Py_UNUSED(unused))
 
 /* ---- everybody else ---- */
 
-static struct timespec after(double seconds)
+static struct timespec deadline_after(double seconds)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
-    seconds = !(seconds > 0) ? 0 : seconds > LONGEST_WAIT_S ? LONGEST_WAIT_S : seconds; /* not a number: 0 */
+    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds; /* not a number: 0 */
     at.tv_sec += (time_t)seconds;
     at.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     if (at.tv_nsec >= 1000000000) {
@@ -186,21 +189,21 @@ static struct timespec after(double seconds)
     return at;
 }
 
-static void wait_for_messages(Mailbox *self, double seconds)
+static void wait_for_messages(SocketReader *self, double seconds)
 {
-    struct timespec until = after(seconds);
+    struct timespec until = deadline_after(seconds);
     pthread_mutex_lock(&self->lock);
-    while (self->filling.arrived == 0 && !self->woken && !atomic_load(&self->stopping)) {
+    while (self->filling.arrived == 0 && !self->is_woken && !atomic_load(&self->stopping)) {
         if (pthread_cond_timedwait(&self->arrived, &self->lock, &until) != 0) {
             break;
         }
     }
-    self->woken = false;
+    self->is_woken = false;
     pthread_mutex_unlock(&self->lock);
 }
 
 /* What has been gathered, and an empty buffer in its place. */
-static void swap(Mailbox *self, buffer *other)
+static void swap_buffers(SocketReader *self, buffer *other)
 {
     pthread_mutex_lock(&self->lock);
     buffer gathered = self->filling;
@@ -210,7 +213,7 @@ static void swap(Mailbox *self, buffer *other)
     pthread_mutex_unlock(&self->lock);
 }
 
-static PyObject *messages_in(const buffer *gathered)
+static PyObject *unpack_messages(const buffer *gathered)
 {
     PyObject *messages = PyList_New(0);
     for (size_t at = 0; messages != NULL && at < gathered->used;) {
@@ -227,59 +230,59 @@ static PyObject *messages_in(const buffer *gathered)
     return messages;
 }
 
-static PyObject *mailbox_take(Mailbox *self, PyObject *timeout)
+static PyObject *socket_reader_take(SocketReader *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) {
         return NULL;
     }
-    if (!is_of_this_process(self)) {
+    if (!is_own_process(self)) {
         return PyList_New(0);
     }
-    buffer other = {.bytes = PyMem_RawMalloc(CAPACITY)};
+    buffer other = {.bytes = PyMem_RawMalloc(BUFFER_BYTES)};
     if (other.bytes == NULL) {
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
     wait_for_messages(self, seconds);
-    (void)read_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
-    swap(self, &other);
+    (void)receive_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
+    swap_buffers(self, &other);
     Py_END_ALLOW_THREADS
-    PyObject *messages = messages_in(&other);
+    PyObject *messages = unpack_messages(&other);
     PyMem_RawFree(other.bytes);
     return messages;
 }
 
-static PyObject *mailbox_wake(Mailbox *self, PyObject *Py_UNUSED(unused))
+static PyObject *socket_reader_wake(SocketReader *self, PyObject *Py_UNUSED(unused))
 {
-    if (is_of_this_process(self)) {
+    if (is_own_process(self)) {
         pthread_mutex_lock(&self->lock);
-        self->woken = true;
+        self->is_woken = true;
         pthread_cond_signal(&self->arrived);
         pthread_mutex_unlock(&self->lock);
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *mailbox_stop(Mailbox *self, PyObject *Py_UNUSED(unused))
+static PyObject *socket_reader_stop(SocketReader *self, PyObject *Py_UNUSED(unused))
 {
-    if (is_of_this_process(self)) {
+    if (is_own_process(self)) {
         pthread_mutex_lock(&self->lock);
         atomic_store(&self->stopping, true);
         pthread_cond_broadcast(&self->arrived);
         pthread_cond_broadcast(&self->emptied);
         pthread_mutex_unlock(&self->lock);
-        if (is_still_ours(self)) {
+        if (is_same_socket(self)) {
             (void)shutdown(self->descriptor, SHUT_RDWR); /* ends poll */
         }
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *mailbox_counts(Mailbox *self, PyObject *Py_UNUSED(unused))
+static PyObject *socket_reader_counts(SocketReader *self, PyObject *Py_UNUSED(unused))
 {
     unsigned long long received = 0, too_long = 0;
-    if (is_of_this_process(self)) {
+    if (is_own_process(self)) {
         pthread_mutex_lock(&self->lock);
         received = self->received;
         too_long = self->too_long;
@@ -290,7 +293,7 @@ static PyObject *mailbox_counts(Mailbox *self, PyObject *Py_UNUSED(unused))
 
 /* ---- life ---- */
 
-static int make_lock(Mailbox *self)
+static int init_lock(SocketReader *self)
 {
     pthread_condattr_t attributes;
     int problem = pthread_condattr_init(&attributes);
@@ -310,18 +313,18 @@ static int make_lock(Mailbox *self)
     return problem;
 }
 
-static PyObject *mailbox_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *socket_reader_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"descriptor", NULL};
     int descriptor, problem;
     struct stat found;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Mailbox", names, &descriptor)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:SocketReader", names, &descriptor)) {
         return NULL;
     }
     if (fstat(descriptor, &found) != 0) {
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    Mailbox *self = (Mailbox *)type->tp_alloc(type, 0);
+    SocketReader *self = (SocketReader *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
@@ -329,12 +332,12 @@ static PyObject *mailbox_make(PyTypeObject *type, PyObject *args, PyObject *kwar
     self->device = found.st_dev;
     self->inode = found.st_ino;
     self->pid = getpid();
-    self->filling.bytes = PyMem_RawMalloc(CAPACITY);
+    self->filling.bytes = PyMem_RawMalloc(BUFFER_BYTES);
     if (self->filling.bytes == NULL) {
         PyErr_NoMemory();
         goto error;
     }
-    problem = make_lock(self);
+    problem = init_lock(self);
     if (problem != 0) {
         errno = problem;
         PyErr_SetFromErrno(PyExc_OSError);
@@ -346,10 +349,10 @@ error:
     return NULL;
 }
 
-static void mailbox_dealloc(Mailbox *self)
+static void socket_reader_dealloc(SocketReader *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->has_lock && is_of_this_process(self)) {
+    if (self->has_lock && is_own_process(self)) {
         pthread_cond_destroy(&self->arrived);
         pthread_cond_destroy(&self->emptied);
         pthread_mutex_destroy(&self->lock);
@@ -359,26 +362,26 @@ static void mailbox_dealloc(Mailbox *self)
     Py_DECREF(type);
 }
 
-static PyMethodDef mailbox_methods[] = {
-    {"run", (PyCFunction)mailbox_run, METH_NOARGS, "run($self)\n--\n\nRead until `stop`."},
-    {"take", (PyCFunction)mailbox_take, METH_O, "take($self, timeout_s, /)\n--\n\nWhat has arrived since."},
-    {"wake", (PyCFunction)mailbox_wake, METH_NOARGS, "wake($self)\n--\n\nHave `take` return."},
-    {"stop", (PyCFunction)mailbox_stop, METH_NOARGS, "stop($self)\n--\n\nEnd `run` and `take`."},
-    {"counts", (PyCFunction)mailbox_counts, METH_NOARGS, "counts($self)\n--\n\n(received, too long)"},
+static PyMethodDef socket_reader_methods[] = {
+    {"run", (PyCFunction)socket_reader_run, METH_NOARGS, "run($self)\n--\n\nRead until `stop`."},
+    {"take", (PyCFunction)socket_reader_take, METH_O, "take($self, timeout_s, /)\n--\n\nWhat has arrived since."},
+    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "wake($self)\n--\n\nHave `take` return."},
+    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS, "stop($self)\n--\n\nEnd `run` and `take`."},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "counts($self)\n--\n\n(received, too long)"},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot mailbox_slots[] = {
+static PyType_Slot socket_reader_slots[] = {
     {Py_tp_doc, "Gathers what arrives at a datagram socket, without the GIL."},
-    {Py_tp_new, mailbox_make},
-    {Py_tp_dealloc, mailbox_dealloc},
-    {Py_tp_methods, mailbox_methods},
+    {Py_tp_new, socket_reader_tp_new},
+    {Py_tp_dealloc, socket_reader_dealloc},
+    {Py_tp_methods, socket_reader_methods},
     {0, NULL},
 };
 
-PyType_Spec mailbox_spec = {
-    .name = "splunk_profiler._context.Mailbox",
-    .basicsize = sizeof(Mailbox),
+PyType_Spec socket_reader_spec = {
+    .name = "splunk_profiler._context.SocketReader",
+    .basicsize = sizeof(SocketReader),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = mailbox_slots,
+    .slots = socket_reader_slots,
 };

@@ -12,21 +12,21 @@
 /* What a half holds, by serials; 0: none, and both 0: nothing that may be shown. */
 typedef struct {
     uint64_t span, labels;
-} contents;
+} context_serials;
 
 typedef struct thread_record {
-    void **slots[LIBRARIES]; /* this thread's pointers; NULL: no library of the kind */
-    half *current;
-    contents holds[2];                  /* each half */
+    void **slots[LIBRARY_KINDS]; /* this thread's pointers; NULL: no library of the kind */
+    record_buffer *current;
+    context_serials serials[2];         /* each half */
     unsigned generation;                /* of the libraries that the slots are of */
-    bool shown;                         /* the pointers lead to `current` */
-    uint8_t latest;                     /* which half was shown last: the other one is written next */
+    bool is_shown;                      /* the pointers lead to `current` */
+    uint8_t last_buffer;                /* which half was shown last: the other one is written next */
     struct thread_record *next, **link; /* mutex */
     unsigned long ident;                /* constant */
     intptr_t thread_pointer;            /* constant */
-    unsigned updates;                   /* begun and not ended: what is shown is not expected to be right */
-    half halves[2];
-    half rest; /* no span, no labels: always there, never written again */
+    unsigned updates_in_progress;       /* begun and not ended: what is shown is not expected to be right */
+    record_buffer buffers[2];
+    record_buffer empty; /* no span, no labels: always there, never written again */
 } thread_record;
 
 _Static_assert(offsetof(thread_record, next) == CACHE_LINE, "used at every switch");
@@ -34,30 +34,30 @@ _Static_assert(offsetof(thread_record, next) == CACHE_LINE, "used at every switc
 /* What the process has: the list for those who do not own the records, and the libraries. */
 static struct {
     pthread_mutex_t mutex;
-    thread_record *first;               /* mutex */
-    atomic_size_t count;                /* written with the mutex */
-    slot_accessor accessors[LIBRARIES]; /* GIL */
-    unsigned generation;                /* GIL */
-    bool prepared;                      /* GIL */
-    pthread_key_t key;                  /* its destructor sees a thread end */
-    atomic_long process;                /* whose records these are */
+    thread_record *first;                   /* mutex */
+    atomic_size_t count;                    /* written with the mutex */
+    slot_accessor accessors[LIBRARY_KINDS]; /* GIL */
+    unsigned generation;                    /* GIL */
+    bool is_prepared;                       /* GIL */
+    pthread_key_t key;                      /* its destructor sees a thread end */
+    atomic_long pid;                        /* whose records these are */
 } registry = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local struct {
     thread_record *record; /* owned */
-    bool ended;            /* the thread's destructors run: no record any more */
-} self;
+    bool has_ended;        /* the thread's destructors run: no record any more */
+} this_thread;
 
 /* The thread that was the last to look for its record: mostly it looks again, and so finds it without a call of the C
  * library. Written with the GIL held; but a thread that ends takes itself out without. */
 static struct {
     _Atomic intptr_t thread_pointer; /* 0: nobody. Of that thread is: */
     thread_record *record;           /* GIL */
-} latest;
+} cached_record;
 
 /* ---- one record ---- */
 
-static void point(const thread_record *record, const elastic_record *elastic, const custom_label_set *set)
+static void set_pointers(const thread_record *record, const elastic_record *elastic, const custom_label_set *set)
 {
     /* Complete before it is pointed to. Release, since other threads may do this. */
     if (record->slots[ELASTIC] != NULL) {
@@ -68,47 +68,48 @@ static void point(const thread_record *record, const elastic_record *elastic, co
     }
 }
 
-static contents serials_of(const span_bytes *span, const labels_bytes *labels)
+static context_serials serials_of(const encoded_span *span, const encoded_labels *labels)
 {
-    return (contents){span == NULL ? 0 : span->serial, labels == NULL ? 0 : labels->serial};
+    return (context_serials){span == NULL ? 0 : span->serial, labels == NULL ? 0 : labels->serial};
 }
 
-static bool is_same(contents one, contents other)
+static bool is_same_context(context_serials one, context_serials other)
 {
     return one.span == other.span && one.labels == other.labels;
 }
 
 /* The half that holds this context; written now if none does, and then not the one that is shown. */
-static half *half_with(thread_record *record, const span_bytes *span, const labels_bytes *labels)
+static record_buffer *buffer_with(thread_record *record, const encoded_span *span, const encoded_labels *labels)
 {
-    contents wanted = serials_of(span, labels);
+    context_serials wanted = serials_of(span, labels);
     if (wanted.span == 0 && wanted.labels == 0) {
-        return &record->rest;
+        return &record->empty;
     }
-    uint8_t which = !record->latest;
-    if (is_same(record->holds[!which], wanted)) {
-        which = !which;
+    uint8_t buffer_index = !record->last_buffer;
+    if (is_same_context(record->serials[!buffer_index], wanted)) {
+        buffer_index = !buffer_index;
     }
-    else if (!is_same(record->holds[which], wanted)) {
-        record->holds[which] = (contents){0, 0}; /* a child forked in the middle must not take it for a whole one */
-        half_write(&record->halves[which], span, labels);
-        record->holds[which] = wanted;
+    else if (!is_same_context(record->serials[buffer_index], wanted)) {
+        record->serials[buffer_index] =
+            (context_serials){0, 0}; /* a child forked in the middle must not take it for a whole one */
+        record_buffer_write(&record->buffers[buffer_index], span, labels);
+        record->serials[buffer_index] = wanted;
     }
-    record->latest = which;
-    return &record->halves[which];
+    record->last_buffer = buffer_index;
+    return &record->buffers[buffer_index];
 }
 
-static void show(thread_record *record, half *wanted)
+static void show_buffer(thread_record *record, record_buffer *wanted)
 {
     record->current = wanted;
-    record->shown = true;
-    point(record, &wanted->elastic, &wanted->set);
+    record->is_shown = true;
+    set_pointers(record, &wanted->elastic, &wanted->set);
 }
 
-static void hide(thread_record *record)
+static void hide_record(thread_record *record)
 {
-    record->shown = false;
-    point(record, NULL, NULL);
+    record->is_shown = false;
+    set_pointers(record, NULL, NULL);
 }
 
 /* ---- the calling thread ---- */
@@ -126,26 +127,26 @@ intptr_t thread_records_thread_pointer(void)
 
 static COLD void find_slots(thread_record *record)
 {
-    for (int kind = 0; kind < LIBRARIES; kind++) {
+    for (int kind = 0; kind < LIBRARY_KINDS; kind++) {
         record->slots[kind] = registry.accessors[kind] == NULL ? NULL : registry.accessors[kind]();
     }
     record->generation = registry.generation;
-    record->shown = false;
+    record->is_shown = false;
 }
 
 /* The calling thread is the latest from now on. Another one that ends sees its own pointer there or does not, and if it does,
  * `record` is not of any use to anybody. */
-static void be_latest(thread_record *record)
+static void cache_record(thread_record *record)
 {
-    atomic_store_explicit(&latest.thread_pointer, 0, memory_order_relaxed);
-    latest.record = record;
-    atomic_store_explicit(&latest.thread_pointer, record->thread_pointer, memory_order_relaxed);
+    atomic_store_explicit(&cached_record.thread_pointer, 0, memory_order_relaxed);
+    cached_record.record = record;
+    atomic_store_explicit(&cached_record.thread_pointer, record->thread_pointer, memory_order_relaxed);
 }
 
-static void be_latest_no_more(const thread_record *record)
+static void uncache_record(const thread_record *record)
 {
-    intptr_t ours = record->thread_pointer;
-    (void)atomic_compare_exchange_strong_explicit(&latest.thread_pointer, &ours, 0, memory_order_relaxed,
+    intptr_t expected = record->thread_pointer;
+    (void)atomic_compare_exchange_strong_explicit(&cached_record.thread_pointer, &expected, 0, memory_order_relaxed,
                                                   memory_order_relaxed);
 }
 
@@ -162,11 +163,11 @@ static thread_record *record_new(void)
     }
     record->ident = (unsigned long)pthread_self();
     record->thread_pointer = thread_records_thread_pointer();
-    record->current = &record->rest;
-    half_prepare(&record->halves[0]);
-    half_prepare(&record->halves[1]);
-    half_prepare(&record->rest);
-    half_write(&record->rest, NULL, NULL);
+    record->current = &record->empty;
+    record_buffer_init(&record->buffers[0]);
+    record_buffer_init(&record->buffers[1]);
+    record_buffer_init(&record->empty);
+    record_buffer_write(&record->empty, NULL, NULL);
     find_slots(record);
     pthread_mutex_lock(&registry.mutex);
     record->next = registry.first;
@@ -177,55 +178,55 @@ static thread_record *record_new(void)
     registry.first = record;
     atomic_fetch_add(&registry.count, 1);
     pthread_mutex_unlock(&registry.mutex);
-    self.record = record;
+    this_thread.record = record;
     return record;
 }
 
 /* NULL: the thread needs none, or there is no memory for it. */
-static COLD thread_record *record_found(bool is_needed)
+static COLD thread_record *get_record(bool is_needed)
 {
-    thread_record *record = self.record;
-    if (record == NULL && is_needed && !self.ended) {
+    thread_record *record = this_thread.record;
+    if (record == NULL && is_needed && !this_thread.has_ended) {
         record = record_new();
     }
     if (record != NULL) {
-        be_latest(record);
+        cache_record(record);
     }
     return record;
 }
 
-HOT show_result thread_records_show(const span_bytes *span, const labels_bytes *labels)
+HOT show_result thread_records_show(const encoded_span *span, const encoded_labels *labels)
 {
-    thread_record *record = latest.record;
-    if (atomic_load_explicit(&latest.thread_pointer, memory_order_relaxed) != thread_records_thread_pointer()) {
+    thread_record *record = cached_record.record;
+    if (atomic_load_explicit(&cached_record.thread_pointer, memory_order_relaxed) != thread_records_thread_pointer()) {
         bool is_needed = span != NULL || labels != NULL;
-        record = record_found(is_needed);
+        record = get_record(is_needed);
         if (record == NULL) {
-            return is_needed && !self.ended ? NO_MEMORY : UNCHANGED;
+            return is_needed && !this_thread.has_ended ? NO_MEMORY : UNCHANGED;
         }
     }
     if (record->generation != registry.generation) {
         find_slots(record);
     }
-    half *wanted = half_with(record, span, labels);
-    if (wanted == record->current && record->shown) {
+    record_buffer *wanted = buffer_with(record, span, labels);
+    if (wanted == record->current && record->is_shown) {
         return UNCHANGED;
     }
-    show(record, wanted);
+    show_buffer(record, wanted);
     return SHOWN;
 }
 
 shown_root thread_records_begin_update(void)
 {
     shown_root before = {.present = false};
-    if (self.record != NULL) {
-        const elastic_record *current = &self.record->current->elastic;
+    if (this_thread.record != NULL) {
+        const elastic_record *current = &this_thread.record->current->elastic;
         before.present = current->trace_present;
         memcpy(before.trace_id, current->trace_id, sizeof(before.trace_id));
         memcpy(before.local_root_id, current->transaction_id, sizeof(before.local_root_id));
-        self.record->updates++;
-        if (self.record->shown) {
-            show(self.record, &self.record->rest);
+        this_thread.record->updates_in_progress++;
+        if (this_thread.record->is_shown) {
+            show_buffer(this_thread.record, &this_thread.record->empty);
         }
     }
     return before;
@@ -233,20 +234,20 @@ shown_root thread_records_begin_update(void)
 
 void thread_records_end_update(void)
 {
-    if (self.record != NULL && self.record->updates > 0) {
-        self.record->updates--;
+    if (this_thread.record != NULL && this_thread.record->updates_in_progress > 0) {
+        this_thread.record->updates_in_progress--;
     }
 }
 
 /* The thread ends, possibly without the GIL: the pointers go before the memory. */
-static void give_up(void *record_of_thread)
+static void release_record(void *record_of_thread)
 {
     thread_record *record = record_of_thread;
-    self.ended = true;
-    self.record = NULL;
-    be_latest_no_more(record);
+    this_thread.has_ended = true;
+    this_thread.record = NULL;
+    uncache_record(record);
     pthread_mutex_lock(&registry.mutex);
-    hide(record);
+    hide_record(record);
     *record->link = record->next;
     if (record->next != NULL) {
         record->next->link = record->link;
@@ -276,8 +277,8 @@ void thread_records_use_library(library_kind kind, slot_accessor accessor, bool 
         if (is_static && record->generation == registry.generation) {
             record->slots[kind] = (void **)(record->thread_pointer + distance);
             record->generation++;
-            if (record->shown) {
-                show(record, record->current);
+            if (record->is_shown) {
+                show_buffer(record, record->current);
             }
         }
     }
@@ -289,33 +290,33 @@ void thread_records_hide_all(void)
 {
     pthread_mutex_lock(&registry.mutex);
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
-        hide(record);
+        hide_record(record);
     }
     pthread_mutex_unlock(&registry.mutex);
 }
 
-static int by_ident(const void *left, const void *right)
+static int compare_idents(const void *left, const void *right)
 {
-    unsigned long one = ((const true_context *)left)->ident, other = ((const true_context *)right)->ident;
+    unsigned long one = ((const expected_context *)left)->ident, other = ((const expected_context *)right)->ident;
     return (one > other) - (one < other);
 }
 
-size_t thread_records_repair(const true_context *threads, size_t count, size_t *repaired)
+size_t thread_records_repair(const expected_context *threads, size_t count, size_t *repaired)
 {
     size_t compared = 0;
     *repaired = 0;
     pthread_mutex_lock(&registry.mutex);
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
-        const true_context wanted = {.ident = record->ident};
-        const true_context *found = bsearch(&wanted, threads, count, sizeof(true_context), by_ident);
-        if (found == NULL || record->updates > 0) {
+        const expected_context wanted = {.ident = record->ident};
+        const expected_context *found = bsearch(&wanted, threads, count, sizeof(expected_context), compare_idents);
+        if (found == NULL || record->updates_in_progress > 0) {
             continue;
         }
-        compared += record->shown;
-        half *right = half_with(record, found->span, found->labels);
-        if (!record->shown || right != record->current) {
-            *repaired += record->shown;
-            show(record, right);
+        compared += record->is_shown;
+        record_buffer *right = buffer_with(record, found->span, found->labels);
+        if (!record->is_shown || right != record->current) {
+            *repaired += record->is_shown;
+            show_buffer(record, right);
         }
     }
     pthread_mutex_unlock(&registry.mutex);
@@ -332,41 +333,41 @@ size_t thread_records_count(void)
 /* Only the calling thread came along. The mutex is made anew, since its holder may be gone, and so is the list, which may
  * have been half changed. The records of the threads that are gone stay as they are, unreachable: to free them the mutex
  * would have to be held over the fork, and with it while other handlers wait for the GIL. */
-static void forget_other_threads(void)
+static void discard_other_threads(void)
 {
-    atomic_store(&registry.process, (long)getpid());
+    atomic_store(&registry.pid, (long)getpid());
     pthread_mutex_init(&registry.mutex, NULL);
-    atomic_store(&latest.thread_pointer, 0);
-    registry.first = self.record;
-    atomic_store(&registry.count, self.record != NULL);
-    if (self.record != NULL) {
-        self.record->next = NULL;
-        self.record->link = &registry.first;
+    atomic_store(&cached_record.thread_pointer, 0);
+    registry.first = this_thread.record;
+    atomic_store(&registry.count, this_thread.record != NULL);
+    if (this_thread.record != NULL) {
+        this_thread.record->next = NULL;
+        this_thread.record->link = &registry.first;
     }
 }
 
 void thread_records_after_fork(void)
 {
-    if (registry.prepared && atomic_load(&registry.process) != (long)getpid()) { /* forked past the handlers */
-        forget_other_threads();
+    if (registry.is_prepared && atomic_load(&registry.pid) != (long)getpid()) { /* forked past the handlers */
+        discard_other_threads();
     }
 }
 
 int thread_records_prepare_process(void)
 {
-    if (registry.prepared) {
+    if (registry.is_prepared) {
         return 0;
     }
-    atomic_store(&registry.process, (long)getpid());
-    int problem = pthread_key_create(&registry.key, give_up);
+    atomic_store(&registry.pid, (long)getpid());
+    int problem = pthread_key_create(&registry.key, release_record);
     if (problem != 0) {
         return problem;
     }
-    problem = pthread_atfork(NULL, NULL, forget_other_threads);
+    problem = pthread_atfork(NULL, NULL, discard_other_threads);
     if (problem != 0) {
         pthread_key_delete(registry.key);
         return problem;
     }
-    registry.prepared = true;
+    registry.is_prepared = true;
     return 0;
 }

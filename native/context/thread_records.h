@@ -5,8 +5,8 @@
  * with the mutex alone. So the owner needs no mutex to publish. Nobody waits for the GIL while holding the mutex.
  * docs/abi.md has the layouts.
  */
-#ifndef SPLUNK_PROFILER_THREAD_RECORDS_H
-#define SPLUNK_PROFILER_THREAD_RECORDS_H
+#ifndef SPLUNK_PROFILER_CONTEXT_THREAD_RECORDS_H
+#define SPLUNK_PROFILER_CONTEXT_THREAD_RECORDS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@
 #define LABEL_KEY_BYTES   25
 #define LABEL_VALUE_BYTES 53
 #define TRACE_LABELS      3 /* trace_id, span_id, local_root_span_id */
-#define MOST_USER_LABELS  (10 - TRACE_LABELS)
+#define MAX_USER_LABELS   (10 - TRACE_LABELS)
 
 #define TRACE_ID_BYTES 16
 #define SPAN_ID_BYTES  8
@@ -39,22 +39,22 @@ typedef struct {
     char trace_hex[2 * TRACE_ID_BYTES];
     char span_hex[2 * SPAN_ID_BYTES];
     char local_root_hex[2 * SPAN_ID_BYTES];
-} span_bytes;
+} encoded_span;
 
 typedef struct {
     uint8_t key_length, value_length;
     char key[LABEL_KEY_BYTES];
     char value[LABEL_VALUE_BYTES];
-} label_bytes;
+} encoded_label;
 
 /* The user's labels, encoded once; `serial` as above. */
 typedef struct {
     uint64_t serial;
-    const label_bytes *labels; /* borrowed */
+    const encoded_label *labels; /* borrowed */
     size_t count;
-} labels_bytes;
+} encoded_labels;
 
-typedef enum { ELASTIC, CUSTOM_LABELS, LIBRARIES } library_kind;
+typedef enum { ELASTIC, CUSTOM_LABELS, LIBRARY_KINDS } library_kind;
 
 /* Where the calling thread's pointer of a library is. */
 typedef void **(*slot_accessor)(void);
@@ -63,7 +63,7 @@ typedef enum { SHOWN, UNCHANGED, NO_MEMORY } show_result;
 
 /* Have the calling thread show this context from now on; NULL: no span, no labels. A thread that never had either gets no
  * record. `first` says whether this made the record. */
-HIDDEN show_result thread_records_show(const span_bytes *span, const labels_bytes *labels);
+HIDDEN show_result thread_records_show(const encoded_span *span, const encoded_labels *labels);
 
 /* The trace and the local root of a span that a thread showed; `present` is false if it showed none. */
 typedef struct {
@@ -90,15 +90,15 @@ HIDDEN void thread_records_hide_all(void);
 /* What a thread should show. */
 typedef struct {
     unsigned long ident; /* as pthread_self has it */
-    const span_bytes *span;
-    const labels_bytes *labels;
-    bool known;
-} true_context;
+    const encoded_span *span;
+    const encoded_labels *labels;
+    bool is_resolved;
+} expected_context;
 
 /* Compare what threads show with what they should, and make it so. `threads` is sorted by ident and all are known; those
  * without a record and those that are being updated are left alone; those that were hidden show it, and are not counted.
  * Returns how many were compared. */
-HIDDEN size_t thread_records_repair(const true_context *threads, size_t count, size_t *repaired);
+HIDDEN size_t thread_records_repair(const expected_context *threads, size_t count, size_t *repaired);
 
 HIDDEN size_t thread_records_count(void);
 

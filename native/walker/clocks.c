@@ -4,7 +4,7 @@
  * clocks are read at the deadline, and again after a rest of some tens of microseconds. A thread that has used a part of
  * the rest is said to have had a processor with the probability of that part.
  */
-#include "state.h"
+#include "ticker_state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GOLDEN_STEP 2654435769u /* of 2^32, the golden section */
-#define BUSY_PART   8           /* who has used an eighth of a processor may be ready; of the others nobody asks */
+#define GOLDEN_STEP  2654435769u /* of 2^32, the golden section */
+#define BUSY_DIVISOR 8           /* who has used an eighth of a processor may be ready; of the others nobody asks */
 
 static int64_t clock_or_zero(clockid_t clock)
 {
@@ -57,7 +57,7 @@ int thread_nice(pid_t native_id)
     return errno == 0 ? nice : 0;
 }
 
-bool native_id_take(pid_t *native_id, PyObject *given)
+bool native_id_parse(pid_t *native_id, PyObject *given)
 {
     int overflow;
     long id = PyLong_AsLongAndOverflow(given, &overflow);
@@ -67,15 +67,15 @@ bool native_id_take(pid_t *native_id, PyObject *given)
 
 /* ---- the table: one, which the ticker and the captures hand to each other ---- */
 
-static void put_back(core *c, clock_table *table)
+static void return_table(ticker_state *ticker, clock_table *table)
 {
-    free(atomic_exchange(&c->clocks, table));
+    free(atomic_exchange(&ticker->clocks, table));
 }
 
-bool clocks_read(core *c, int64_t deadline_ns)
+bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
 {
-    bool moved = false;
-    clock_table *table = atomic_exchange(&c->clocks, NULL);
+    bool has_run = false;
+    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
     if (table == NULL) {
         return false; /* the capture that has it, or that comes first, reads them itself */
     }
@@ -84,55 +84,56 @@ bool clocks_read(core *c, int64_t deadline_ns)
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
-        entry->moved = used_ns > 0;
-        entry->busy = used_ns > (now_ns - entry->read_ns) / BUSY_PART;
+        entry->has_run = used_ns > 0;
+        entry->is_busy = used_ns > (now_ns - entry->read_ns) / BUSY_DIVISOR;
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
-        entry->readers_ns = entry->moved ? clock_or_zero(CLOCK_THREAD_CPUTIME_ID) : 0;
-        entry->state = entry->moved ? THREAD_UNKNOWN : THREAD_WAITS; /* until they are read again */
-        moved = moved || entry->moved;
+        entry->reader_cpu_ns = entry->has_run ? clock_or_zero(CLOCK_THREAD_CPUTIME_ID) : 0;
+        entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until they are read again */
+        has_run = has_run || entry->has_run;
     }
-    put_back(c, table);
-    return moved;
+    return_table(ticker, table);
+    return has_run;
 }
 
-void clocks_read_again(core *c)
+void clocks_read_again(ticker_state *ticker)
 {
-    clock_table *table = atomic_exchange(&c->clocks, NULL);
+    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
     if (table == NULL) {
         return;
     }
-    c->instant += GOLDEN_STEP; /* modulo 2^32: no two are close, and no rhythm of the application's is met */
+    ticker->probe_phase += GOLDEN_STEP; /* modulo 2^32: no two are close, and no rhythm of the application's is met */
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
-        if (!entry->moved) {
+        if (!entry->has_run) {
             continue;
         }
         int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
-        int64_t readers_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->readers_ns; /* it may share a processor */
-        int64_t rest_ns = monotonic_ns() - entry->read_ns - readers_ns;
-        if (used_ns > 0 && used_ns > (int64_t)((double)rest_ns * c->instant / UINT32_MAX)) {
-            entry->state = THREAD_RUNS;
+        int64_t reader_cpu_ns =
+            clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->reader_cpu_ns; /* it may share a processor */
+        int64_t probe_ns = monotonic_ns() - entry->read_ns - reader_cpu_ns;
+        if (used_ns > 0 && used_ns > (int64_t)((double)probe_ns * ticker->probe_phase / UINT32_MAX)) {
+            entry->state = THREAD_RUNNING;
         }
         else {
-            bool ready = used_ns == 0 && entry->busy && thread_is_runnable(entry->native_id);
-            entry->state = ready ? THREAD_READY : THREAD_WAITS;
+            bool ready = used_ns == 0 && entry->is_busy && thread_is_runnable(entry->native_id);
+            entry->state = ready ? THREAD_READY : THREAD_WAITING;
         }
     }
-    put_back(c, table);
+    return_table(ticker, table);
 }
 
 /* The table with the threads of a snapshot, or NULL: no memory. */
-static clock_table *listing(clock_table *table, const raw_snapshot *snapshot)
+static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot)
 {
-    if (table == NULL || table->room < snapshot->count) {
-        size_t room = snapshot->count * 2;
+    if (table == NULL || table->capacity < snapshot->count) {
+        size_t capacity = snapshot->count * 2;
         free(table);
-        table = malloc(sizeof(clock_table) + room * sizeof(clock_entry));
+        table = malloc(sizeof(clock_table) + capacity * sizeof(clock_entry));
         if (table == NULL) {
             return NULL;
         }
-        table->room = room;
+        table->capacity = capacity;
     }
     table->deadline_ns = -1;
     table->count = snapshot->count;
@@ -145,10 +146,10 @@ static clock_table *listing(clock_table *table, const raw_snapshot *snapshot)
     return table;
 }
 
-void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last)
+void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last)
 {
-    clock_table *table = atomic_exchange(&c->clocks, NULL);
-    bool fits = table != NULL && !snapshot->focused && table->deadline_ns == deadline_ns;
+    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
+    bool fits = table != NULL && !snapshot->is_focused && table->deadline_ns == deadline_ns;
     size_t next = 0, known = fits ? table->count : 0;
     snapshot->process_cpu_ns = fits ? table->process_ns : process_cpu_ns();
     for (size_t i = 0; i < snapshot->count; i++) {
@@ -160,11 +161,12 @@ void clocks_fill(core *c, raw_snapshot *snapshot, int64_t deadline_ns, bool is_l
             next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
         if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
             thread->cpu_ns = entry->cpu_ns;
-            thread->state = thread->state == THREAD_RUNS && entry->state != THREAD_RUNS ? THREAD_READY : entry->state;
+            thread->state =
+                thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
         }
         else {
             thread->cpu_ns = thread_cpu_ns((pid_t)thread->native_id);
         }
     }
-    put_back(c, is_last ? listing(table, snapshot) : table);
+    return_table(ticker, is_last ? build_table(table, snapshot) : table);
 }

@@ -1,17 +1,18 @@
 /* Makes Python values of raw snapshots, on the worker thread, with the GIL but in no hurry.
  *
  * Every frame is named once: a table maps (code, offset, module) to the Frame that make_frame returned. make_frame and
- * make_stack are Python: others run meanwhile, captures and even another drain included, so nothing found in the core
+ * make_stack are Python: others run meanwhile, captures and even another drain included, so nothing found in the ticker
  * before such a call is trusted after it.
  */
 #include "py_compat.h"
 
-#include "state.h"
+#include "ticker_state.h"
+#include "raw_fields.h"
 
 #include <stdlib.h>
 
-#define KNOWN_FRAMES_MAX 16384 /* distinct frames; when there are more, the table starts anew */
-#define KNOWN_SIZE_FIRST 1024  /* slots, a power of 2; doubled when half full */
+#define MAX_CACHED_FRAMES    16384 /* distinct frames; when there are more, the table starts anew */
+#define MIN_FRAME_CACHE_SIZE 1024  /* slots, a power of 2; doubled when half full */
 
 typedef struct {
     PyObject *code;
@@ -27,10 +28,10 @@ static size_t key_hash(const frame_key *key)
 }
 
 /* The slot that holds the key, or the free one where it belongs. The table is never full. */
-static known_frame *slot_of(known_frame *known, size_t size, const frame_key *key)
+static cached_frame *find_slot(cached_frame *frame_cache, size_t size, const frame_key *key)
 {
     for (size_t i = key_hash(key);; i++) {
-        known_frame *slot = &known[i & (size - 1)];
+        cached_frame *slot = &frame_cache[i & (size - 1)];
         if (slot->frame == NULL
             || (slot->code == key->code && slot->offset == key->offset && slot->module == key->module)) {
             return slot;
@@ -38,78 +39,78 @@ static known_frame *slot_of(known_frame *known, size_t size, const frame_key *ke
     }
 }
 
-void known_frames_clear(core *c)
+void frame_cache_clear(ticker_state *ticker)
 {
-    known_frame *known = c->known;
-    size_t size = c->known_size;
-    c->known = NULL; /* before any finaliser runs */
-    c->known_size = c->known_count = 0;
+    cached_frame *frame_cache = ticker->frame_cache;
+    size_t size = ticker->frame_cache_size;
+    ticker->frame_cache = NULL; /* before any finaliser runs */
+    ticker->frame_cache_size = ticker->frame_cache_count = 0;
     for (size_t i = 0; i < size; i++) {
-        if (known[i].frame != NULL) {
-            Py_DECREF(known[i].frame);
-            Py_DECREF(known[i].code);
-            Py_XDECREF(known[i].module);
+        if (frame_cache[i].frame != NULL) {
+            Py_DECREF(frame_cache[i].frame);
+            Py_DECREF(frame_cache[i].code);
+            Py_XDECREF(frame_cache[i].module);
         }
     }
-    free(known);
+    free(frame_cache);
 }
 
 /* False if there is no memory for a table that can take one more. */
-static bool make_room(core *c)
+static bool ensure_capacity(ticker_state *ticker)
 {
-    if (c->known_count >= KNOWN_FRAMES_MAX) {
-        known_frames_clear(c);
+    if (ticker->frame_cache_count >= MAX_CACHED_FRAMES) {
+        frame_cache_clear(ticker);
     }
-    if ((c->known_count + 1) * 2 <= c->known_size) {
+    if ((ticker->frame_cache_count + 1) * 2 <= ticker->frame_cache_size) {
         return true;
     }
-    size_t size = c->known_size == 0 ? KNOWN_SIZE_FIRST : c->known_size * 2;
-    known_frame *grown = calloc(size, sizeof(known_frame));
+    size_t size = ticker->frame_cache_size == 0 ? MIN_FRAME_CACHE_SIZE : ticker->frame_cache_size * 2;
+    cached_frame *grown = calloc(size, sizeof(cached_frame));
     if (grown == NULL) {
         return false;
     }
-    for (size_t i = 0; i < c->known_size; i++) {
-        if (c->known[i].frame != NULL) {
-            frame_key key = {c->known[i].code, c->known[i].module, c->known[i].offset};
-            *slot_of(grown, size, &key) = c->known[i];
+    for (size_t i = 0; i < ticker->frame_cache_size; i++) {
+        if (ticker->frame_cache[i].frame != NULL) {
+            frame_key key = {ticker->frame_cache[i].code, ticker->frame_cache[i].module, ticker->frame_cache[i].offset};
+            *find_slot(grown, size, &key) = ticker->frame_cache[i];
         }
     }
-    free(c->known);
-    c->known = grown;
-    c->known_size = size;
+    free(ticker->frame_cache);
+    ticker->frame_cache = grown;
+    ticker->frame_cache_size = size;
     return true;
 }
 
 /* Without memory the frame is merely not remembered. */
-static void remember_frame(core *c, const frame_key *key, PyObject *frame)
+static void cache_frame(ticker_state *ticker, const frame_key *key, PyObject *frame)
 {
-    if (!make_room(c)) {
+    if (!ensure_capacity(ticker)) {
         return;
     }
-    known_frame *slot = slot_of(c->known, c->known_size, key);
+    cached_frame *slot = find_slot(ticker->frame_cache, ticker->frame_cache_size, key);
     if (slot->frame == NULL) {
-        *slot = (known_frame){Py_NewRef(key->code), Py_XNewRef(key->module), key->offset, Py_NewRef(frame)};
-        c->known_count++;
+        *slot = (cached_frame){Py_NewRef(key->code), Py_XNewRef(key->module), key->offset, Py_NewRef(frame)};
+        ticker->frame_cache_count++;
     }
 }
 
 /* New reference. `raw` lives in a stack that the caller holds. The table must not own the globals: those of code that
  * is run once can be large and would stay. */
-static PyObject *convert_frame(core *c, const raw_frame *raw)
+static PyObject *convert_frame(ticker_state *ticker, const raw_frame *raw)
 {
     PyObject *frame = NULL, *offset = NULL, *module = NULL, *make_frame = NULL;
-    if (c->make_frame == NULL || c->name_key == NULL) {
+    if (ticker->make_frame == NULL || ticker->name_key == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the ticker has ended");
         goto error;
     }
-    make_frame = Py_NewRef(c->make_frame);
-    module = Py_XNewRef(PyDict_GetItemWithError(raw->globals, c->name_key));
+    make_frame = Py_NewRef(ticker->make_frame);
+    module = Py_XNewRef(PyDict_GetItemWithError(raw->globals, ticker->name_key));
     if (module == NULL && PyErr_Occurred()) {
         goto error;
     }
     frame_key key = {raw->code, module, raw->offset};
-    if (c->known_size > 0) {
-        known_frame *slot = slot_of(c->known, c->known_size, &key);
+    if (ticker->frame_cache_size > 0) {
+        cached_frame *slot = find_slot(ticker->frame_cache, ticker->frame_cache_size, &key);
         if (slot->frame != NULL) {
             frame = Py_NewRef(slot->frame);
             goto error;
@@ -122,7 +123,7 @@ static PyObject *convert_frame(core *c, const raw_frame *raw)
     PyObject *arguments[] = {raw->code, offset, raw->globals};
     frame = PyObject_Vectorcall(make_frame, arguments, 3, NULL);
     if (frame != NULL) {
-        remember_frame(c, &key, frame);
+        cache_frame(ticker, &key, frame);
     }
 error:
     Py_XDECREF(offset);
@@ -132,7 +133,7 @@ error:
 }
 
 /* Borrowed from `raw`, which the caller holds; made at most once. */
-static PyObject *convert_stack(core *c, raw_stack *raw)
+static PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
 {
     PyObject *frames = NULL, *make_stack = NULL, *stack = NULL;
     if (raw->stack != NULL) {
@@ -143,17 +144,17 @@ static PyObject *convert_stack(core *c, raw_stack *raw)
         goto error;
     }
     for (size_t i = 0; i < raw->depth; i++) {
-        PyObject *frame = convert_frame(c, &raw->frames[i]);
+        PyObject *frame = convert_frame(ticker, &raw->frames[i]);
         if (frame == NULL) {
             goto error;
         }
         PyTuple_SET_ITEM(frames, (Py_ssize_t)i, frame);
     }
-    if (c->make_stack == NULL) {
+    if (ticker->make_stack == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the ticker has ended");
         goto error;
     }
-    make_stack = Py_NewRef(c->make_stack);
+    make_stack = Py_NewRef(ticker->make_stack);
     PyObject *arguments[] = {frames, raw->truncated ? Py_True : Py_False};
     stack = PyObject_Vectorcall(make_stack, arguments, 2, NULL);
     if (stack == NULL) {
@@ -169,83 +170,71 @@ error:
     return PyErr_Occurred() ? NULL : raw->stack;
 }
 
-PyObject *convert_thread(core *c, const value_types *types, const raw_thread *raw)
+PyObject *make_tuple(PyTypeObject *type, PyObject **items, Py_ssize_t count)
 {
-    PyObject *made = NULL;
-    PyObject *key = PyLong_FromUnsignedLongLong(raw->key);
-    PyObject *ident = PyLong_FromUnsignedLong(raw->ident);
-    PyObject *native_id = PyLong_FromUnsignedLong(raw->native_id);
-    PyObject *cpu_ns = PyLong_FromLongLong(raw->cpu_ns);
-    PyObject *state = raw->state == THREAD_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromLong(raw->state);
-    if (key == NULL || ident == NULL || native_id == NULL || cpu_ns == NULL || state == NULL) {
-        goto error;
+    bool is_complete = true;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        is_complete = is_complete && items[i] != NULL;
     }
-    PyObject *stack = convert_stack(c, raw->stack); /* borrowed */
-    if (stack == NULL) {
-        goto error;
+    PyObject *made = is_complete ? compat_new_tuple(type, count) : NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (made != NULL) {
+            PyTuple_SET_ITEM(made, i, items[i]);
+        }
+        else {
+            Py_XDECREF(items[i]);
+        }
     }
-    made = compat_new_tuple(types->raw_thread, 9);
-    if (made == NULL) {
-        goto error;
-    }
-    PyTuple_SET_ITEM(made, 0, Py_NewRef(key));
-    PyTuple_SET_ITEM(made, 1, Py_NewRef(ident));
-    PyTuple_SET_ITEM(made, 2, Py_NewRef(native_id));
-    PyTuple_SET_ITEM(made, 3, Py_NewRef(stack));
-    PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->context != NULL ? raw->context : Py_None));
-    PyTuple_SET_ITEM(made, 5, Py_NewRef(raw->labels != NULL ? raw->labels : Py_None));
-    PyTuple_SET_ITEM(made, 6, Py_NewRef(cpu_ns));
-    PyTuple_SET_ITEM(made, 7, Py_NewRef(state));
-    PyTuple_SET_ITEM(made, 8, Py_NewRef(raw->object != NULL ? raw->object : Py_None));
-error:
-    Py_XDECREF(key);
-    Py_XDECREF(ident);
-    Py_XDECREF(native_id);
-    Py_XDECREF(cpu_ns);
-    Py_XDECREF(state);
     return made;
 }
 
-PyObject *convert_snapshot(core *c, const value_types *types, raw_snapshot *raw)
+static PyObject *new_ref_or_none(PyObject *object)
 {
-    PyObject *made = NULL, *time_ns = NULL, *latency_ns = NULL, *period_ns = NULL, *since_ns = NULL;
-    PyObject *process_cpu_ns = NULL;
+    return Py_NewRef(object != NULL ? object : Py_None);
+}
+
+PyObject *convert_thread(ticker_state *ticker, const value_types *types, const raw_thread *raw)
+{
+    PyObject *stack = convert_stack(ticker, raw->stack); /* borrowed */
+    if (stack == NULL) {
+        return NULL;
+    }
+    PyObject *items[] = {
+        [THREAD_key] = PyLong_FromUnsignedLongLong(raw->key),
+        [THREAD_ident] = PyLong_FromUnsignedLong(raw->ident),
+        [THREAD_native_id] = PyLong_FromUnsignedLong(raw->native_id),
+        [THREAD_stack] = Py_NewRef(stack),
+        [THREAD_context] = new_ref_or_none(raw->context),
+        [THREAD_labels] = new_ref_or_none(raw->labels),
+        [THREAD_cpu_ns] = PyLong_FromLongLong(raw->cpu_ns),
+        [THREAD_state] = raw->state == THREAD_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromLong(raw->state),
+        [THREAD_python_thread] = new_ref_or_none(raw->python_thread),
+    };
+    return make_tuple(types->raw_thread, items, THREAD_FIELD_COUNT);
+}
+
+PyObject *convert_snapshot(ticker_state *ticker, const value_types *types, raw_snapshot *raw)
+{
     PyObject *threads = PyTuple_New((Py_ssize_t)raw->count);
     if (threads == NULL) {
-        goto error;
+        return NULL;
     }
     for (size_t i = 0; i < raw->count; i++) {
-        PyObject *thread = convert_thread(c, types, &raw->threads[i]);
+        PyObject *thread = convert_thread(ticker, types, &raw->threads[i]);
         if (thread == NULL) {
-            goto error;
+            Py_DECREF(threads);
+            return NULL;
         }
         PyTuple_SET_ITEM(threads, (Py_ssize_t)i, thread);
     }
-    time_ns = PyLong_FromLongLong(raw->time_ns);
-    latency_ns = PyLong_FromLongLong(raw->latency_ns);
-    period_ns = PyLong_FromLongLong(raw->period_ns);
-    since_ns = PyLong_FromLongLong(raw->since_ns);
-    process_cpu_ns = PyLong_FromLongLong(raw->process_cpu_ns);
-    if (time_ns == NULL || latency_ns == NULL || period_ns == NULL || since_ns == NULL || process_cpu_ns == NULL) {
-        goto error;
-    }
-    made = compat_new_tuple(types->raw_snapshot, 7);
-    if (made == NULL) {
-        goto error;
-    }
-    PyTuple_SET_ITEM(made, 0, Py_NewRef(time_ns));
-    PyTuple_SET_ITEM(made, 1, Py_NewRef(latency_ns));
-    PyTuple_SET_ITEM(made, 2, Py_NewRef(threads));
-    PyTuple_SET_ITEM(made, 3, Py_NewRef(period_ns));
-    PyTuple_SET_ITEM(made, 4, Py_NewRef(raw->focused ? Py_True : Py_False));
-    PyTuple_SET_ITEM(made, 5, Py_NewRef(since_ns));
-    PyTuple_SET_ITEM(made, 6, Py_NewRef(process_cpu_ns));
-error:
-    Py_XDECREF(time_ns);
-    Py_XDECREF(latency_ns);
-    Py_XDECREF(period_ns);
-    Py_XDECREF(since_ns);
-    Py_XDECREF(process_cpu_ns);
-    Py_XDECREF(threads);
-    return made;
+    PyObject *items[] = {
+        [SNAPSHOT_time_ns] = PyLong_FromLongLong(raw->time_ns),
+        [SNAPSHOT_latency_ns] = PyLong_FromLongLong(raw->latency_ns),
+        [SNAPSHOT_threads] = threads,
+        [SNAPSHOT_period_ns] = PyLong_FromLongLong(raw->period_ns),
+        [SNAPSHOT_is_focused] = PyBool_FromLong(raw->is_focused),
+        [SNAPSHOT_since_previous_ns] = PyLong_FromLongLong(raw->since_previous_ns),
+        [SNAPSHOT_process_cpu_ns] = PyLong_FromLongLong(raw->process_cpu_ns),
+    };
+    return make_tuple(types->raw_snapshot, items, SNAPSHOT_FIELD_COUNT);
 }

@@ -8,17 +8,17 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "state.h"
+#include "ticker_state.h"
 
 /* Borrowed from `span`'s own span context, or NULL if that is not one as OpenTelemetry makes them. */
-static PyObject *trace_id_of(const core *c, PyObject *span)
+static PyObject *find_trace_id(const ticker_state *ticker, PyObject *span)
 {
     PyTypeObject *type = Py_TYPE(span);
     PyObject *context = NULL, *trace_id = NULL;
-    if (type->tp_getattro != PyObject_GenericGetAttr || _PyType_Lookup(type, c->context_name) != NULL) {
+    if (type->tp_getattro != PyObject_GenericGetAttr || _PyType_Lookup(type, ticker->context_name) != NULL) {
         return NULL; /* it would run code of its own */
     }
-    if (compat_optional_attribute(span, c->context_name, &context) < 0) {
+    if (compat_get_optional_attribute(span, ticker->context_name, &context) < 0) {
         PyErr_Clear();
     }
     if (context != NULL && PyTuple_Check(context) && PyTuple_GET_SIZE(context) > 0) {
@@ -28,61 +28,62 @@ static PyObject *trace_id_of(const core *c, PyObject *span)
     return trace_id != NULL && PyLong_CheckExact(trace_id) ? trace_id : NULL;
 }
 
-static bool may_be_in_focus(const core *c, PyObject *value)
+static bool may_match(const ticker_state *ticker, PyObject *value)
 {
     if (!PyDict_Check(value)) {
         return true;
     }
-    PyObject *span = PyDict_GetItemWithError(value, c->span_key);
+    PyObject *span = PyDict_GetItemWithError(value, ticker->span_key);
     if (span == NULL) {
         PyErr_Clear();
         return false;
     }
-    PyObject *trace_id = trace_id_of(c, span);
-    int found = trace_id == NULL ? 1 : PyDict_Contains(c->traces, trace_id);
+    PyObject *trace_id = find_trace_id(ticker, span);
+    int found = trace_id == NULL ? 1 : PyDict_Contains(ticker->traces, trace_id);
     if (found < 0) {
         PyErr_Clear();
     }
     return found != 0;
 }
 
-size_t focus_choose(core *c, size_t count)
+size_t filter_threads(ticker_state *ticker, size_t count)
 {
     PyThreadState *self = PyThreadState_Get();
-    size_t chosen = 0;
+    size_t selected = 0;
     for (size_t i = 0; i < count; i++) {
-        PyObject *value = compat_context_value(self, c->walked[i].context, c->context_var);
-        if (value != NULL && may_be_in_focus(c, value)) {
-            c->chosen[chosen++] = c->walked[i].key;
+        PyObject *value = compat_context_value(self, ticker->scratch_threads[i].context, ticker->context_var);
+        if (value != NULL && may_match(ticker, value)) {
+            ticker->selected_keys[selected++] = ticker->scratch_threads[i].key;
         }
         Py_XDECREF(value);
     }
-    return chosen;
+    return selected;
 }
 
-bool focus_is_empty(const core *c)
+bool filter_is_empty(const ticker_state *ticker)
 {
-    return c->traces == NULL || PyDict_GET_SIZE(c->traces) == 0;
+    return ticker->traces == NULL || PyDict_GET_SIZE(ticker->traces) == 0;
 }
 
-bool focus_take(core *c, PyObject *focus)
+bool filter_set(ticker_state *ticker, PyObject *trace_filter)
 {
     PyObject *traces, *span_key;
-    if (focus == Py_None) {
+    if (trace_filter == Py_None) {
         return true;
     }
-    if (!PyTuple_Check(focus)) {
-        PyErr_Format(PyExc_TypeError, "focus must be a tuple or None, not %.100s", Py_TYPE(focus)->tp_name);
+    if (!PyTuple_Check(trace_filter)) {
+        PyErr_Format(PyExc_TypeError, "trace_filter must be a tuple or None, not %.100s",
+                     Py_TYPE(trace_filter)->tp_name);
         return false;
     }
-    if (!PyArg_ParseTuple(focus, "O!U:focus", &PyDict_Type, &traces, &span_key)) {
+    if (!PyArg_ParseTuple(trace_filter, "O!U:trace_filter", &PyDict_Type, &traces, &span_key)) {
         return false;
     }
-    c->context_name = PyUnicode_InternFromString("_context");
-    if (c->context_name == NULL) {
+    ticker->context_name = PyUnicode_InternFromString("_context");
+    if (ticker->context_name == NULL) {
         return false;
     }
-    c->span_key = Py_NewRef(span_key);
-    c->traces = Py_NewRef(traces);
+    ticker->span_key = Py_NewRef(span_key);
+    ticker->traces = Py_NewRef(traces);
     return true;
 }

@@ -1,7 +1,7 @@
-/* What belongs to the process and not to a module: the one registration for forks, and the list of cores it needs.
+/* What belongs to the process and not to a module: the one registration for forks, and the list of tickers it needs.
  *
  * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does), by a thread without the GIL,
- * by a foreign thread. Before the fork the cores' mutexes are taken, so that no ticker is between CPython's locks at that
+ * by a foreign thread. Before the fork the mutexes of the tickers are taken, so that no ticker is between CPython's locks at that
  * instant, and none of our threads has the GIL (gil_keeper.c). In the child nothing of CPython is called, since any of its
  * locks may be held by a thread that is not there any more (the GIL's own are made anew, as CPython does after its hook):
  * the call that is to notice the child is posted before the fork, and is inherited. In the parent it does nothing.
@@ -11,30 +11,30 @@
  */
 #include "py_compat.h"
 
-#include "state.h"
+#include "ticker_state.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 static struct {
     pthread_mutex_t mutex;
-    core *cores;                        /* mutex */
-    bool handlers;                      /* mutex */
+    ticker_state *tickers;              /* mutex */
+    bool has_handlers;                  /* mutex */
     PyObject *in_child;                 /* owned; GIL */
     PyInterpreterState *_Atomic interp; /* whose in_child it is; NULL: nobody watches */
-    atomic_bool posted;                 /* a call of notice_child is in the interpreter's queue, which has 32 places */
-    atomic_bool unnoticed;              /* this is a forked child, and in_child has not been told */
-    fork_survivor survivor;             /* written only in the child, before it has a second thread */
+    atomic_bool is_call_posted;  /* a call of run_child_callback is in the interpreter's queue, which has 32 places */
+    atomic_bool is_callback_due; /* this is a forked child, and in_child has not been told */
+    fork_survivor survivor;      /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-void core_init_locks(core *c)
+void ticker_state_init_locks(ticker_state *ticker)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_mutex_init(&c->mutex, NULL);
-    pthread_cond_init(&c->tick, &attributes);
-    pthread_cond_init(&c->filled, &attributes);
+    pthread_mutex_init(&ticker->mutex, NULL);
+    pthread_cond_init(&ticker->wake_cond, &attributes);
+    pthread_cond_init(&ticker->ready_cond, &attributes);
     pthread_condattr_destroy(&attributes);
 }
 
@@ -48,11 +48,11 @@ void forks_lock(pthread_mutex_t *mutex)
     }
 }
 
-static int notice_child(void *unused)
+static int run_child_callback(void *unused)
 {
     (void)unused;
-    atomic_store(&process.posted, false);
-    if (PyInterpreterState_Get() != atomic_load(&process.interp) || !atomic_exchange(&process.unnoticed, false)) {
+    atomic_store(&process.is_call_posted, false);
+    if (PyInterpreterState_Get() != atomic_load(&process.interp) || !atomic_exchange(&process.is_callback_due, false)) {
         return 0;
     }
     PyObject *in_child = Py_XNewRef(process.in_child);
@@ -67,46 +67,46 @@ static int notice_child(void *unused)
     return 0;
 }
 
-static void post_notice(void)
+static void post_child_callback(void)
 {
     PyInterpreterState *interp = atomic_load(&process.interp);
-    if (interp == NULL || compat_is_finalizing() || atomic_exchange(&process.posted, true)) {
+    if (interp == NULL || compat_is_finalizing() || atomic_exchange(&process.is_call_posted, true)) {
         return;
     }
-    if (compat_post(interp, notice_child, NULL) != 0) {
-        atomic_store(&process.posted, false); /* a full queue: the Python hooks remain */
+    if (compat_add_pending_call(interp, run_child_callback, NULL) != 0) {
+        atomic_store(&process.is_call_posted, false); /* a full queue: the Python hooks remain */
     }
 }
 
 /* This thread has no GIL; see gil_keeper.c. Any running ticker will do. */
-static void have_gil_kept(PyInterpreterState *interp)
+static void hold_gil_for_fork(PyInterpreterState *interp)
 {
-    bool somebody_can = false;
-    if (!gil_keeper_ask()) {
+    bool has_running_ticker = false;
+    if (!gil_keeper_request()) {
         return;
     }
     pthread_mutex_lock(&process.mutex);
-    for (core *c = process.cores; c != NULL; c = c->next_core) {
-        pthread_mutex_lock(&c->mutex);
-        somebody_can = somebody_can || c->running;
-        pthread_cond_broadcast(&c->tick);
-        pthread_mutex_unlock(&c->mutex);
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        pthread_mutex_lock(&ticker->mutex);
+        has_running_ticker = has_running_ticker || ticker->is_running;
+        pthread_cond_broadcast(&ticker->wake_cond);
+        pthread_mutex_unlock(&ticker->mutex);
     }
     pthread_mutex_unlock(&process.mutex);
-    gil_keeper_await(interp, somebody_can);
+    gil_keeper_wait(interp, has_running_ticker);
 }
 
 static void before_fork(void)
 {
     PyInterpreterState *interp = atomic_load(&process.interp);
     if (interp != NULL && !compat_is_finalizing() && gil_keeper_is_needed(interp)) {
-        have_gil_kept(interp);
+        hold_gil_for_fork(interp);
     }
-    bool has_gil = compat_has_gil_to_give();
+    bool has_gil = compat_can_release_gil();
     /* With the GIL the interpreter cannot end under us, and the post might give the GIL up: not under our mutex. */
     bool posts_first = compat_locks_detach();
     if (posts_first) {
-        post_notice();
+        post_child_callback();
     }
     if (has_gil) {
         forks_lock(&process.mutex);
@@ -115,17 +115,17 @@ static void before_fork(void)
         pthread_mutex_lock(&process.mutex);
     }
     if (!posts_first) {
-        post_notice();
+        post_child_callback();
     }
-    for (core *c = process.cores; c != NULL; c = c->next_core) {
-        pthread_mutex_lock(&c->mutex); /* for a moment: another thread that forks would have the one above */
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        pthread_mutex_lock(&ticker->mutex); /* for a moment: another thread that forks would have the one above */
     }
 }
 
 static void after_fork_in_parent(void)
 {
-    for (core *c = process.cores; c != NULL; c = c->next_core) {
-        pthread_mutex_unlock(&c->mutex);
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        pthread_mutex_unlock(&ticker->mutex);
     }
     pthread_mutex_unlock(&process.mutex);
     gil_keeper_release();
@@ -134,54 +134,54 @@ static void after_fork_in_parent(void)
 /* Only this thread exists. Mutexes are made anew: condition variables count waiters that are gone. */
 static void after_fork_in_child(void)
 {
-    for (core *c = process.cores; c != NULL; c = c->next_core) {
-        core_init_locks(c);
-        c->running = false;
-        atomic_store(&c->stopped, true);
-        atomic_store(&c->closed, true);
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        ticker_state_init_locks(ticker);
+        ticker->is_running = false;
+        atomic_store(&ticker->is_stopped, true);
+        atomic_store(&ticker->is_closed, true);
     }
     pthread_mutex_init(&process.mutex, NULL);
     PyInterpreterState *interp = PyInterpreterState_Main();
     process.survivor = (fork_survivor){
         .ident = (unsigned long)pthread_self(),
         .native_id = (unsigned long)syscall(SYS_gettid),
-        .newest_inherited = interp == NULL ? 0 : compat_newest_id(interp),
+        .newest_inherited = interp == NULL ? 0 : compat_newest_thread_id(interp),
     };
-    compat_recover_gil(interp);
+    compat_reinit_gil(interp);
     gil_keeper_after_fork_in_child(interp);
-    atomic_store(&process.unnoticed, true);
+    atomic_store(&process.is_callback_due, true);
 }
 
-int forks_prepare_process(void)
+int forks_register_handlers(void)
 {
     forks_lock(&process.mutex);
-    if (!process.handlers) {
+    if (!process.has_handlers) {
         gil_keeper_init();
-        process.handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+        process.has_handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     }
-    bool done = process.handlers;
+    bool done = process.has_handlers;
     pthread_mutex_unlock(&process.mutex);
     return done ? 0 : -1;
 }
 
-void forks_add(core *c)
+void forks_add(ticker_state *ticker)
 {
     forks_lock(&process.mutex);
-    c->next_core = process.cores;
-    c->link = &process.cores;
-    if (process.cores != NULL) {
-        process.cores->link = &c->next_core;
+    ticker->next_ticker = process.tickers;
+    ticker->link = &process.tickers;
+    if (process.tickers != NULL) {
+        process.tickers->link = &ticker->next_ticker;
     }
-    process.cores = c;
+    process.tickers = ticker;
     pthread_mutex_unlock(&process.mutex);
 }
 
-void forks_remove(core *c)
+void forks_remove(ticker_state *ticker)
 {
     forks_lock(&process.mutex);
-    *c->link = c->next_core;
-    if (c->next_core != NULL) {
-        c->next_core->link = c->link;
+    *ticker->link = ticker->next_ticker;
+    if (ticker->next_ticker != NULL) {
+        ticker->next_ticker->link = ticker->link;
     }
     pthread_mutex_unlock(&process.mutex);
 }
@@ -190,18 +190,18 @@ void forks_close_all(void)
 {
     forks_lock(&process.mutex);
     atomic_store(&process.interp, NULL);
-    for (core *c = process.cores; c != NULL; c = c->next_core) {
-        pthread_mutex_lock(&c->mutex);
-        atomic_store(&c->closed, true);
-        pthread_cond_broadcast(&c->tick);
-        pthread_cond_broadcast(&c->filled);
-        pthread_mutex_unlock(&c->mutex);
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        pthread_mutex_lock(&ticker->mutex);
+        atomic_store(&ticker->is_closed, true);
+        pthread_cond_broadcast(&ticker->wake_cond);
+        pthread_cond_broadcast(&ticker->ready_cond);
+        pthread_mutex_unlock(&ticker->mutex);
     }
     pthread_mutex_unlock(&process.mutex);
     Py_CLEAR(process.in_child);
 }
 
-void forks_watch(PyInterpreterState *interp, PyObject *in_child)
+void forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child)
 {
     forks_lock(&process.mutex);
     PyObject *before = process.in_child;

@@ -15,35 +15,35 @@
  */
 #include "py_compat.h"
 
-#include "state.h"
+#include "ticker_state.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define ASKING_NS  2000000LL
-#define KEEPING_NS 10000000LL
-#define WORKED_NS  1000000LL /* CPU time; who waits for the GIL uses little, to ask for it again and again */
-#define LONGEST_NS 500000000LL
-#define FORK_NS    10000000000LL /* a handler that computes until another thread has the GIL never ends else */
+#define REQUEST_WAIT_NS 2000000LL
+#define HOLD_WAIT_NS    10000000LL
+#define MIN_WORK_NS     1000000LL /* CPU time; who waits for the GIL uses little, to ask for it again and again */
+#define MAX_RUNNABLE_NS 500000000LL
+#define MAX_FORK_NS     10000000000LL /* a handler that computes until another thread has the GIL never ends else */
 
-enum { ASKING_WAITS = 10, KEEPING_WAITS = 2, MOST_THREADS = 32 };
+enum { MAX_REQUEST_WAITS = 10, MAX_IDLE_WAITS = 2, MAX_THREADS = 32 };
 
-typedef enum { NOT_WANTED, ASKED, KEPT } keeping;
+typedef enum { GIL_NOT_REQUESTED, GIL_REQUESTED, GIL_HELD } gil_request;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    _Atomic keeping state; /* changed with the mutex */
-    clockid_t clock;       /* mutex: CPU time of the thread that asks */
-    pid_t native_id;       /* mutex: the same thread's */
+    _Atomic gil_request state; /* changed with the mutex */
+    clockid_t clock;           /* mutex: CPU time of the thread that asks */
+    pid_t native_id;           /* mutex: the same thread's */
     struct {
         _Atomic(const void *) state; /* as an address; NULL: the place is free */
         atomic_int native_id;        /* set after it */
-    } own_threads[MOST_THREADS];
+    } profiler_threads[MAX_THREADS];
 } keeper = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* This thread has asked, and is to say when it has forked. */
-static _Thread_local bool asking;
+static _Thread_local bool has_requested;
 
 void gil_keeper_init(void)
 {
@@ -56,37 +56,36 @@ void gil_keeper_init(void)
 }
 
 /* Needs the mutex. */
-static void wait_for_change(int64_t most_ns)
+static void wait_for_change(int64_t timeout_ns)
 {
-    int64_t at_ns = monotonic_ns() + most_ns;
+    int64_t at_ns = monotonic_ns() + timeout_ns;
     struct timespec at = {.tv_sec = at_ns / 1000000000LL, .tv_nsec = at_ns % 1000000000LL};
     pthread_cond_timedwait(&keeper.changed, &keeper.mutex, &at);
 }
 
 /* Needs the mutex. */
-static void change(keeping state)
+static void set_state(gil_request state)
 {
     atomic_store(&keeper.state, state);
     pthread_cond_broadcast(&keeper.changed);
 }
 
-void gil_keeper_own_thread(bool begins)
+void gil_keeper_mark_thread(bool is_starting)
 {
     const void *self = PyThreadState_Get();
-    for (size_t i = 0; i < MOST_THREADS;
-         i++) { /* no room: a thread more or less is known, and so is helped or is not */
-        const void *expected = begins ? NULL : self;
-        if (atomic_compare_exchange_strong(&keeper.own_threads[i].state, &expected, begins ? self : NULL)) {
-            atomic_store(&keeper.own_threads[i].native_id, begins ? (int)syscall(SYS_gettid) : 0);
+    for (size_t i = 0; i < MAX_THREADS; i++) { /* no room: a thread more or less is known, and so is helped or is not */
+        const void *expected = is_starting ? NULL : self;
+        if (atomic_compare_exchange_strong(&keeper.profiler_threads[i].state, &expected, is_starting ? self : NULL)) {
+            atomic_store(&keeper.profiler_threads[i].native_id, is_starting ? (int)syscall(SYS_gettid) : 0);
             return;
         }
     }
 }
 
-static bool is_own(const void *thread)
+static bool is_profiler_thread(const void *thread)
 {
-    for (size_t i = 0; i < MOST_THREADS; i++) {
-        if (atomic_load(&keeper.own_threads[i].state) == thread) {
+    for (size_t i = 0; i < MAX_THREADS; i++) {
+        if (atomic_load(&keeper.profiler_threads[i].state) == thread) {
             return true;
         }
     }
@@ -111,63 +110,63 @@ bool gil_keeper_is_needed(PyInterpreterState *interp)
         return false;
     }
     const void *holder = gil_holder(interp);
-    return holder == NULL || is_own(holder);
+    return holder == NULL || is_profiler_thread(holder);
 }
 
-bool gil_keeper_ask(void)
+bool gil_keeper_request(void)
 {
     pthread_mutex_lock(&keeper.mutex);
-    asking = atomic_load(&keeper.state) == NOT_WANTED;
-    if (asking) {
+    has_requested = atomic_load(&keeper.state) == GIL_NOT_REQUESTED;
+    if (has_requested) {
         pthread_getcpuclockid(pthread_self(), &keeper.clock); /* cannot fail for oneself */
         keeper.native_id = (pid_t)syscall(SYS_gettid);
-        change(ASKED);
+        set_state(GIL_REQUESTED);
     }
     pthread_mutex_unlock(&keeper.mutex);
-    return asking;
+    return has_requested;
 }
 
 /* Whether the thread on which all depends would go on if it had a processor: the one of ours that has the GIL, or any if
  * it is free. */
-static bool is_under_way(const void *holder)
+static bool is_holder_runnable(const void *holder)
 {
-    for (size_t i = 0; i < MOST_THREADS; i++) {
-        const void *state = atomic_load(&keeper.own_threads[i].state);
+    for (size_t i = 0; i < MAX_THREADS; i++) {
+        const void *state = atomic_load(&keeper.profiler_threads[i].state);
         if (state != NULL && (holder == NULL || holder == state)
-            && thread_is_runnable(atomic_load(&keeper.own_threads[i].native_id))) {
+            && thread_is_runnable(atomic_load(&keeper.profiler_threads[i].native_id))) {
             return true;
         }
     }
     return false;
 }
 
-void gil_keeper_await(PyInterpreterState *interp, bool somebody_can)
+void gil_keeper_wait(PyInterpreterState *interp, bool has_running_ticker)
 {
-    int64_t until_ns = monotonic_ns() + LONGEST_NS;
+    int64_t until_ns = monotonic_ns() + MAX_RUNNABLE_NS;
     pthread_mutex_lock(&keeper.mutex);
-    for (int waits = 0; waits < ASKING_WAITS && atomic_load(&keeper.state) == ASKED; waits++) {
+    for (int waits = 0; waits < MAX_REQUEST_WAITS && atomic_load(&keeper.state) == GIL_REQUESTED; waits++) {
         const void *holder = gil_holder(interp);
-        if (!somebody_can && (holder == NULL || !is_own(holder))) {
+        if (!has_running_ticker && (holder == NULL || !is_profiler_thread(holder))) {
             break;
         }
-        if (monotonic_ns() < until_ns && is_under_way(holder)) {
+        if (monotonic_ns() < until_ns && is_holder_runnable(holder)) {
             waits = -1;
         }
-        wait_for_change(ASKING_NS);
+        wait_for_change(REQUEST_WAIT_NS);
     }
-    if (atomic_load(&keeper.state) == ASKED) {
-        change(NOT_WANTED);
-        asking = false;
+    if (atomic_load(&keeper.state) == GIL_REQUESTED) {
+        set_state(GIL_NOT_REQUESTED);
+        has_requested = false;
     }
     pthread_mutex_unlock(&keeper.mutex);
 }
 
 void gil_keeper_release(void)
 {
-    if (asking) {
-        asking = false;
+    if (has_requested) {
+        has_requested = false;
         pthread_mutex_lock(&keeper.mutex);
-        change(NOT_WANTED);
+        set_state(GIL_NOT_REQUESTED);
         pthread_mutex_unlock(&keeper.mutex);
     }
 }
@@ -175,26 +174,26 @@ void gil_keeper_release(void)
 void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
 {
     const void *holder = interp == NULL || compat_holds_gil() ? NULL : compat_gil_holder(interp);
-    if (holder != NULL && is_own(holder)) { /* the ticker that keeps it, as a rule */
-        compat_free_gil(interp);
+    if (holder != NULL && is_profiler_thread(holder)) { /* the ticker that keeps it, as a rule */
+        compat_force_release_gil(interp);
     }
-    asking = false;
-    atomic_store(&keeper.state, NOT_WANTED);
-    for (size_t i = 0; i < MOST_THREADS; i++) {
-        atomic_store(&keeper.own_threads[i].state, NULL);
+    has_requested = false;
+    atomic_store(&keeper.state, GIL_NOT_REQUESTED);
+    for (size_t i = 0; i < MAX_THREADS; i++) {
+        atomic_store(&keeper.profiler_threads[i].state, NULL);
     }
     gil_keeper_init();
 }
 
 /* ---- the ticker ---- */
 
-bool gil_keeper_is_asked(void)
+bool gil_keeper_is_requested(void)
 {
-    return atomic_load(&keeper.state) == ASKED;
+    return atomic_load(&keeper.state) == GIL_REQUESTED;
 }
 
 /* Needs the mutex. CPU time of the thread that asks. */
-static int64_t used_ns(void)
+static int64_t requester_cpu_ns(void)
 {
     struct timespec used = {0};
     (void)clock_gettime(keeper.clock, &used); /* it may have ended */
@@ -204,30 +203,31 @@ static int64_t used_ns(void)
 /* Needs the mutex. Returns when the other thread has forked, or seems to want the GIL itself. */
 static void wait_for_fork(void)
 {
-    int64_t now_ns = used_ns(), began_ns = monotonic_ns(), until_ns = began_ns + LONGEST_NS;
-    for (int idle = 0;
-         idle < KEEPING_WAITS && atomic_load(&keeper.state) == KEPT && monotonic_ns() - began_ns < FORK_NS; idle++) {
+    int64_t now_ns = requester_cpu_ns(), began_ns = monotonic_ns(), until_ns = began_ns + MAX_RUNNABLE_NS;
+    for (int idle_waits = 0; idle_waits < MAX_IDLE_WAITS && atomic_load(&keeper.state) == GIL_HELD
+                             && monotonic_ns() - began_ns < MAX_FORK_NS;
+         idle_waits++) {
         int64_t before_ns = now_ns;
-        wait_for_change(KEEPING_NS);
-        now_ns = used_ns();
-        if (now_ns - before_ns >= WORKED_NS) {
-            idle = -1;
-            until_ns = monotonic_ns() + LONGEST_NS;
+        wait_for_change(HOLD_WAIT_NS);
+        now_ns = requester_cpu_ns();
+        if (now_ns - before_ns >= MIN_WORK_NS) {
+            idle_waits = -1;
+            until_ns = monotonic_ns() + MAX_RUNNABLE_NS;
         }
         else if (monotonic_ns() < until_ns && thread_is_runnable(keeper.native_id)) {
-            idle = -1;
+            idle_waits = -1;
         }
     }
 }
 
-void gil_keeper_keep(PyThreadState *self)
+void gil_keeper_hold_gil(PyThreadState *self)
 {
     PyEval_RestoreThread(self);
     pthread_mutex_lock(&keeper.mutex);
-    if (atomic_load(&keeper.state) == ASKED) {
-        change(KEPT);
+    if (atomic_load(&keeper.state) == GIL_REQUESTED) {
+        set_state(GIL_HELD);
         wait_for_fork();
-        change(NOT_WANTED);
+        set_state(GIL_NOT_REQUESTED);
     }
     pthread_mutex_unlock(&keeper.mutex);
     PyEval_SaveThread();

@@ -2,51 +2,52 @@
  *
  * The contract is splunk_profiler/_walker.pyi.
  */
-#include "walker.h"
+#include "module_state.h"
+#include "raw_fields.h"
 
 #include "layouts.h"
 
-#define END_CAPSULE "splunk_profiler._walker"
+#define EXIT_CAPSULE "splunk_profiler._walker"
 
 /* ---- functions ---- */
 
-static PyObject *watch_forks(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"in_child", NULL};
     PyObject *in_child;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:watch_forks", names, &in_child)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:set_after_fork_in_child", names, &in_child)) {
         return NULL;
     }
     if (in_child != Py_None && !PyCallable_Check(in_child)) {
         return PyErr_Format(PyExc_TypeError, "in_child must be callable or None, not %.100s",
                             Py_TYPE(in_child)->tp_name);
     }
-    if (forks_prepare_process() != 0) {
+    if (forks_register_handlers() != 0) {
         return PyErr_NoMemory();
     }
-    forks_watch(PyInterpreterState_Get(), in_child == Py_None ? NULL : in_child);
+    forks_set_child_callback(PyInterpreterState_Get(), in_child == Py_None ? NULL : in_child);
     Py_RETURN_NONE;
 }
 
-static PyObject *own_thread(PyObject *Py_UNUSED(module), PyObject *begins)
+static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    int truth = PyObject_IsTrue(begins);
+    int truth = PyObject_IsTrue(is_starting);
     if (truth < 0) {
         return NULL;
     }
-    gil_keeper_own_thread(truth);
+    gil_keeper_mark_thread(truth);
     Py_RETURN_NONE;
 }
 
 /* ---- module ---- */
 
 /* Called by CPython when it clears the interpreter: the last moment at which nothing may be posted to it any more. */
-static void interpreter_ends(PyObject *Py_UNUSED(capsule))
+static void on_interpreter_exit(PyObject *Py_UNUSED(capsule))
 {
     forks_close_all();
 }
 
-static int note_end_of_interpreter(void)
+static int register_exit_capsule(void)
 {
     PyObject *capsule = NULL;
     int result = -1;
@@ -55,39 +56,51 @@ static int note_end_of_interpreter(void)
         PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
         return -1;
     }
-    if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
+    if (PyDict_GetItemString(dict, EXIT_CAPSULE) != NULL) {
         return 0; /* imported again */
     }
-    capsule = PyCapsule_New(&ticker_spec, END_CAPSULE, interpreter_ends);
+    capsule = PyCapsule_New(&ticker_spec, EXIT_CAPSULE, on_interpreter_exit);
     if (capsule != NULL) {
-        result = PyDict_SetItemString(dict, END_CAPSULE, capsule);
+        result = PyDict_SetItemString(dict, EXIT_CAPSULE, capsule);
     }
     Py_XDECREF(capsule);
     return result;
 }
 
-static bool add_named_tuple(PyObject *module, PyObject *namedtuple, const char *name, const char *fields,
-                            PyTypeObject **added)
+/* A named tuple of splunk_profiler/raw.py. False and an ImportError if it has other fields than were known here. */
+static bool take_tuple_type(PyObject *raw, const char *name, const char *fields, PyTypeObject **taken)
 {
-    PyObject *type = NULL;
-    PyObject *arguments = Py_BuildValue("(ss)", name, fields);
-    PyObject *options = Py_BuildValue("{ss}", "module", "splunk_profiler._walker");
-    if (arguments != NULL && options != NULL) {
-        type = PyObject_Call(namedtuple, arguments, options);
+    bool matches = false;
+    PyObject *type = PyObject_GetAttrString(raw, name);
+    PyObject *names = type == NULL ? NULL : PyObject_GetAttrString(type, "_fields");
+    PyObject *space = names == NULL ? NULL : PyUnicode_FromString(" ");
+    PyObject *joined = space == NULL ? NULL : PyUnicode_Join(space, names);
+    if (joined != NULL) {
+        matches =
+            PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)
+            && PyUnicode_CompareWithASCIIString(joined, fields + 1) == 0; /* the first field has a space before it */
+        if (!matches) {
+            PyErr_Format(PyExc_ImportError,
+                         "splunk_profiler.raw.%s has the fields \"%U\", and this build was made for \"%s\": reinstall",
+                         name, joined, fields + 1);
+        }
     }
-    Py_XDECREF(arguments);
-    Py_XDECREF(options);
-    if (type != NULL && PyModule_AddObjectRef(module, name, type) != 0) {
-        Py_CLEAR(type);
+    Py_XDECREF(joined);
+    Py_XDECREF(space);
+    Py_XDECREF(names);
+    if (!matches) {
+        Py_XDECREF(type);
+        return false;
     }
-    *added = (PyTypeObject *)type;
-    return type != NULL;
+    *taken = (PyTypeObject *)type;
+    return true;
 }
 
 static int module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
-    PyObject *collections = NULL, *namedtuple = NULL;
+    value_types *types = &state->types;
+    PyObject *raw = NULL;
     int result = -1;
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "the native walker serves the main interpreter only");
@@ -96,35 +109,29 @@ static int module_exec(PyObject *module)
     if (layouts_check() != 0) {
         return -1;
     }
-    collections = PyImport_ImportModule("collections");
-    namedtuple = collections == NULL ? NULL : PyObject_GetAttrString(collections, "namedtuple");
-    if (namedtuple == NULL || note_end_of_interpreter() != 0) {
+    raw = PyImport_ImportModule("splunk_profiler.raw");
+    if (raw == NULL || register_exit_capsule() != 0) {
         goto error;
     }
-    if (!add_named_tuple(module, namedtuple, "RawThread",
-                         "key ident native_id stack context labels cpu_ns state python_thread", &state->raw_thread)
-        || !add_named_tuple(module, namedtuple, "RawSnapshot",
-                            "time_ns latency_ns threads period_ns focused since_ns process_cpu_ns",
-                            &state->raw_snapshot)
-        || !add_named_tuple(module, namedtuple, "RawCollection", "time_ns thread generation stands_for duration_ns",
-                            &state->collection)
-        || !add_named_tuple(module, namedtuple, "Counters",
-                            "due captured by_pending_call missed overwritten late_ns_max late_ns_sum held_ns_sum",
-                            &state->counters)) {
+    if (!take_tuple_type(raw, "RawThread", RAW_THREAD_FIELDS(FIELD_NAME), &types->raw_thread)
+        || !take_tuple_type(raw, "RawSnapshot", RAW_SNAPSHOT_FIELDS(FIELD_NAME), &types->raw_snapshot)
+        || !take_tuple_type(raw, "RawCollection", RAW_COLLECTION_FIELDS(FIELD_NAME), &types->raw_collection)
+        || !take_tuple_type(raw, "TickerCounters", TICKER_COUNTERS_FIELDS(FIELD_NAME), &types->ticker_counters)
+        || !take_tuple_type(raw, "ThreadChange", THREAD_CHANGE_FIELDS(FIELD_NAME), &types->thread_change)
+        || !take_tuple_type(raw, "IdleSpan", IDLE_SPAN_FIELDS(FIELD_NAME), &types->idle_span)) {
         goto error;
     }
     state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
     if (state->ticker == NULL || PyModule_AddType(module, state->ticker) != 0) {
         goto error;
     }
-    state->watch = (PyTypeObject *)PyType_FromModuleAndSpec(module, &watch_spec, NULL);
-    if (state->watch == NULL || PyModule_AddType(module, state->watch) != 0) {
+    state->idle_tracker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &idle_tracker_spec, NULL);
+    if (state->idle_tracker == NULL || PyModule_AddType(module, state->idle_tracker) != 0) {
         goto error;
     }
     result = 0;
 error:
-    Py_XDECREF(namedtuple);
-    Py_XDECREF(collections);
+    Py_XDECREF(raw);
     return result;
 }
 
@@ -132,11 +139,13 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     module_state *state = PyModule_GetState(module);
     Py_VISIT(state->ticker);
-    Py_VISIT(state->watch);
-    Py_VISIT(state->raw_thread);
-    Py_VISIT(state->raw_snapshot);
-    Py_VISIT(state->collection);
-    Py_VISIT(state->counters);
+    Py_VISIT(state->idle_tracker);
+    Py_VISIT(state->types.raw_thread);
+    Py_VISIT(state->types.raw_snapshot);
+    Py_VISIT(state->types.raw_collection);
+    Py_VISIT(state->types.ticker_counters);
+    Py_VISIT(state->types.thread_change);
+    Py_VISIT(state->types.idle_span);
     return 0;
 }
 
@@ -144,11 +153,13 @@ static int module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
     Py_CLEAR(state->ticker);
-    Py_CLEAR(state->watch);
-    Py_CLEAR(state->raw_thread);
-    Py_CLEAR(state->raw_snapshot);
-    Py_CLEAR(state->collection);
-    Py_CLEAR(state->counters);
+    Py_CLEAR(state->idle_tracker);
+    Py_CLEAR(state->types.raw_thread);
+    Py_CLEAR(state->types.raw_snapshot);
+    Py_CLEAR(state->types.raw_collection);
+    Py_CLEAR(state->types.ticker_counters);
+    Py_CLEAR(state->types.thread_change);
+    Py_CLEAR(state->types.idle_span);
     return 0;
 }
 
@@ -158,17 +169,18 @@ static void module_free(void *module)
 }
 
 static PyMethodDef module_methods[] = {
-    {"watch_forks", (PyCFunction)(void (*)(void))watch_forks, METH_VARARGS | METH_KEYWORDS,
-     "watch_forks($module, in_child)\n--\n\nHave in_child() called in forked children."},
+    {"set_after_fork_in_child", (PyCFunction)(void (*)(void))set_after_fork_in_child, METH_VARARGS | METH_KEYWORDS,
+     "set_after_fork_in_child($module, in_child)\n--\n\nHave in_child() called in forked children."},
     {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nBegin a watch; returns its number."},
     {"sigterm_install", sigterm_install, METH_NOARGS,
      "sigterm_install($module)\n--\n\nHave SIGTERM end the wait where its action is the default."},
     {"sigterm_wait", sigterm_wait, METH_VARARGS,
-     "sigterm_wait($module, watch, limit_ms, /)\n--\n\nWait for SIGTERM; False: the watch is over."},
+     "sigterm_wait($module, watch_id, limit_ms, /)\n--\n\nWait for SIGTERM; False: the watch is over."},
     {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
-    {"sigterm_end", sigterm_end, METH_NOARGS, "sigterm_end($module)\n--\n\nEnd the process by SIGTERM."},
-    {"own_thread", own_thread, METH_O,
-     "own_thread($module, begins, /)\n--\n\nThe calling thread is one of the profiler's, or ends."},
+    {"sigterm_end_process", sigterm_end_process, METH_NOARGS,
+     "sigterm_end_process($module)\n--\n\nEnd the process by SIGTERM."},
+    {"mark_profiler_thread", mark_profiler_thread, METH_O,
+     "mark_profiler_thread($module, is_starting, /)\n--\n\nThe calling thread is one of the profiler's, or ends."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,7 @@
  */
 #include "py_compat.h"
 
-#include "state.h"
+#include "ticker_state.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,19 +19,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define INIT_PID   1    /* the kernel ignores signals with the default action there */
-#define PARK_POLLS 1000 /* of a millisecond each, for a thread of ours to be scheduled */
+#define INIT_PID       1    /* the kernel ignores signals with the default action there */
+#define MAX_PARK_POLLS 1000 /* of a millisecond each, for a thread of ours to be scheduled */
 
 static struct {
-    atomic_int pid;        /* of the process in which a thread waits; 0: in none */
-    atomic_uint life;      /* counts the watches of the process */
-    atomic_uint changes;   /* what the waiting thread sleeps on */
-    atomic_bool came;      /* SIGTERM: from then on the process ends */
-    atomic_bool sent_here; /* by the process itself */
-    atomic_bool parks;     /* the main thread runs no Python code any more */
-} watch;
+    atomic_int pid;             /* of the process in which a thread waits; 0: in none */
+    atomic_uint watch_id;       /* counts the watches of the process */
+    atomic_uint wake_count;     /* what the waiting thread sleeps on */
+    atomic_bool is_received;    /* SIGTERM: from then on the process ends */
+    atomic_bool is_from_self;   /* by the process itself */
+    atomic_bool is_main_parked; /* the main thread runs no Python code any more */
+} sigterm_watch;
 
-static void take_default(void)
+static void restore_default_action(void)
 {
     const struct sigaction action = {.sa_handler = SIG_DFL};
     (void)sigaction(SIGTERM, &action, NULL);
@@ -39,8 +39,8 @@ static void take_default(void)
 
 static void wake_waiter(void)
 {
-    atomic_fetch_add(&watch.changes, 1);
-    (void)syscall(SYS_futex, &watch.changes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    atomic_fetch_add(&sigterm_watch.wake_count, 1);
+    (void)syscall(SYS_futex, &sigterm_watch.wake_count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Async-signal-safe. In a child after vfork, which shares our memory, nothing is written. */
@@ -50,31 +50,32 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     (void)context;
     const int saved = errno;
     const pid_t pid = getpid();
-    if (pid != atomic_load(&watch.pid)) {
-        take_default();
+    if (pid != atomic_load(&sigterm_watch.pid)) {
+        restore_default_action();
         (void)kill(pid, SIGTERM); /* blocked until this handler returns */
         errno = saved;
         return;
     }
     /* A signal that a process sends itself takes effect before the call returns (uvicorn ends so): no code after that call
      * may run. The waiting thread has the main one parked, for which it needs no GIL. */
-    const bool sent_here = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
-    if (sent_here) {
-        atomic_store(&watch.sent_here, true);
+    const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
+    if (is_from_self) {
+        atomic_store(&sigterm_watch.is_from_self, true);
     }
-    atomic_store(&watch.came, true);
-    if (pid != atomic_load(&watch.pid)) { /* closed meanwhile, and nobody waits */
-        take_default();
+    atomic_store(&sigterm_watch.is_received, true);
+    if (pid != atomic_load(&sigterm_watch.pid)) { /* closed meanwhile, and nobody waits */
+        restore_default_action();
         (void)kill(pid, SIGTERM);
     }
     wake_waiter();
-    for (int polls = 0; sent_here && !atomic_load(&watch.parks) && polls < PARK_POLLS; polls++) {
+    for (int polls = 0; is_from_self && !atomic_load(&sigterm_watch.is_main_parked) && polls < MAX_PARK_POLLS;
+         polls++) {
         (void)poll(NULL, 0, 1);
     }
     errno = saved;
 }
 
-static bool is_ours(const struct sigaction *action)
+static bool is_our_handler(const struct sigaction *action)
 {
     return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_sigterm;
 }
@@ -82,14 +83,14 @@ static bool is_ours(const struct sigaction *action)
 static void end_by_sigterm(void)
 {
     sigset_t only;
-    take_default();
+    restore_default_action();
     sigemptyset(&only);
     sigaddset(&only, SIGTERM);
     (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
     (void)kill(getpid(), SIGTERM);
 }
 
-static void *end_in_time(void *limit)
+static void *end_after_limit(void *limit)
 {
     const long limit_ms = (long)(intptr_t)limit;
     struct timespec left = {.tv_sec = limit_ms / 1000, .tv_nsec = limit_ms % 1000 * 1000000};
@@ -102,7 +103,7 @@ static void *end_in_time(void *limit)
 static void start_watchdog(int limit_ms)
 {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, end_in_time, (void *)(intptr_t)limit_ms) != 0) {
+    if (pthread_create(&thread, NULL, end_after_limit, (void *)(intptr_t)limit_ms) != 0) {
         end_by_sigterm(); /* nothing else could end a process whose GIL is never given up */
         return;
     }
@@ -110,10 +111,10 @@ static void start_watchdog(int limit_ms)
 }
 
 /* A pending call of the main thread, which waits here for the end. Inherited by a child that is forked meanwhile. */
-static int park(void *unused)
+static int park_main_thread(void *unused)
 {
     (void)unused;
-    if (getpid() == atomic_load(&watch.pid) && atomic_load(&watch.came)) {
+    if (getpid() == atomic_load(&sigterm_watch.pid) && atomic_load(&sigterm_watch.is_received)) {
         Py_BEGIN_ALLOW_THREADS
         for (;;) {
             (void)pause();
@@ -126,14 +127,14 @@ static int park(void *unused)
 PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     const pid_t pid = getpid();
-    if (pid != atomic_load(&watch.pid)) { /* the parent may be ending; nobody has woken us */
-        atomic_store(&watch.came, false);
-        atomic_store(&watch.sent_here, false);
-        atomic_store(&watch.parks, false);
+    if (pid != atomic_load(&sigterm_watch.pid)) { /* the parent may be ending; nobody has woken us */
+        atomic_store(&sigterm_watch.is_received, false);
+        atomic_store(&sigterm_watch.is_from_self, false);
+        atomic_store(&sigterm_watch.is_main_parked, false);
     }
-    unsigned life = atomic_fetch_add(&watch.life, 1) + 1;
-    atomic_store(&watch.pid, (int)pid);
-    return PyLong_FromUnsignedLong(life);
+    unsigned watch_id = atomic_fetch_add(&sigterm_watch.watch_id, 1) + 1;
+    atomic_store(&sigterm_watch.pid, (int)pid);
+    return PyLong_FromUnsignedLong(watch_id);
 }
 
 /* With the GIL, as the application's signal.signal: what is asked first is still so when it is changed. */
@@ -141,10 +142,10 @@ PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
 {
     struct sigaction now;
     const pid_t pid = getpid();
-    if (pid == INIT_PID || pid != atomic_load(&watch.pid) || sigaction(SIGTERM, NULL, &now) != 0) {
+    if (pid == INIT_PID || pid != atomic_load(&sigterm_watch.pid) || sigaction(SIGTERM, NULL, &now) != 0) {
         Py_RETURN_FALSE;
     }
-    if (is_ours(&now)) {
+    if (is_our_handler(&now)) {
         Py_RETURN_TRUE;
     }
     if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
@@ -158,57 +159,59 @@ PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
 
 PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned int life;
+    unsigned int watch_id;
     int limit_ms;
-    if (!PyArg_ParseTuple(args, "Ii:sigterm_wait", &life, &limit_ms)) {
+    if (!PyArg_ParseTuple(args, "Ii:sigterm_wait", &watch_id, &limit_ms)) {
         return NULL;
     }
-    bool came;
+    bool is_received;
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
-        unsigned seen = atomic_load(&watch.changes);
-        unsigned now = atomic_load(&watch.life); /* before `came`: a signal may come while the watch is closed */
-        came = atomic_load(&watch.came);
-        if (came || life != now) {
+        unsigned seen = atomic_load(&sigterm_watch.wake_count);
+        unsigned now = atomic_load(
+            &sigterm_watch.watch_id); /* before `is_received`: a signal may come while the watch is closed */
+        is_received = atomic_load(&sigterm_watch.is_received);
+        if (is_received || watch_id != now) {
             break;
         }
-        (void)syscall(SYS_futex, &watch.changes, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+        (void)syscall(SYS_futex, &sigterm_watch.wake_count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
     }
-    if (came) {
+    if (is_received) {
         start_watchdog(limit_ms);
-        if (atomic_load(&watch.sent_here)) {
-            (void)compat_post_to_main(park, NULL); /* needs no GIL; a full queue: the main thread goes on */
+        if (atomic_load(&sigterm_watch.is_from_self)) {
+            (void)compat_add_main_pending_call(park_main_thread,
+                                               NULL); /* needs no GIL; a full queue: the main thread goes on */
         }
-        atomic_store(&watch.parks, true);
+        atomic_store(&sigterm_watch.is_main_parked, true);
     }
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(came);
+    return PyBool_FromLong(is_received);
 }
 
 PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     struct sigaction now;
     const pid_t pid = getpid();
-    if (pid != atomic_load(&watch.pid)) {
+    if (pid != atomic_load(&sigterm_watch.pid)) {
         Py_RETURN_TRUE;
     }
-    if (sigaction(SIGTERM, NULL, &now) == 0 && is_ours(&now)) {
-        take_default();
+    if (sigaction(SIGTERM, NULL, &now) == 0 && is_our_handler(&now)) {
+        restore_default_action();
     }
-    if (atomic_load(&watch.came)) {
+    if (atomic_load(&sigterm_watch.is_received)) {
         Py_RETURN_FALSE;
     }
-    atomic_store(&watch.pid, 0);    /* whoever has our handler saved and puts it back gets the default action */
-    if (atomic_load(&watch.came)) { /* just now: the handler may have seen that there is a watch */
-        atomic_store(&watch.pid, pid);
+    atomic_store(&sigterm_watch.pid, 0); /* whoever has our handler saved and puts it back gets the default action */
+    if (atomic_load(&sigterm_watch.is_received)) { /* just now: the handler may have seen that there is a watch */
+        atomic_store(&sigterm_watch.pid, pid);
         Py_RETURN_FALSE;
     }
-    atomic_fetch_add(&watch.life, 1);
+    atomic_fetch_add(&sigterm_watch.watch_id, 1);
     wake_waiter();
     Py_RETURN_TRUE;
 }
 
-PyObject *sigterm_end(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     end_by_sigterm();
     Py_RETURN_NONE;

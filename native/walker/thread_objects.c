@@ -5,12 +5,13 @@
 #include "py_compat.h"
 
 #include "context_compat.h"
-#include "state.h"
+#include "ticker_state.h"
 
-PyObject *thread_object_of(const core *c, unsigned long ident)
+PyObject *thread_objects_find(const ticker_state *ticker, unsigned long ident)
 {
-    PyObject *key = c->threads == NULL ? NULL : PyLong_FromUnsignedLong(ident);
-    PyObject *found = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(c->threads, key)); /* keys are ints */
+    PyObject *key = ticker->threads == NULL ? NULL : PyLong_FromUnsignedLong(ident);
+    PyObject *found =
+        key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(ticker->threads, key)); /* keys are ints */
     Py_XDECREF(key);
     if (found == NULL && PyErr_Occurred()) {
         PyErr_Clear();
@@ -18,15 +19,16 @@ PyObject *thread_object_of(const core *c, unsigned long ident)
     return found;
 }
 
-unsigned long thread_object_native_id(const core *c, PyObject *object)
+unsigned long thread_objects_native_id(const ticker_state *ticker, PyObject *python_thread)
 {
     PyObject *found = NULL;
-    if (object == NULL || c->native_id_key == NULL || Py_TYPE(object)->tp_getattro != PyObject_GenericGetAttr
-        || _PyType_Lookup(Py_TYPE(object), c->native_id_key) != NULL) {
+    if (python_thread == NULL || ticker->native_id_key == NULL
+        || Py_TYPE(python_thread)->tp_getattro != PyObject_GenericGetAttr
+        || _PyType_Lookup(Py_TYPE(python_thread), ticker->native_id_key) != NULL) {
         return 0; /* the last two would run code of a subclass */
     }
     unsigned long native_id = 0;
-    if (compat_optional_attribute(object, c->native_id_key, &found) > 0 && PyLong_CheckExact(found)) {
+    if (compat_get_optional_attribute(python_thread, ticker->native_id_key, &found) > 0 && PyLong_CheckExact(found)) {
         native_id = PyLong_AsUnsignedLong(found);
     }
     Py_XDECREF(found); /* not the last one: the thread has it */

@@ -20,98 +20,49 @@ from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.capture.portable_gc import CollectionLog, Place, places_below
+from splunk_profiler.capture.portable_gc import CodeLocation, CollectionLog, collect_locations
 from splunk_profiler.capture.schedule import Schedule, TraceFilter
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.raw import RUNS, Periods
-from splunk_profiler.system.threads import Signal, cpu_ns_of, living_threads
+from splunk_profiler.raw import STATE_RUNNING, Periods, RawCollection, RawSnapshot, RawThread, TickerCounters
+from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero
 
-_KNOWN_FRAMES = 16_384
-_ATTEMPTS = 3
-_MOST_GONE = 1024
-
-
-class RawThread(NamedTuple):
-    """See ``_walker.pyi``. `state` is only known of the thread that captures; `python_thread` is always there."""
-
-    key: int
-    ident: int
-    native_id: int
-    stack: Stack
-    context: Any | None
-    labels: Any | None
-    cpu_ns: int = 0
-    state: int | None = None
-    python_thread: threading.Thread | None = None
+_MAX_CACHED_FRAMES = 16_384
+_MAX_WALK_ATTEMPTS = 3
+_MAX_ENDED_THREADS = 1024
 
 
-class RawSnapshot(NamedTuple):
-    """See ``_walker.pyi``."""
-
-    time_ns: int
-    latency_ns: int
-    threads: tuple[RawThread, ...]
-    period_ns: int
-    focused: bool
-    since_ns: int
-    process_cpu_ns: int = 0
+_LOCATION_AND_CALLER = attrgetter("f_code", "f_lasti", "f_globals", "f_back")
 
 
-class RawCollection(NamedTuple):
-    """A collection of garbage: when it was over, since the epoch, on which thread, and what else it stands for."""
-
-    time_ns: int
-    thread: RawThread
-    generation: int
-    stands_for: int
-    duration_ns: int
-
-
-class Counters(NamedTuple):
-    """Since the ticker was made. `late_ns_max` and `late_ns_sum` are over captured ticks."""
-
-    due: int = 0
-    captured: int = 0
-    by_pending_call: int = 0
-    missed: int = 0
-    overwritten: int = 0
-    late_ns_max: int = 0
-    late_ns_sum: int = 0
-    held_ns_sum: int = 0
-
-
-_PLACE_AND_CALLER = attrgetter("f_code", "f_lasti", "f_globals", "f_back")
-
-
-class _Top(NamedTuple):
+class _TopFrame(NamedTuple):
     """The frame a thread runs in. `frame` is only compared: it may not outlive the moment (`_top_frames`)."""
 
     frame: FrameType
-    place: Place
-    back: FrameType | None
+    location: CodeLocation
+    caller: FrameType | None
 
-    def is_at(self, other: _Top | None) -> bool:
+    def is_at_same_location(self, other: _TopFrame | None) -> bool:
         """Whether both are the same frame, at the same instruction."""
-        return other is not None and self.frame is other.frame and self.place[1] == other.place[1]
+        return other is not None and self.frame is other.frame and self.location[1] == other.location[1]
 
 
-class _Walk(NamedTuple):
+class _ThreadWalk(NamedTuple):
     """The places and the context of one thread, before anything is named."""
 
     ident: int
-    places: list[Place]
+    locations: list[CodeLocation]
     truncated: bool
     context: Any | None
     labels: Any | None
 
 
-def is_gil_on() -> bool:
+def is_gil_enabled() -> bool:
     """True if one thread at a time runs Python. A free-threaded build may turn the GIL on, and does so for imports."""
     enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # CPython 3.13
     return enabled is None or enabled()
 
 
-def _other_interpreters() -> bool:
+def _has_other_interpreters() -> bool:
     """Whether there are interpreters that may run without our GIL (CPython 3.12).
 
     `sys._current_frames` makes frame objects for their threads as well, while these run: a crash. So nothing is
@@ -124,23 +75,23 @@ def _other_interpreters() -> bool:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """CPython 3.11 may collect garbage while it makes a frame object, and a finaliser then let the thread go on
     whose frame it is, until that is gone: a crash. Or a `threading.local` goes, which takes the lock that is held for
     the frames of all threads: a wait without end. Later versions collect between two instructions only, earlier ones
     make no object here.
     """
-    wanted = sys.version_info[:2] == (3, 11) and gc.isenabled()
-    if wanted:
+    must_disable = sys.version_info[:2] == (3, 11) and gc.isenabled()
+    if must_disable:
         gc.disable()
     try:
         yield
     finally:
-        if wanted:
+        if must_disable:
             gc.enable()
 
 
-def _top_frames() -> dict[int, _Top]:
+def _top_frames() -> dict[int, _TopFrame]:
     """Each thread's top frame, and where it stands.
 
     CPython 3.11 makes a frame object even for a frame that is being left, and does not tell that object when
@@ -148,11 +99,11 @@ def _top_frames() -> dict[int, _Top]:
     read within one call into C, in which no thread can take over. The other versions do not mind.
     """
     kept: dict[str, dict[int, FrameType]] = {}
-    asked = map(kept.setdefault, ["frames"], iter(sys._current_frames, None))
-    rows = list(map(_PLACE_AND_CALLER, chain.from_iterable(map(dict.values, asked))))
+    frame_maps = map(kept.setdefault, ["frames"], iter(sys._current_frames, None))
+    rows = list(map(_LOCATION_AND_CALLER, chain.from_iterable(map(dict.values, frame_maps))))
     return {
-        ident: _Top(frame, (code, lasti, module_globals), back)
-        for (ident, frame), (code, lasti, module_globals, back) in zip(kept["frames"].items(), rows, strict=True)
+        ident: _TopFrame(frame, (code, lasti, module_globals), caller)
+        for (ident, frame), (code, lasti, module_globals, caller) in zip(kept["frames"].items(), rows, strict=True)
     }
 
 
@@ -163,41 +114,41 @@ class Clock(Protocol):
     def time_ns(self) -> int: ...
 
 
-def _nothing(_ident: int) -> None:
+def _no_labels(_ident: int) -> None:
     """No thread has labels."""
 
 
-class _Identities:
+class _ThreadKeys:
     """A key for each life of a thread: an ident that comes back with another `Thread` object is a new thread."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, threading.Thread | None]] = {}
+        self._live: dict[int, tuple[int, threading.Thread | None]] = {}
         # Those that went last: snapshots may wait to be handled, and an event be older than several of them.
-        self._gone: dict[int, tuple[int, weakref.ref[threading.Thread] | None]] = {}
-        self._next = 0
+        self._ended: dict[int, tuple[int, weakref.ref[threading.Thread] | None]] = {}
+        self._last_key = 0
 
     def key(self, ident: int, thread: threading.Thread | None) -> int:
-        known = self._known.get(ident)
-        if known is None or known[1] is not thread:
-            self._next += 1
-            known = self._known[ident] = (self._next, thread)
-        return known[0]
+        entry = self._live.get(ident)
+        if entry is None or entry[1] is not thread:
+            self._last_key += 1
+            entry = self._live[ident] = (self._last_key, thread)
+        return entry[0]
 
-    def known_key(self, ident: int, thread: threading.Thread | None) -> int:
+    def find_key(self, ident: int, thread: threading.Thread | None) -> int:
         """The key, from another thread than the ticker's; of one that has been in no snapshot, a negative number."""
-        known = self._known.get(ident)
-        if known is not None and known[1] is thread:
-            return known[0]
-        key, gone = self._gone.get(ident, (-ident, None))
-        return key if (None if gone is None else gone()) is thread else -ident
+        entry = self._live.get(ident)
+        if entry is not None and entry[1] is thread:
+            return entry[0]
+        key, thread_ref = self._ended.get(ident, (-ident, None))
+        return key if (None if thread_ref is None else thread_ref()) is thread else -ident
 
     def keep_only(self, idents: Any) -> None:
-        for ident in self._known.keys() - idents:
-            key, thread = self._known.pop(ident)
-            self._gone.pop(ident, None)
-            self._gone[ident] = key, None if thread is None else weakref.ref(thread)
-        while len(self._gone) > _MOST_GONE:
-            self._gone.pop(next(iter(self._gone)))
+        for ident in self._live.keys() - idents:
+            key, thread = self._live.pop(ident)
+            self._ended.pop(ident, None)
+            self._ended[ident] = key, None if thread is None else weakref.ref(thread)
+        while len(self._ended) > _MAX_ENDED_THREADS:
+            self._ended.pop(next(iter(self._ended)))
 
 
 class PortableTicker:
@@ -211,57 +162,57 @@ class PortableTicker:
         make_frame: Callable[[CodeType, int, dict[str, Any]], Frame],
         make_stack: Callable[[tuple[Frame, ...], bool], Stack],
         ring_size: int,
-        labels_of: Callable[[int], Any | None] = _nothing,
+        labels_of: Callable[[int], Any | None] = _no_labels,
         collections: CollectionLog | None = None,
-        focus: TraceFilter | None = None,
+        trace_filter: TraceFilter | None = None,
         clock: Clock = time,
     ) -> None:
         self._context_of = context_of
         self._labels_of = labels_of
         self._collections = CollectionLog() if collections is None else collections
-        self.note_collection = self._collections.note  # not a method around it: less to be run by the collector
+        self.on_gc_event = self._collections.on_collection  # not a method around it: less to be run by the collector
         self._max_depth = max_depth
-        self._focus = focus
-        self._focused = False  # there may be traces in the focus
-        self._before_ns = 0
+        self._trace_filter = trace_filter
+        self._is_focus_active = False  # there may be traces in the focus
+        self._last_capture_ns = 0
         self._make_frame = make_frame
         self._make_stack = make_stack
         self._clock = clock
         self._ring: deque[RawSnapshot] = deque(maxlen=ring_size)
-        self._counters = Counters()
-        self._identities = _Identities()
+        self._counters = TickerCounters()
+        self._thread_keys = _ThreadKeys()
         self._previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]] = {}
         self._frames: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
-        self._filled = Signal()
-        self._wake = Signal()
+        self._filled = WakeEvent()
+        self._wake = WakeEvent()
         self._stopped = False
         self._periods = Periods(0, 0)
-        self._keeps_all = True  # there are captures of all threads, too
+        self._has_full_captures = True  # there are captures of all threads, too
 
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
         self._set_periods(period_ns, focused_period_ns)
-        rhythm = Schedule(self._clock.monotonic_ns(), self._periods)
+        schedule = Schedule(self._clock.monotonic_ns(), self._periods)
         while not self._stopped:
             now = self._clock.monotonic_ns()
-            rhythm.follow(self._periods, now)
-            ahead = rhythm.next_ns(now, focused=self._focused) - now
-            if ahead > 0:
-                self._wake.wait(min(ahead / 1e9, threading.TIMEOUT_MAX))
+            schedule.set_periods(self._periods, now)
+            wait_ns = schedule.next_deadline_ns(now, is_focus_active=self._is_focus_active) - now
+            if wait_ns > 0:
+                self._wake.wait(min(wait_ns / 1e9, threading.TIMEOUT_MAX))
                 continue
-            tick = rhythm.take(now)
+            tick = schedule.pop_tick(now)
             self._count(due=tick.skipped + 1, missed=tick.skipped)
-            self._capture(now - tick.deadline_ns, tick.period_ns, focused=tick.focused)
+            self._capture(now - tick.deadline_ns, tick.period_ns, is_focused=tick.is_focused)
 
-    def pace(self, period_ns: int, focused_period_ns: int = 0) -> None:
+    def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Let a running ticker go on as if it ran with these; from any thread."""
         self._set_periods(period_ns, focused_period_ns)
         self._wake.set()
 
-    def focus(self) -> None:
+    def notify_trace_added(self) -> None:
         """A trace was added to the focus."""
-        if not self._focused:
-            self._focused = True
+        if not self._is_focus_active:
+            self._is_focus_active = True
             self._wake.set()
 
     def stop(self) -> None:
@@ -271,9 +222,9 @@ class PortableTicker:
         self._wake.set()
         self._filled.set()
 
-    def capture(self, *, focused: bool = False) -> None:
+    def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot now, in this thread, into the ring."""
-        self._capture(0, 0, focused=focused)
+        self._capture(0, 0, is_focused=is_focused)
 
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty."""
@@ -288,74 +239,97 @@ class PortableTicker:
         """The collections that were kept, oldest first; raises what has gone wrong while they were noted."""
         drained = []
         for kept in self._collections.drain():
-            stack = self._make_stack(tuple(self._frame(*place) for place in kept.places), kept.truncated)
-            key = self._identities.known_key(kept.ident, kept.thread)
+            stack = self._make_stack(
+                tuple(self._resolve_frame(*location) for location in kept.locations), kept.truncated
+            )
+            key = self._thread_keys.find_key(kept.ident, kept.thread)
             native_id = _native_id(kept.thread)
-            thread = RawThread(key, kept.ident, native_id, stack, kept.context, kept.labels, 0, RUNS, kept.thread)
-            drained.append(RawCollection(kept.time_ns, thread, kept.generation, kept.stands_for, kept.duration_ns))
+            thread = RawThread(
+                key, kept.ident, native_id, stack, kept.context, kept.labels, 0, STATE_RUNNING, kept.thread
+            )
+            drained.append(
+                RawCollection(kept.time_ns, thread, kept.generation, kept.collection_count, kept.duration_ns)
+            )
         return drained
 
-    def counters(self) -> Counters:
+    def counters(self) -> TickerCounters:
         """What has happened since the ticker was made."""
         return self._counters
 
-    def _capture(self, late_ns: int, period_ns: int, *, focused: bool) -> None:
-        if not is_gil_on() or _other_interpreters():
+    def _capture(self, late_ns: int, period_ns: int, *, is_focused: bool) -> None:
+        if not is_gil_enabled() or _has_other_interpreters():
             self._count(missed=1)
             return
-        started = self._clock.monotonic_ns()
-        since_ns = started - self._before_ns if self._before_ns else 0
-        self._before_ns = started
-        if focused and not self._has_focus():
-            self._count(captured=1, held_ns=self._clock.monotonic_ns() - started)
+        started_ns = self._clock.monotonic_ns()
+        since_previous_ns = started_ns - self._last_capture_ns if self._last_capture_ns else 0
+        self._last_capture_ns = started_ns
+        if is_focused and not self._update_focus_active():
+            self._count(captured=1, held_ns=self._clock.monotonic_ns() - started_ns)
             return
-        before = living_threads().copy()
-        now, walks = self._walk(focused=focused)
-        if focused and not walks:
-            self._count(captured=1, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
+        before = active_threads().copy()
+        now, walks = self._walk(is_focused=is_focused)
+        if is_focused and not walks:
+            self._count(captured=1, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started_ns)
             return
-        living = living_threads().copy()
+        living = active_threads().copy()
         # A walk takes a while: one that has come or gone meanwhile cannot be told by its ident.
         walks = [walk for walk in walks if before.get(walk.ident) is living.get(walk.ident)]
         process_cpu_ns = time.process_time_ns()  # before the threads' clocks: see `ThreadTimes`
-        threads, here = [], threading.get_ident()
+        threads, own_ident = [], threading.get_ident()
         previous = self._previous
-        if not (focused and self._keeps_all):  # else the others keep theirs until the next capture of all
+        if not (is_focused and self._has_full_captures):  # else the others keep theirs until the next capture of all
             self._previous = {}
         for walk in walks:
             thread = living.get(walk.ident)
-            key = self._identities.key(walk.ident, thread)
-            stack = self._stack(key, walk, previous)
+            key = self._thread_keys.key(walk.ident, thread)
+            stack = self._resolve_stack(key, walk, previous)
             native_id = _native_id(thread)
-            state = RUNS if walk.ident == here else None
+            state = STATE_RUNNING if walk.ident == own_ident else None
             threads.append(
                 RawThread(
-                    key, walk.ident, native_id, stack, walk.context, walk.labels, cpu_ns_of(native_id), state, thread
+                    key,
+                    walk.ident,
+                    native_id,
+                    stack,
+                    walk.context,
+                    walk.labels,
+                    cpu_ns_or_zero(native_id),
+                    state,
+                    thread,
                 )
             )
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
-        self._ring.append(RawSnapshot(now, late_ns, tuple(threads), period_ns, focused, since_ns, process_cpu_ns))
-        self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started)
+        self._ring.append(
+            RawSnapshot(now, late_ns, tuple(threads), period_ns, is_focused, since_previous_ns, process_cpu_ns)
+        )
+        self._count(
+            captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=self._clock.monotonic_ns() - started_ns
+        )
         self._filled.set()
 
     def _set_periods(self, period_ns: int, focused_period_ns: int) -> None:
         self._periods = Periods(period_ns, focused_period_ns)
-        self._keeps_all = period_ns > 0
+        self._has_full_captures = period_ns > 0
 
-    def _has_focus(self) -> bool:
-        """Whether there are traces in the focus; if not, there are no such ticks until `focus` is called."""
-        self._focused = False  # first: who adds a trace now, and says so, must not be forgotten
-        if self._focus is not None and self._focus.traces:
-            self._focused = True
-        return self._focused
+    def _update_focus_active(self) -> bool:
+        """Whether there are traces in the focus.
 
-    def _works_for_one(self, ident: int) -> bool:
+        If not, there are no such ticks until `notify_trace_added` is called.
+        """
+        self._is_focus_active = False  # first: who adds a trace now, and says so, must not be forgotten
+        if self._trace_filter is not None and self._trace_filter.traces:
+            self._is_focus_active = True
+        return self._is_focus_active
+
+    def _is_in_focus(self, ident: int) -> bool:
         context = self._context_of(ident)
-        focus = self._focus
-        return context is not None and focus is not None and focus.trace_of(context) in focus.traces
+        trace_filter = self._trace_filter
+        return (
+            context is not None and trace_filter is not None and trace_filter.trace_of(context) in trace_filter.traces
+        )
 
-    def _walk(self, *, focused: bool) -> tuple[int, list[_Walk]]:
+    def _walk(self, *, is_focused: bool) -> tuple[int, list[_ThreadWalk]]:
         """All threads at one instant, or those in the focus, and when that was; oldest first.
 
         The application runs in the middle of a walk if this thread has held the GIL for too long (the system
@@ -363,55 +337,59 @@ class PortableTicker:
         thread is looked at once more, and all are walked again if one has moved. One that moves every time,
         which takes a stall in each attempt, is left out of this snapshot.
         """
-        for _ in range(_ATTEMPTS):
-            with no_collection():
+        for _ in range(_MAX_WALK_ATTEMPTS):
+            with gc_disabled():
                 tops = _top_frames()
                 now = self._clock.time_ns()
                 walks = [
-                    self._places(ident, top)
+                    self._walk_thread(ident, top)
                     for ident, top in reversed(tops.items())  # newest first in there
-                    if not focused or self._works_for_one(ident)
+                    if not is_focused or self._is_in_focus(ident)
                 ]
-                moved = self._moved(tops, walks)
+                moved = self._find_moved(tops, walks)
             if not moved:
                 break
-        self._identities.keep_only(tops.keys())
+        self._thread_keys.keep_only(tops.keys())
         return now, [walk for walk in walks if walk.ident not in moved]
 
-    def _places(self, ident: int, top: _Top) -> _Walk:
-        places, below = [top.place], places_below(top.back, self._max_depth)
-        places += below
-        truncated = len(places) > self._max_depth
-        return _Walk(ident, places[: self._max_depth], truncated, self._context_of(ident), self._labels_of(ident))
+    def _walk_thread(self, ident: int, top: _TopFrame) -> _ThreadWalk:
+        locations, callers = [top.location], collect_locations(top.caller, self._max_depth)
+        locations += callers
+        truncated = len(locations) > self._max_depth
+        return _ThreadWalk(
+            ident, locations[: self._max_depth], truncated, self._context_of(ident), self._labels_of(ident)
+        )
 
-    def _moved(self, tops: dict[int, _Top], walks: list[_Walk]) -> set[int]:
+    def _find_moved(self, tops: dict[int, _TopFrame], walks: list[_ThreadWalk]) -> set[int]:
         """Idents of threads that have run since they were walked; this thread is where it is."""
-        again, here = _top_frames(), threading.get_ident()
+        later_tops, own_ident = _top_frames(), threading.get_ident()
         return {
             ident
             for ident, _, _, context, labels in walks
-            if ident != here
+            if ident != own_ident
             and not (
-                tops[ident].is_at(again.get(ident))
+                tops[ident].is_at_same_location(later_tops.get(ident))
                 and self._context_of(ident) is context
                 and self._labels_of(ident) is labels
             )
         }
 
-    def _stack(self, key: int, walk: _Walk, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]) -> Stack:
+    def _resolve_stack(
+        self, key: int, walk: _ThreadWalk, previous: dict[int, tuple[list[tuple[CodeType, int]], Stack]]
+    ) -> Stack:
         before = previous.get(key)
-        if before is not None and _same(before[0], walk.places):
+        if before is not None and _is_same_stack(before[0], walk.locations):
             self._previous[key] = before
             return before[1]
-        stack = self._make_stack(tuple(self._frame(*place) for place in walk.places), walk.truncated)
-        self._previous[key] = ([place[:2] for place in walk.places], stack)
+        stack = self._make_stack(tuple(self._resolve_frame(*location) for location in walk.locations), walk.truncated)
+        self._previous[key] = ([location[:2] for location in walk.locations], stack)
         return stack
 
-    def _frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
-        known = self._frames.get((id(code), lasti))
-        if known is not None:
-            return known[1]
-        if len(self._frames) >= _KNOWN_FRAMES:
+    def _resolve_frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
+        entry = self._frames.get((id(code), lasti))
+        if entry is not None:
+            return entry[1]
+        if len(self._frames) >= _MAX_CACHED_FRAMES:
             self._frames.clear()
         frame = self._make_frame(code, lasti, module_globals)
         self._frames[id(code), lasti] = (code, frame)  # holding the code keeps its id from being given again
@@ -428,14 +406,14 @@ class PortableTicker:
         held_ns: int = 0,
     ) -> None:
         before = self._counters
-        self._counters = Counters(
+        self._counters = TickerCounters(
             due=before.due + due,
             captured=before.captured + captured,
             missed=before.missed + missed,
             overwritten=before.overwritten + overwritten,
-            late_ns_max=max(before.late_ns_max, late_ns),
-            late_ns_sum=before.late_ns_sum + late_ns,
-            held_ns_sum=before.held_ns_sum + held_ns,
+            latency_ns_max=max(before.latency_ns_max, late_ns),
+            latency_ns_sum=before.latency_ns_sum + late_ns,
+            gil_held_ns_sum=before.gil_held_ns_sum + held_ns,
         )
 
 
@@ -443,6 +421,6 @@ def _native_id(thread: threading.Thread | None) -> int:
     return 0 if thread is None else vars(thread).get("_native_id") or 0
 
 
-def _same(before: list[tuple[CodeType, int]], now: list[Place]) -> bool:
+def _is_same_stack(before: list[tuple[CodeType, int]], now: list[CodeLocation]) -> bool:
     """Whether both are the same places; codes by identity, since comparing two by value is slow."""
     return len(before) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(before, now, strict=True))

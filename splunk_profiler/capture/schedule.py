@@ -1,6 +1,6 @@
 """When which threads are looked at: all of them in one rhythm, those of a few traces in a quicker one between.
 
-Values and arithmetic of the portable ticker; the native one has the same in `native/walker/ticker.c`.
+Values and arithmetic of the portable ticker; the native one has the same in `native/walker/ticker_state.c`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tick(NamedTuple):
 
     deadline_ns: int
     period_ns: int
-    focused: bool
+    is_focused: bool
     skipped: int
 
 
@@ -50,41 +50,41 @@ class Schedule:
     """
 
     def __init__(self, now_ns: int, periods: Periods) -> None:
-        self._begin_ns = now_ns
+        self._grid_start_ns = now_ns
         self._periods = periods
-        self._some_at_ns = NEVER_NS
+        self._next_focused_ns = NEVER_NS
 
-    def follow(self, periods: Periods, now_ns: int) -> None:
+    def set_periods(self, periods: Periods, now_ns: int) -> None:
         """Other distances move the next deadlines: that of all, counted from the last; the focus's grid begins anew."""
         before, self._periods = self._periods, periods
         if not before.all_ns and periods.all_ns:
-            self._begin_ns = now_ns  # there was none for as long as that
+            self._grid_start_ns = now_ns  # there was none for as long as that
         if before.focused_ns != periods.focused_ns:
-            self._some_at_ns = NEVER_NS
+            self._next_focused_ns = NEVER_NS
 
-    def next_ns(self, now_ns: int, *, focused: bool) -> int:
-        """The next deadline; `focused` says whether there is a trace in the focus."""
-        some_ns = self._periods.focused_ns
-        if not focused or not some_ns:
-            self._some_at_ns = NEVER_NS
-        elif self._some_at_ns == NEVER_NS:
-            passed = (now_ns - self._begin_ns) // some_ns
-            self._some_at_ns = self._begin_ns + (passed + 1) * some_ns
-        return min(self._all_at_ns, self._some_at_ns)
+    def next_deadline_ns(self, now_ns: int, *, is_focus_active: bool) -> int:
+        """The next deadline; `is_focus_active` says whether there is a trace in the focus."""
+        focused_ns = self._periods.focused_ns
+        if not is_focus_active or not focused_ns:
+            self._next_focused_ns = NEVER_NS
+        elif self._next_focused_ns == NEVER_NS:
+            elapsed_periods = (now_ns - self._grid_start_ns) // focused_ns
+            self._next_focused_ns = self._grid_start_ns + (elapsed_periods + 1) * focused_ns
+        return min(self._next_all_ns, self._next_focused_ns)
 
-    def take(self, now_ns: int) -> Tick:
-        """The deadline that `next_ns` has named, once it has come. After a stall those before are given up."""
-        focused = now_ns < self._all_at_ns
-        deadline_ns = self._some_at_ns if focused else self._all_at_ns
-        period_ns = self._periods.focused_ns if focused else self._periods.all_ns
+    def pop_tick(self, now_ns: int) -> Tick:
+        """The deadline that `next_deadline_ns` has named, once it has come. After a stall those before are given up."""
+        is_focused = now_ns < self._next_all_ns
+        deadline_ns = self._next_focused_ns if is_focused else self._next_all_ns
+        period_ns = self._periods.focused_ns if is_focused else self._periods.all_ns
         skipped = (now_ns - deadline_ns) // period_ns
         deadline_ns += skipped * period_ns
-        if focused:
-            self._some_at_ns = deadline_ns + period_ns
+        if is_focused:
+            self._next_focused_ns = deadline_ns + period_ns
         else:
-            self._begin_ns, self._some_at_ns = deadline_ns, NEVER_NS
-        return Tick(deadline_ns, period_ns, focused, skipped)
+            self._grid_start_ns, self._next_focused_ns = deadline_ns, NEVER_NS
+        return Tick(deadline_ns, period_ns, is_focused, skipped)
 
     @property
-    def _all_at_ns(self) -> int:
-        return self._begin_ns + self._periods.all_ns if self._periods.all_ns else NEVER_NS
+    def _next_all_ns(self) -> int:
+        return self._grid_start_ns + self._periods.all_ns if self._periods.all_ns else NEVER_NS

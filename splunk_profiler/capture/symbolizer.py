@@ -19,15 +19,15 @@ from splunk_profiler.model import Frame
 from splunk_profiler.system.printable import printable
 
 UNKNOWN = "unknown"
-_INDEXED_MODULES = 4096
-_KNOWN_FRAMES = 16_384
+_MAX_INDEXED_MODULES = 4096
+_MAX_CACHED_FRAMES = 16_384
 
 
 class Symbolizer:
     """Makes `Frame`s. One for each walker: its cache lives and dies with it."""
 
     def __init__(self) -> None:
-        self._qualified: dict[str, tuple[int, dict[CodeType, str]]] = {}
+        self._module_indexes: dict[str, tuple[int, dict[CodeType, str]]] = {}
         self._frames: dict[tuple[str, str, str, int | None, int], Frame] = {}
 
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
@@ -40,29 +40,29 @@ class Symbolizer:
             module = UNKNOWN
         scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
         namespace = f"{module}.{scope}" if scope else module
-        file, line, first_line = code.co_filename or UNKNOWN, _line(code, lasti), max(code.co_firstlineno, 0)
+        file, line, first_line = code.co_filename or UNKNOWN, _line_number(code, lasti), max(code.co_firstlineno, 0)
         names = (printable(namespace), printable(function), printable(file), line, first_line)
-        known = self._frames.get(names)
-        if known is None:
-            if len(self._frames) >= _KNOWN_FRAMES:
+        cached = self._frames.get(names)
+        if cached is None:
+            if len(self._frames) >= _MAX_CACHED_FRAMES:
                 self._frames.clear()
-            known = self._frames[names] = Frame(*names)
-        return known
+            cached = self._frames[names] = Frame(*names)
+        return cached
 
     def _qualified_name(self, code: CodeType, module: str, module_globals: dict[str, Any]) -> str:
         if sys.version_info >= (3, 11):
             return code.co_qualname or code.co_name
-        defined = dict.__len__(module_globals)
-        names_then, index = self._qualified.get(module, (-1, {}))
-        if code not in index and names_then != defined:  # look again only if the module has grown
-            if len(self._qualified) >= _INDEXED_MODULES:
-                self._qualified.clear()
+        module_size = dict.__len__(module_globals)
+        indexed_size, index = self._module_indexes.get(module, (-1, {}))
+        if code not in index and indexed_size != module_size:  # look again only if the module has grown
+            if len(self._module_indexes) >= _MAX_INDEXED_MODULES:
+                self._module_indexes.clear()
             index = dict(_index_module(module_globals, module))
-            self._qualified[module] = (defined, index)
+            self._module_indexes[module] = (module_size, index)
         return index.setdefault(code, code.co_name)
 
 
-def _line(code: CodeType, lasti: int) -> int | None:
+def _line_number(code: CodeType, lasti: int) -> int | None:
     if lasti < 0:
         return code.co_firstlineno
     for start, end, line in code.co_lines():
@@ -89,14 +89,14 @@ def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple
             if item.__qualname__.rpartition(".")[2] == item.__code__.co_name:  # else `functools.wraps` has set it
                 yield from _index_code(item.__code__, item.__qualname__)
             pending.append(item.__dict__.get("__wrapped__"))
-            pending += _cells(item)
+            pending += _closure_functions(item)
         elif issubclass(kind, type):
             attributes = type.__dict__["__dict__"].__get__(item)
             if attributes.get("__module__") == module:
                 pending += list(attributes.values())
 
 
-def _cells(function: FunctionType) -> list[Any]:
+def _closure_functions(function: FunctionType) -> list[Any]:
     contents: list[Any] = []
     for cell in function.__closure__ or ():
         try:

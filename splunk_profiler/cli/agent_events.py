@@ -16,19 +16,19 @@ from rich.text import Text
 from splunk_profiler.cli.terminal import text
 
 if TYPE_CHECKING:
+    from splunk_profiler.inspector.code_locations import CodeLocation
     from splunk_profiler.inspector.events import Event, Totals
     from splunk_profiler.inspector.messages import Registration
     from splunk_profiler.inspector.model import Reason
-    from splunk_profiler.inspector.places import CodePlace
 
 
-def as_data(event: Event, time_ns: int) -> dict[str, Any]:
+def to_dict(event: Event, time_ns: int) -> dict[str, Any]:
     """The event as what `json.dumps` takes; `time_ns` is nanoseconds since the epoch."""
-    name, facts = _told(event)
+    name, facts = _event_facts(event)
     return {"event": name, "time_unix_nano": time_ns, "pid": event.pid, **facts}
 
 
-def totals_as_data(totals: Totals, time_ns: int) -> dict[str, Any]:
+def totals_to_dict(totals: Totals, time_ns: int) -> dict[str, Any]:
     """The totals likewise."""
     return {
         "event": "totals",
@@ -42,12 +42,12 @@ def totals_as_data(totals: Totals, time_ns: int) -> dict[str, Any]:
         "lost_samples_by_reason": {loss.value: count for loss, count in totals.lost_samples.items()},
         "registrations": totals.registrations,
         "lost_registrations": totals.lost_registrations,
-        "busy_reads": totals.busy,
+        "busy_reads": totals.busy_reads,
         "missed_instants": totals.missed,
     }
 
 
-def _told(event: Event) -> tuple[str, dict[str, Any]]:
+def _event_facts(event: Event) -> tuple[str, dict[str, Any]]:
     from splunk_profiler.inspector import events  # noqa: PLC0415
 
     match event:
@@ -57,49 +57,56 @@ def _told(event: Event) -> tuple[str, dict[str, Any]]:
                 "service_name": storage.service_name,
                 "service_environment": storage.service_environment,
                 "socket_path": storage.socket_path,
-                "reasons": _reason_data(reasons),
+                "reasons": _reasons_to_dicts(reasons),
             }
         case events.Unseen(_, command, reasons):
-            return "unseen", {"command": command, "reasons": _reason_data(reasons)}
+            return "unseen", {"command": command, "reasons": _reasons_to_dicts(reasons)}
         case events.Registered(_, socket_path, registration, loss):
-            facts = {"socket_path": socket_path, **_registration_data(registration)}
+            facts = {"socket_path": socket_path, **_registration_to_dict(registration)}
             return ("registered", facts) if loss is None else ("registration-lost", {**facts, "reason": loss.value})
         case events.Reported(_, socket_path, sample, count, loss):
             facts = {
                 "socket_path": socket_path,
                 "trace_id": sample.trace_id,
                 "transaction_id": sample.transaction_id,
-                "stack_trace_id": sample.place.stack_trace_id,
+                "stack_trace_id": sample.location.stack_trace_id,
                 "count": count,
-                "place": _place(sample.place),
+                "place": _format_location(sample.location),
             }
             return ("sent", facts) if loss is None else ("lost", {**facts, "reason": loss.value})
         case events.Busy(_, text) | events.Skipped(_, text) | events.Ended(_, text):
             return type(event).__name__.lower(), {"text": text}
 
 
-def line(event: Event, now: time.struct_time) -> Text:
+def format_event(event: Event, now: time.struct_time) -> Text:
     """The event for a person, in one line; `now` is the local time."""
-    name, _ = _told(event)
-    words, style = _words(event)
-    shown = text(time.strftime("%H:%M:%S", now), "dim") + text(f" {event.pid:>7} ")
-    return shown + text(f"{name:<12}", style or "bold") + text(f" {words}")
+    name, _ = _event_facts(event)
+    words, style = _event_text(event)
+    prefix = text(time.strftime("%H:%M:%S", now), "dim") + text(f" {event.pid:>7} ")
+    return prefix + text(f"{name:<12}", style or "bold") + text(f" {words}")
 
 
-def _words(event: Event) -> tuple[str, str]:
+def _event_text(event: Event) -> tuple[str, str]:
     from splunk_profiler.inspector import events  # noqa: PLC0415
 
     match event:
         case events.Followed(_, command, storage, reasons):
-            who = f"{command}: service {storage.service_name or '(none)'}, socket {storage.socket_path or '(none)'}"
-            return (who + _because(reasons), "yellow") if reasons else (who, "")
+            summary = f"{command}: service {storage.service_name or '(none)'}, socket {storage.socket_path or '(none)'}"
+            return (summary + _reasons_text(reasons), "yellow") if reasons else (summary, "")
         case events.Unseen(_, command, reasons):
-            return f"{command}, looked at again every second{_because(reasons)}", "yellow"
+            return f"{command}, looked at again every second{_reasons_text(reasons)}", "yellow"
         case events.Registered(_, _, registration, loss):
-            said = f"samples within {registration.samples_delay_ms} ms, host.id {registration.host_id or '(none)'}"
-            return (said, "green") if loss is None else (f"{loss.value}, tried again in a second: {said}", "yellow")
+            registration_text = (
+                f"samples within {registration.samples_delay_ms} ms, host.id {registration.host_id or '(none)'}"
+            )
+            return (
+                (registration_text, "green")
+                if loss is None
+                else (f"{loss.value}, tried again in a second: {registration_text}", "yellow")
+            )
         case events.Reported(_, _, sample, count, loss):
-            text = f"trace {sample.trace_id}  transaction {sample.transaction_id}  {count} at {_place(sample.place)}"
+            location = _format_location(sample.location)
+            text = f"trace {sample.trace_id}  transaction {sample.transaction_id}  {count} at {location}"
             return (text, "dim") if loss is None else (f"{text}  {loss.value}", "red")
         case events.Busy(_, text) | events.Skipped(_, text) | events.Ended(_, text):
             return text, "yellow"
@@ -119,7 +126,7 @@ def draw(totals: Totals) -> RenderableType:
     for what, count in (
         ("processes given up", totals.given_up),
         ("registrations lost", totals.lost_registrations),
-        ("reads while somebody else held a thread", totals.busy),
+        ("reads while somebody else held a thread", totals.busy_reads),
         ("instants missed, because the one before took too long", totals.missed),
     ):
         if count:
@@ -127,7 +134,7 @@ def draw(totals: Totals) -> RenderableType:
     return Group("", table)
 
 
-def _registration_data(registration: Registration) -> dict[str, Any]:
+def _registration_to_dict(registration: Registration) -> dict[str, Any]:
     return {
         "samples_delay_ms": registration.samples_delay_ms,
         "host_id": registration.host_id,
@@ -135,13 +142,13 @@ def _registration_data(registration: Registration) -> dict[str, Any]:
     }
 
 
-def _reason_data(reasons: Sequence[Reason]) -> list[dict[str, str]]:
+def _reasons_to_dicts(reasons: Sequence[Reason]) -> list[dict[str, str]]:
     return [{"code": one.code, "level": one.level.value, "text": one.text, "remedy": one.remedy} for one in reasons]
 
 
-def _because(reasons: Sequence[Reason]) -> str:
+def _reasons_text(reasons: Sequence[Reason]) -> str:
     return "".join(f"; {reason.text} [{reason.code}]" for reason in reasons)
 
 
-def _place(place: CodePlace) -> str:
-    return f"{place.file}+{place.offset:#x}" if place.offset else place.file
+def _format_location(location: CodeLocation) -> str:
+    return f"{location.file}+{location.offset:#x}" if location.offset else location.file

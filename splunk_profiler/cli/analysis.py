@@ -16,9 +16,9 @@ from typing import Any
 
 from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.library_paths import is_library
 from splunk_profiler.cli.profiles import FORMAT as PROFILE_FORMAT
 from splunk_profiler.cli.profiles import OUTSIDE, ProfileError, Profiles
-from splunk_profiler.cli.sources import is_library
 
 PROFILE_SCOPE = "otel.profiling"
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
@@ -28,7 +28,7 @@ _SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 _DATA_TYPE, _CPU = "profiling.data.type", "cpu"
 _REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
 
-_MOST_64_BITS = 1 << 63
+_INT64_LIMIT = 1 << 63
 
 SpanKey = tuple[str, str]
 
@@ -56,7 +56,7 @@ class Functions:
         if not calls:
             return
         self.own[calls[0].name] += 1
-        self.callers[calls[0].name][_nearest_own(calls)] += 1
+        self.callers[calls[0].name][_nearest_application_function(calls)] += 1
         for name, call in _first_calls(calls).items():
             self.total[name] += 1
             self.lines[name][call.file, call.line] += 1
@@ -90,7 +90,7 @@ class Tally:
         return self.ran.samples + self.waited.samples
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """The key to sort tallies by: what ran most comes first."""
         return -self.ran.samples, -self.waited.samples
 
@@ -115,24 +115,24 @@ class Transactions:
     """The local roots among the spans, and what a host profiler has said of them.
 
     Attributes:
-        received: all of them; `told` carry stack-trace ids.
+        received: all of them; `with_ids` carry stack-trace ids.
         ids: how many they carry in all; an id that was seen twice counts twice.
         example: the one with the most ids: its span as received, and how often it has each id.
     """
 
     received: int = 0
-    told: int = 0
+    with_ids: int = 0
     ids: int = 0
     example: tuple[dict[str, Any], Counter[str]] | None = None
 
     def add(self, span: dict[str, Any]) -> None:
         """Count one span, if it is a transaction."""
-        if span.get("parentSpanId") and _whole(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
+        if span.get("parentSpanId") and _parse_int(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
             return
         self.received += 1
-        ids = Counter(_texts(span, STACK_TRACE_IDS))
+        ids = Counter(_string_array(span, STACK_TRACE_IDS))
         if ids:
-            self.told += 1
+            self.with_ids += 1
             self.ids += ids.total()
             if self.example is None or ids.total() > self.example[1].total():
                 self.example = (span, ids)
@@ -192,28 +192,28 @@ def analyse(path: Path) -> Analysis:
     Raises:
         CommandError: nothing can be read there, or it holds no samples.
     """
-    result = Analysis(files=_files(path))
+    result = Analysis(files=_find_files(path))
     names: dict[SpanKey, str] = {}
-    for resource in _resources(result, "resourceSpans"):
-        with _counting_broken(result):
+    for resource in _iter_resources(result, "resourceSpans"):
+        with _count_broken_entries(result):
             _count_spans(result, names, resource)
     examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = {}
-    for resource in _resources(result, "resourceLogs"):
-        with _counting_broken(result):
+    for resource in _iter_resources(result, "resourceLogs"):
+        with _count_broken_entries(result):
             _count_logs(result, names, resource, examples)
     if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"
         )
-    biggest = min(result.by_span, key=lambda name: result.by_span[name].rank, default=OUTSIDE)
-    if biggest in examples:
-        result.record = (biggest, examples[biggest][1])
+    hottest_span = min(result.by_span, key=lambda name: result.by_span[name].sort_key, default=OUTSIDE)
+    if hottest_span in examples:
+        result.record = (hottest_span, examples[hottest_span][1])
     return result
 
 
 @contextmanager
-def _counting_broken(result: Analysis) -> Iterator[None]:
+def _count_broken_entries(result: Analysis) -> Iterator[None]:
     """Count an entry that is JSON and has not the shape of OTLP; what came before the fault is counted."""
     try:
         yield
@@ -242,10 +242,10 @@ def _count_logs(
             result.other_logs += len(records)
             continue
         for record in records:
-            _count(result, names, service, record, examples)
+            _count_record(result, names, service, record, examples)
 
 
-def _count(
+def _count_record(
     result: Analysis,
     names: dict[SpanKey, str],
     service: str,
@@ -268,8 +268,8 @@ def _count(
     except (DumpError, ProfileError):
         result.unread += 1
         return
-    time_ns = _whole(record.get("timeUnixNano"))
-    period_ms = _whole(attributes.get("source.event.period"))
+    time_ns = _parse_int(record.get("timeUnixNano"))
+    period_ms = _parse_int(attributes.get("source.event.period"))
     result.samples += 1
     result.running += dump.running
     result.services[service] += 1
@@ -293,25 +293,25 @@ def _count(
     thread.in_spans += in_span
     thread.statuses[dump.status] += 1
     # The best example of a span is of a thread at work, and short enough to be read.
-    merit = (dump.running, -len(dump.calls))
-    if name not in examples or examples[name][0] < merit:
-        examples[name] = (merit, record)
+    score = (dump.running, -len(dump.calls))
+    if name not in examples or examples[name][0] < score:
+        examples[name] = (score, record)
 
 
-def _whole(value: Any) -> int:
+def _parse_int(value: Any) -> int:
     """A number as OTLP/JSON writes it (64 bits are text); 0 for what is none, or needs more."""
     try:
         number = int(value)
     except (OverflowError, TypeError, ValueError):
         return 0
-    return number if abs(number) < _MOST_64_BITS else 0
+    return number if abs(number) < _INT64_LIMIT else 0
 
 
 def _span_key(holder: dict[str, Any]) -> SpanKey:
     return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
 
 
-def _nearest_own(calls: Iterable[Call]) -> str:
+def _nearest_application_function(calls: Iterable[Call]) -> str:
     """The name of the application's function that is nearest to the leaf; empty if there is none."""
     return next((call.name for call in calls if not is_library(call.file)), "")
 
@@ -324,7 +324,7 @@ def _first_calls(calls: Iterable[Call]) -> dict[str, Call]:
     return first
 
 
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
         if not files:
@@ -335,7 +335,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
+def _iter_resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
     """The entries of all requests that carry `kind`; counts lines that are no JSON."""
     for path in result.files:
         try:
@@ -369,7 +369,7 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts(holder: dict[str, Any], key: str) -> Iterator[str]:
+def _string_array(holder: dict[str, Any], key: str) -> Iterator[str]:
     """The texts in an attribute that is an array of them."""
     for item in holder.get("attributes", ()):
         if item.get("key") == key:

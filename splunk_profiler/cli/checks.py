@@ -16,11 +16,11 @@ from pathlib import Path
 
 from splunk_profiler.cli.run import AUTOSTART
 from splunk_profiler.config import Config, Resolved
-from splunk_profiler.config.parsers import Collector, Nowhere
+from splunk_profiler.config.parsers import Collector, NoDestination
 from splunk_profiler.config.settings import SETTINGS
 
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
-_OLDEST_SDK = (1, 38)
+_MIN_SDK_VERSION = (1, 38)
 
 
 class Verdict(Enum):
@@ -49,24 +49,28 @@ class Finding:
     remedy: str = ""
 
 
-def switches(resolved: Resolved) -> list[Finding]:
+def check_switches(resolved: Resolved) -> list[Finding]:
     """Is the profiler on, and can every value be used?"""
-    told = resolved.destination.reason if isinstance(resolved.destination, Nowhere) else ""  # under "Destination"
-    found = [Finding(Verdict.WARNING, "setting", line) for line in resolved.warnings if line not in told]
+    destination_reason = (
+        resolved.destination.reason if isinstance(resolved.destination, NoDestination) else ""
+    )  # under "Destination"
+    findings = [
+        Finding(Verdict.WARNING, "setting", line) for line in resolved.warnings if line not in destination_reason
+    ]
     if resolved.config.enabled:
-        found.insert(0, Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true"))
+        findings.insert(0, Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true"))
     elif resolved.config.snapshot_enabled:
         fact = "SPLUNK_SNAPSHOT_PROFILER_ENABLED is true: selected traces are profiled, and nothing else"
-        found.insert(0, Finding(Verdict.GOOD, "switched on", fact))
+        findings.insert(0, Finding(Verdict.GOOD, "switched on", fact))
     else:
         origin = resolved.origins.get("enabled")
         fact = "SPLUNK_PROFILER_ENABLED is false" if origin else "SPLUNK_PROFILER_ENABLED is not set, which means false"
         remedy = "set SPLUNK_PROFILER_ENABLED=true, or start the service by: splunk-profiler run -- COMMAND"
-        found.insert(0, Finding(Verdict.FAILURE, "switched off", fact, remedy))
+        findings.insert(0, Finding(Verdict.FAILURE, "switched off", fact, remedy))
     if resolved.sdk_disabled:
         fact = "OTEL_SDK_DISABLED=true switches the profiler off as well"
-        found.append(Finding(Verdict.FAILURE, "switched off", fact, "unset OTEL_SDK_DISABLED"))
-    return found
+        findings.append(Finding(Verdict.FAILURE, "switched off", fact, "unset OTEL_SDK_DISABLED"))
+    return findings
 
 
 def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
@@ -75,14 +79,14 @@ def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
     rows = []
     for setting in SETTINGS:
         value = getattr(resolved.config, setting.field)
-        text = "" if value is None else str(value).lower() if isinstance(value, bool) else setting.shown(value)
-        usual = value == getattr(defaults, setting.field)
-        origin = resolved.origins.get(setting.field, "default" if usual else "Config")
+        text = "" if value is None else str(value).lower() if isinstance(value, bool) else setting.redact(value)
+        is_default = value == getattr(defaults, setting.field)
+        origin = resolved.origins.get(setting.field, "default" if is_default else "Config")
         rows.append((setting.name, text, "environment" if origin == setting.name else origin))
     return rows
 
 
-def activation(env: Mapping[str, str]) -> list[Finding]:
+def check_activation(env: Mapping[str, str]) -> list[Finding]:
     """By which route would a process with this environment start the profiler?"""
     routes = []
     if str(AUTOSTART) in env.get("PYTHONPATH", "").split(":"):
@@ -93,58 +97,58 @@ def activation(env: Mapping[str, str]) -> list[Finding]:
     return [Finding(Verdict.NOTE, "started by", "; or ".join(routes))]
 
 
-def interpreter(resolved: Resolved) -> list[Finding]:
+def check_interpreter(resolved: Resolved) -> list[Finding]:
     """Do this Python and what is installed in it serve?"""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
     from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     python = f"{sys.implementation.name} {sys.version.split()[0]}{', free-threaded' if free_threaded else ''}"
-    found = [Finding(Verdict.GOOD, "Python", f"{python} at {sys.executable}")]
-    versions = {name: _version(name) for name in _PACKAGES}
-    found.append(Finding(Verdict.GOOD, "packages", ", ".join(f"{name} {text}" for name, text in versions.items())))
+    findings = [Finding(Verdict.GOOD, "Python", f"{python} at {sys.executable}")]
+    versions = {name: _package_version(name) for name in _PACKAGES}
+    findings.append(Finding(Verdict.GOOD, "packages", ", ".join(f"{name} {text}" for name, text in versions.items())))
     sdk = versions["opentelemetry-sdk"]
-    if not sdk[0].isdigit() or tuple(int(part) for part in sdk.split(".")[:2]) < _OLDEST_SDK:
+    if not sdk[0].isdigit() or tuple(int(part) for part in sdk.split(".")[:2]) < _MIN_SDK_VERSION:
         fact = f"opentelemetry-sdk {sdk}; 1.38 or newer is needed"
-        found.append(Finding(Verdict.FAILURE, "packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'"))
+        findings.append(Finding(Verdict.FAILURE, "packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'"))
     if versions["grpcio"] == "missing" and isinstance(resolved.destination, Collector):
         remedy = "pip install grpcio" + (" (there are no wheels for free-threaded builds)" if free_threaded else "")
-        found.append(Finding(Verdict.FAILURE, "packages", "without grpcio nothing can be sent", remedy))
+        findings.append(Finding(Verdict.FAILURE, "packages", "without grpcio nothing can be sent", remedy))
     choice = choose_walker(resolved.config.walker)
     if choice.name == "native":
-        found.append(Finding(Verdict.GOOD, "walker", f"native: {choice.reason}"))
+        findings.append(Finding(Verdict.GOOD, "walker", f"native: {choice.reason}"))
     elif choice.name == "none":
-        found.append(Finding(Verdict.FAILURE, "walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1"))
+        findings.append(Finding(Verdict.FAILURE, "walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1"))
     else:
         fact = f"portable: {choice.reason}; it costs more, and spans of asyncio tasks are found approximately"
         remedy = (
             "" if resolved.config.walker == "portable" else "reinstall with a C compiler and Python.h (python3-dev)"
         )
-        found.append(Finding(Verdict.WARNING, "walker", fact, remedy))
+        findings.append(Finding(Verdict.WARNING, "walker", fact, remedy))
     if context_variable() is None:
         fact = "OTEL_PYTHON_CONTEXT replaces the context that spans are read from: they are found approximately"
-        found.append(Finding(Verdict.WARNING, "spans", fact, "unset OTEL_PYTHON_CONTEXT"))
-    return found
+        findings.append(Finding(Verdict.WARNING, "spans", fact, "unset OTEL_PYTHON_CONTEXT"))
+    return findings
 
 
-def filters(resolved: Resolved) -> list[Finding]:
+def check_filters(resolved: Resolved) -> list[Finding]:
     """Which samples are left out on purpose?"""
     config = resolved.config
-    found = []
+    findings = []
     if config.include_internal_stacks:
-        found.append(Finding(Verdict.NOTE, "left out", "no threads"))
+        findings.append(Finding(Verdict.NOTE, "left out", "no threads"))
     else:
         fact = "threads of the profiler, the OpenTelemetry SDK and gRPC, and threads that run no Python code"
-        found.append(Finding(Verdict.NOTE, "left out", fact))
+        findings.append(Finding(Verdict.NOTE, "left out", fact))
     if config.tracing_stacks_only:
         fact = "samples outside of spans: without a TracerProvider and active spans, nothing is sent"
         remedy = "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them"
-        found.append(Finding(Verdict.WARNING, "left out", fact, remedy))
-    found.append(Finding(Verdict.NOTE, "left out", f"frames more than {config.max_stack_depth} calls from the leaf"))
-    return found
+        findings.append(Finding(Verdict.WARNING, "left out", fact, remedy))
+    findings.append(Finding(Verdict.NOTE, "left out", f"frames more than {config.max_stack_depth} calls from the leaf"))
+    return findings
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

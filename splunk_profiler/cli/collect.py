@@ -17,15 +17,15 @@ from rich.text import Text
 
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import Counts, Receiver
-from splunk_profiler.cli.stopping import signal_came, signals_wait
+from splunk_profiler.cli.signals import block_signals, wait_for_signal
 from splunk_profiler.cli.store import Store
 from splunk_profiler.cli.terminal import Terminal, text
 
 DEFAULT_DIRECTORY = "profiles"
 
-_LIVE_SECONDS = 0.25
-_LINE_SECONDS = 5.0
-_SERVICES_SHOWN = 12
+_LIVE_INTERVAL_S = 0.25
+_LINE_INTERVAL_S = 5.0
+_MAX_SERVICES_SHOWN = 12
 _MEBIBYTE = 1 << 20
 
 
@@ -67,7 +67,7 @@ def collect(  # noqa: PLR0917
     acknowledged and dropped. Only you can read the files, and the directory if it is made here. Ctrl-C ends it.
     """
     console = Terminal()
-    with signals_wait():
+    with block_signals():
         store = Store(output, sync=sync)
         try:
             receiver = Receiver(
@@ -78,19 +78,19 @@ def collect(  # noqa: PLR0917
                 lambda problem: print_line(f"splunk-profiler: {problem}", error=True),
             )
             print_line(f"listening on {receiver.address}")
-            end = _End(receiver, duration, max_records)
+            end = _StopCondition(receiver, duration, max_records)
             if console.is_terminal:
                 _show_live(console, receiver, store, end)
             else:
                 _show_lines(receiver, store, end)
             receiver.stop()
-            print_line(_line(receiver.counts(), store))
+            print_line(_summary_line(receiver.counts(), store))
             print_line(f"saved in {output}; see it: splunk-profiler report {output}")
         finally:
             store.close()
 
 
-class _End:
+class _StopCondition:
     """Whether it is time to stop: a signal, the duration or the number of samples."""
 
     def __init__(self, receiver: Receiver, duration: float | None, max_records: int | None) -> None:
@@ -98,11 +98,11 @@ class _End:
         self._deadline = None if duration is None else time.monotonic() + duration
         self._max_records = max_records
 
-    def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; True when it has come."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` for the end; True when it has come."""
         if self._deadline is not None:
-            seconds = max(0.0, min(seconds, self._deadline - time.monotonic()))
-        if signal_came(seconds):
+            timeout_s = max(0.0, min(timeout_s, self._deadline - time.monotonic()))
+        if wait_for_signal(timeout_s):
             return True
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return True
@@ -110,24 +110,24 @@ class _End:
         return self._max_records is not None and counts.samples + counts.profiles >= self._max_records
 
 
-def _show_live(console: Terminal, receiver: Receiver, store: Store, end: _End) -> None:
+def _show_live(console: Terminal, receiver: Receiver, store: Store, end: _StopCondition) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             live.update(_table(receiver, store), refresh=True)
-            if end.wait(_LIVE_SECONDS):
+            if end.wait(_LIVE_INTERVAL_S):
                 return
 
 
-def _show_lines(receiver: Receiver, store: Store, end: _End) -> None:
+def _show_lines(receiver: Receiver, store: Store, end: _StopCondition) -> None:
     shown = Counts()
-    next_line = time.monotonic() + _LINE_SECONDS
-    while not end.wait(_LIVE_SECONDS):
+    next_line = time.monotonic() + _LINE_INTERVAL_S
+    while not end.wait(_LIVE_INTERVAL_S):
         if time.monotonic() < next_line:
             continue
-        next_line += _LINE_SECONDS
+        next_line += _LINE_INTERVAL_S
         counts = receiver.counts()
         if counts != shown:
-            print_line(_line(counts, store))
+            print_line(_summary_line(counts, store))
             shown = counts
 
 
@@ -136,49 +136,49 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="bold cyan")
     table.add_column()
-    table.add_row(f"{counts.samples:,}", f"samples, {_share(counts)} inside spans")
+    table.add_row(f"{counts.samples:,}", f"samples, {_span_share(counts)} inside spans")
     table.add_row(f"{counts.profiles:,}", "aggregated profiles")
     table.add_row(f"{counts.spans:,}", "spans")
     table.add_row(f"{counts.logs:,}", "other log records")
-    table.add_row(_size(store.size), f"in {store.directory}")
-    table.add_row(str(len(counts.services)), f"services: {_names(counts)}")
+    table.add_row(_format_size(store.size), f"in {store.directory}")
+    table.add_row(str(len(counts.services)), f"services: {_service_names(counts)}")
     lines: list[Table | Text] = [table]
     if counts.malformed or counts.oversize or counts.refused:
-        lines.append(text(_refusals(counts), style="yellow"))
+        lines.append(text(_refusals_text(counts), style="yellow"))
     if counts.problem:
         lines.append(text(counts.problem, style="bold red"))
     lines.append(text("Ctrl-C ends it", style="dim"))
     return Group(*lines)
 
 
-def _names(counts: Counts) -> str:
-    shown = counts.services[:_SERVICES_SHOWN]
+def _service_names(counts: Counts) -> str:
+    shown = counts.services[:_MAX_SERVICES_SHOWN]
     others = " and others" if counts.unnamed_services or len(shown) < len(counts.services) else ""
     return f"{', '.join(shown)}{others}" or "none yet"
 
 
-def _line(counts: Counts, store: Store) -> str:
+def _summary_line(counts: Counts, store: Store) -> str:
     parts = [
-        f"{counts.samples:,} samples ({_share(counts)} inside spans)",
+        f"{counts.samples:,} samples ({_span_share(counts)} inside spans)",
         *([f"{counts.profiles:,} aggregated profiles"] if counts.profiles else []),
         f"{counts.spans:,} spans",
         f"{counts.logs:,} other log records",
-        f"{_size(store.size)} in {store.directory}",
+        f"{_format_size(store.size)} in {store.directory}",
     ]
     if counts.malformed or counts.oversize or counts.refused:
-        parts.append(_refusals(counts))
+        parts.append(_refusals_text(counts))
     return " · ".join(parts)
 
 
-def _refusals(counts: Counts) -> str:
+def _refusals_text(counts: Counts) -> str:
     return f"requests refused: {counts.refused} not saved, {counts.malformed} malformed, {counts.oversize} too large"
 
 
-def _share(counts: Counts) -> str:
+def _span_share(counts: Counts) -> str:
     return f"{counts.samples_in_spans / counts.samples:.0%}" if counts.samples else "0%"
 
 
-def _size(size: float) -> str:
+def _format_size(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -28,29 +28,29 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
-from splunk_profiler.cli.demo_agent import readable_by_descendants, told
+from splunk_profiler.cli.demo_agent import make_ptrace_hook, summarize_log
 from splunk_profiler.cli.demo_processes import (
-    end,
-    listening,
-    own,
-    process,
-    shown,
+    describe_step,
+    own_command,
+    run_process,
+    stop_process,
     tail,
-    wait_until_heard,
-    wait_until_open,
+    wait_for_address,
+    wait_for_output,
+    wait_for_service,
 )
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
 from splunk_profiler.cli.store import LOGS
-from splunk_profiler.cli.terminal import Terminal, page
+from splunk_profiler.cli.terminal import Terminal, make_console
 from splunk_profiler.config import environment
 from splunk_profiler.system.private_files import make_directory
 
 _HOST = "127.0.0.1"
-_NEEDED = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")
-_TICK_SECONDS = 0.5
-_AGENT_RATE = 50
+_REQUIRED_MODULES = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")
+_PROGRESS_INTERVAL_S = 0.5
+_AGENT_RATE_HZ = 50
 _AGGREGATED_INTERVAL_MS = 10  # a hundred samples a second cost less than twenty records
 
 
@@ -83,12 +83,12 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     samples aggregated to profiles in pprof's format, and shows the report of both.
     """
     os.umask(0o077)  # also in the processes that it starts: what they write is this user's alone
-    console = page()
+    console = make_console()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    old = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, _exit_on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        answers = _record(console, _Plan(source, directory, seconds, workers, interval_ms))
+        answers = _record_profiles(console, _Plan(source, directory, seconds, workers, interval_ms))
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -121,46 +121,46 @@ class _Run:
     seconds: int
 
 
-def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _record(console: Terminal, plan: _Plan) -> Counter[str]:
+def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
     """Fill the directory; how the requests were answered."""
     directory = plan.directory
     with ExitStack() as stack:
-        collector_command = [*own("collect"), "--port", "0", "--output", str(directory)]
-        console.print(shown(1, "the collector", collector_command), soft_wrap=True)
+        collector_command = [*own_command("collect"), "--port", "0", "--output", str(directory)]
+        console.print(describe_step(1, "the collector", collector_command), soft_wrap=True)
         make_directory(directory)
-        collector = stack.enter_context(process("collector", collector_command, environment(), directory))
-        endpoint = listening(collector, directory / "collector.log")
+        collector = stack.enter_context(run_process("collector", collector_command, environment(), directory))
+        endpoint = wait_for_address(collector, directory / "collector.log")
         env = {
             **environment(),
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{endpoint}",
             "SHOP_DATABASE": str(directory / "shop.sqlite3"),
         }
         text = _Run("service", 2, "the service", "text", plan.interval_ms, plan.seconds)
-        with _serving(console, plan, text, env) as (service, port):
-            watching = [*own("host-agent"), str(service.pid), "--rate", str(_AGENT_RATE), "--json"]
-            console.print(shown(3, "a stand-in for a host profiler", watching), soft_wrap=True)
-            with process("host-agent", watching, environment(), directory) as agent:
-                wait_until_heard(agent, "host-agent", directory)
-                answers = _load(console, plan, text, service, port)
+        with _run_service(console, plan, text, env) as (service, port):
+            agent_command = [*own_command("host-agent"), str(service.pid), "--rate", str(_AGENT_RATE_HZ), "--json"]
+            console.print(describe_step(3, "a stand-in for a host profiler", agent_command), soft_wrap=True)
+            with run_process("host-agent", agent_command, environment(), directory) as agent:
+                wait_for_output(agent, "host-agent", directory)
+                answers = _run_load(console, plan, text, service, port)
                 # First, so that what it has sent still finds the service.
-                end(agent, "host-agent", directory, well=(0, 1))
-            console.print(f"   the stand-in {told(directory / 'host-agent.log')}", soft_wrap=True)
-            end(service, text.name, directory)
+                stop_process(agent, "host-agent", directory, expected_codes=(0, 1))
+            console.print(f"   the stand-in {summarize_log(directory / 'host-agent.log')}", soft_wrap=True)
+            stop_process(service, text.name, directory)
         seconds, interval_ms = -(-plan.seconds // 2), min(plan.interval_ms, _AGGREGATED_INTERVAL_MS)
         pprof = _Run("service-aggregating", 5, "the service, aggregating", "pprof-gzip-base64", interval_ms, seconds)
-        with _serving(console, plan, pprof, env) as (service, port):
-            answers += _load(console, plan, pprof, service, port)
-            end(service, pprof.name, directory)
-        end(collector, "collector", directory)
+        with _run_service(console, plan, pprof, env) as (service, port):
+            answers += _run_load(console, plan, pprof, service, port)
+            stop_process(service, pprof.name, directory)
+        stop_process(collector, "collector", directory)
         return answers
 
 
 @contextmanager
-def _serving(
+def _run_service(
     console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The shop, open, and its port."""
@@ -168,22 +168,22 @@ def _serving(
         listener = stack.enter_context(socket.create_server((_HOST, 0)))
         port = listener.getsockname()[1]
         # Profiles are sent more often than usual too: uvicorn ends by a signal, and what is gathered then is lost.
-        command = [*own("run"), "--interval-ms", str(run.interval_ms), "--export-interval-ms", "1000"]
+        command = [*own_command("run"), "--interval-ms", str(run.interval_ms), "--export-interval-ms", "1000"]
         command += ["--data-format", run.data_format, "--"]
         command += [sys.executable, "-m", "uvicorn", "shop.app:app", "--app-dir", str(plan.source), "--no-access-log"]
         command += ["--fd", str(listener.fileno())]
-        console.print(shown(run.step, run.title, command), soft_wrap=True)
-        readable = readable_by_descendants(os.getpid())
+        console.print(describe_step(run.step, run.title, command), soft_wrap=True)
+        ptrace_hook = make_ptrace_hook(os.getpid())
         service = stack.enter_context(
-            process(run.name, command, env, plan.directory, listener.fileno(), before=readable)
+            run_process(run.name, command, env, plan.directory, listener.fileno(), preexec=ptrace_hook)
         )
         # From here on only the service holds the port: if it ends, connections are refused and do not wait.
         listener.close()
-        wait_until_open(service, port, plan.directory, run.name)
+        wait_for_service(service, port, plan.directory, run.name)
         yield service, port
 
 
-def _load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
+def _run_load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
     """Send requests for as long as the run lasts; how they were answered."""
     step = run.step + 1 if run.data_format != "text" else run.step + 2
     console.print(
@@ -192,7 +192,7 @@ def _load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[b
     load = Load(_HOST, port, plan.workers)
     load.start()
     try:
-        _progress(console, load, service, plan.directory, run)
+        _show_progress(console, load, service, plan.directory, run)
     finally:
         load.stop()
     answers = load.answers()
@@ -201,7 +201,7 @@ def _load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[b
 
 
 def _find_examples(given: Path | None) -> Path:
-    missing = [name for name in _NEEDED if not _installed(name)]
+    missing = [name for name in _REQUIRED_MODULES if not _is_installed(name)]
     if missing:
         raise CommandError(
             f"the demo needs {', '.join(missing)}; install it: {sys.executable} -m pip install 'splunk-profiler[demo]'"
@@ -215,14 +215,14 @@ def _find_examples(given: Path | None) -> Path:
     )
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:
         return False
 
 
-def _progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
+def _show_progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
     """Show how far the load is and what has arrived, until its time is over."""
     columns = (TextColumn("   {task.description}", markup=False), BarColumn(30), TimeRemainingColumn())
     start = time.monotonic()
@@ -238,7 +238,7 @@ def _progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], d
             if not console.is_terminal and elapsed >= next_line:
                 console.print(f"   {elapsed:.0f} s: {text}")
                 next_line += 5
-            time.sleep(_TICK_SECONDS)
+            time.sleep(_PROGRESS_INTERVAL_S)
 
 
 class _RecordCount:

@@ -18,34 +18,34 @@ from pathlib import Path
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.system.private_files import open_private
 
-_START_SECONDS = 60
-_STOP_SECONDS = 20
-_LOG_LINES = 30
+_START_TIMEOUT_S = 60
+_STOP_TIMEOUT_S = 20
+_MAX_LOG_LINES = 30
 
 
-def own(verb: str) -> list[str]:
+def own_command(verb: str) -> list[str]:
     """The command line of a verb of this package."""
     return [sys.executable, "-m", "splunk_profiler", verb]
 
 
-def shown(number: int, what: str, command: list[str]) -> str:
+def describe_step(number: int, title: str, command: list[str]) -> str:
     """A step of the demo, with its command as one would type it."""
-    words = ["splunk-profiler", *command[3:]] if command[:3] == own("")[:3] else command
+    words = ["splunk-profiler", *command[3:]] if command[:3] == own_command("")[:3] else command
     here = f"{Path.cwd()}/"
     short = ("python" if word == sys.executable else word.removeprefix(here) for word in words)
-    return f"{number}  {what}: {shlex.join(short)}"
+    return f"{number}  {title}: {shlex.join(short)}"
 
 
 @contextmanager
-def process(
+def run_process(
     name: str,
     command: list[str],
     env: Mapping[str, str],
     directory: Path,
     *descriptors: int,
-    before: Callable[[], None] | None = None,
+    preexec: Callable[[], None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child whose output goes to ``NAME.log``, and that calls `before` first; it never outlives the block."""
+    """A child whose output goes to ``NAME.log``, and that calls `preexec` first; it never outlives the block."""
     with open(directory / f"{name}.log", "wb", opener=open_private) as log:
         child = subprocess.Popen(
             command,
@@ -54,7 +54,7 @@ def process(
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=descriptors,
-            preexec_fn=before,  # noqa: PLW1509  # this process has no other thread yet
+            preexec_fn=preexec,  # noqa: PLW1509  # this process has no other thread yet
         )
     try:
         yield child
@@ -62,33 +62,35 @@ def process(
         if child.poll() is None:
             child.terminate()
             try:
-                child.wait(_STOP_SECONDS)
+                child.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
 
 
-def end(child: subprocess.Popen[bytes], name: str, directory: Path, well: tuple[int, ...] = (0,)) -> None:
+def stop_process(
+    child: subprocess.Popen[bytes], name: str, directory: Path, expected_codes: tuple[int, ...] = (0,)
+) -> None:
     """Ask a child to end, and insist on its doing so well, which its exit code says."""
     if child.poll() is None:
         child.terminate()
     try:
-        code = child.wait(_STOP_SECONDS)
+        code = child.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise CommandError(f"the {name} did not end within {_STOP_SECONDS} s", *tail(directory, name)) from None
-    if code not in (*well, -signal.SIGTERM):
+        raise CommandError(f"the {name} did not end within {_STOP_TIMEOUT_S} s", *tail(directory, name)) from None
+    if code not in (*expected_codes, -signal.SIGTERM):
         raise CommandError(f"the {name} ended with {code}", *tail(directory, name))
 
 
 def tail(directory: Path, name: str) -> list[str]:
     """The last lines of a process's log, to be put below a problem."""
     path = directory / f"{name}.log"
-    return [f"the end of {path}:", *path.read_text(errors="replace").splitlines()[-_LOG_LINES:]]
+    return [f"the end of {path}:", *path.read_text(errors="replace").splitlines()[-_MAX_LOG_LINES:]]
 
 
-def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
+def wait_for_address(collector: subprocess.Popen[bytes], log: Path) -> str:
     """The address that a collector says it listens on, once it does."""
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         for line in log.read_text().splitlines():
             if line.startswith("listening on "):
@@ -99,18 +101,18 @@ def listening(collector: subprocess.Popen[bytes], log: Path) -> str:
     raise CommandError("the collector did not start", *tail(log.parent, "collector"))
 
 
-def wait_until_heard(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
+def wait_for_output(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
     """Wait for the first line that a child writes, or for its end."""
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while child.poll() is None and b"\n" not in (directory / f"{name}.log").read_bytes():
         if time.monotonic() >= deadline:
             raise CommandError(f"the {name} says nothing", *tail(directory, name))
         time.sleep(0.05)
 
 
-def wait_until_open(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
+def wait_for_service(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
     """Wait for the answer to one request; it stays queued on the port until the service takes it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         if connection.getresponse().status == 200:

@@ -1,27 +1,26 @@
 """``splunk-profiler doctor``: would samples flow in this environment, or in that of a running process?
 
-Runs on the main thread: asks `checks` and `running`, and prints what they found. Must not import rich: it is asked in
-services, which are installed without the tools.
+Runs on the main thread: asks `checks`, `destination_checks` and `process_checks`, and prints what they found. Must not
+import rich: it is asked in services, which are installed without the tools.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
 import click
 
-from splunk_profiler.cli import checks, receivers
+from splunk_profiler.cli import checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profilers import host_profilers
 from splunk_profiler.cli.output import print_json, print_line
-from splunk_profiler.cli.running import environment_of, process
+from splunk_profiler.cli.process_checks import check_process, environment_of
 from splunk_profiler.config import Resolved, environment, from_env
-from splunk_profiler.config.parsers import Nowhere
+from splunk_profiler.config.parsers import Endpoint, NoDestination
 
 _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.GOOD: ("✓", {}),
@@ -53,42 +52,51 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     env = environment() if pid is None else environment_of(pid)
     resolved = from_env(env)
     sections = {
-        "Switch": [*checks.switches(resolved), *checks.activation(env)],
-        "Interpreter": checks.interpreter(resolved),
-        "Samples": checks.filters(resolved),
-        "Destination": receivers.destination(resolved, env),
+        "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
+        "Interpreter": checks.check_interpreter(resolved),
+        "Samples": checks.check_filters(resolved),
+        "Destination": destination_checks.destination(resolved, env),
         "Host profilers": host_profilers(resolved, env),
     }
     if pid is not None:
-        sections = {"Process": process(pid, receivers.lasting_connection(resolved)), **sections}
-    if not no_export and not isinstance(resolved.destination, Nowhere):
-        sections["Test"] = receivers.export(resolved)
-    failed = any(found.verdict is Verdict.FAILURE for section in sections.values() for found in section)
+        sections = {"Process": check_process(pid, destination_checks.collector_address(resolved)), **sections}
+    if not no_export and not isinstance(resolved.destination, NoDestination):
+        sections["Test"] = destination_checks.export(resolved)
+    failed = any(finding.verdict is Verdict.FAILURE for section in sections.values() for finding in section)
     if as_json:
-        print_json(_as_data(resolved, sections, failed), indent=2)
+        print_json(_to_dict(resolved, sections, failed), indent=2)
     else:
         _print(resolved, sections, failed)
     return int(failed)
 
 
-def _as_data(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
+def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
     return {
         "samples_would_flow": not failed,
         "settings": [
             {"name": name, "value": value, "origin": origin} for name, value, origin in checks.settings(resolved)
         ],
-        "endpoint": None if resolved.endpoint is None else asdict(resolved.endpoint),
+        "endpoint": None if resolved.endpoint is None else _endpoint_as_data(resolved.endpoint),
         "findings": [
             {
                 "section": title,
-                "verdict": found.verdict.value,
-                "subject": found.subject,
-                "fact": found.fact,
-                "remedy": found.remedy,
+                "verdict": finding.verdict.value,
+                "subject": finding.subject,
+                "fact": finding.fact,
+                "remedy": finding.remedy,
             }
             for title, section in sections.items()
-            for found in section
+            for finding in section
         ],
+    }
+
+
+def _endpoint_as_data(endpoint: Endpoint) -> dict[str, object]:
+    return {
+        "url": endpoint.url,
+        "target": endpoint.target,
+        "secure": endpoint.is_secure,
+        "setting": endpoint.setting,
     }
 
 
@@ -101,17 +109,17 @@ def _print(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool)
         print_line(line, dim=origin == "default")
     for title, section in sections.items():
         _print_title(title)
-        width = max((len(found.subject) for found in section), default=0)
-        for found in section:
-            mark, style = _MARKS[found.verdict]
-            _print_row(f"{mark} {found.subject:{width}} ", found.fact, **style)
-            if found.remedy:
-                _print_row(" " * (width + 3), f"→ {found.remedy}", bold=True)
+        width = max((len(finding.subject) for finding in section), default=0)
+        for finding in section:
+            mark, style = _MARKS[finding.verdict]
+            _print_row(f"{mark} {finding.subject:{width}} ", finding.fact, **style)
+            if finding.remedy:
+                _print_row(" " * (width + 3), f"→ {finding.remedy}", bold=True)
     if failed:
         _print_title("Samples would not flow:", fg="red")
-        for found in (found for section in sections.values() for found in section):
-            if found.verdict is Verdict.FAILURE:
-                print_line(f"  {found.subject}: {found.fact}")
+        for finding in (finding for section in sections.values() for finding in section):
+            if finding.verdict is Verdict.FAILURE:
+                print_line(f"  {finding.subject}: {finding.fact}")
     else:
         _print_title("Samples would flow.", fg="green")
 

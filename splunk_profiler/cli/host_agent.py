@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from splunk_profiler.cli.agent_events import as_data, draw, line, totals_as_data
+from splunk_profiler.cli.agent_events import draw, format_event, to_dict, totals_to_dict
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_json
-from splunk_profiler.cli.stopping import signals_wait, stopped_before
-from splunk_profiler.cli.terminal import page
+from splunk_profiler.cli.signals import block_signals, wait_until_deadline
+from splunk_profiler.cli.terminal import make_console
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector.agent import Settings
     from splunk_profiler.inspector.events import Event, Totals
 
-_MOST_U16, _MOST_U32 = (1 << 16) - 1, (1 << 32) - 1
+_MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1
 
 
 @click.command("host-agent")
@@ -47,14 +47,14 @@ _MOST_U16, _MOST_U32 = (1 << 16) - 1, (1 << 32) - 1
 )
 @click.option(
     "--samples-delay",
-    type=click.IntRange(0, _MOST_U32),
+    type=click.IntRange(0, _MAX_U32),
     metavar="MS",
     help="Delay to promise when registering.  [default: 100 and the report interval]",
 )
 @click.option("--host-id", metavar="TEXT", help="host.id to send when registering; otherwise the field is left out.")
 @click.option(
     "--registration-minor",
-    type=click.IntRange(0, _MOST_U16),
+    type=click.IntRange(0, _MAX_U16),
     default=1,
     show_default=True,
     metavar="N",
@@ -98,40 +98,40 @@ def host_agent(  # noqa: PLR0917
         duration_s=duration,
         off_cpu=off_cpu,
         children=children,
-        registers=not no_register,
+        send_registrations=not no_register,
         host_id=host_id,
         registration_minor=registration_minor,
     )
     try:
-        with signals_wait():
-            totals = _printing_json(pids, settings) if as_json else _printing_text(pids, settings)
+        with block_signals():
+            totals = _run_with_json(pids, settings) if as_json else _run_with_text(pids, settings)
         return int(totals.processes <= totals.given_up)
     except InspectorError as error:
         raise CommandError(str(error)) from None
 
 
-def _printing_json(pids: tuple[int, ...], settings: Settings) -> Totals:
-    def tell(event: Event) -> None:
-        print_json(as_data(event, time.time_ns()))  # which flushes
+def _run_with_json(pids: tuple[int, ...], settings: Settings) -> Totals:
+    def on_event(event: Event) -> None:
+        print_json(to_dict(event, time.time_ns()))  # which flushes
 
-    totals = _run(pids, settings, tell)
-    print_json(totals_as_data(totals, time.time_ns()))
+    totals = _run(pids, settings, on_event)
+    print_json(totals_to_dict(totals, time.time_ns()))
     return totals
 
 
-def _printing_text(pids: tuple[int, ...], settings: Settings) -> Totals:
-    console = page()
+def _run_with_text(pids: tuple[int, ...], settings: Settings) -> Totals:
+    console = make_console()
 
-    def tell(event: Event) -> None:
-        console.print(line(event, time.localtime()), soft_wrap=True)
+    def on_event(event: Event) -> None:
+        console.print(format_event(event, time.localtime()), soft_wrap=True)
 
-    totals = _run(pids, settings, tell)
+    totals = _run(pids, settings, on_event)
     console.print(draw(totals))
     return totals
 
 
-def _run(pids: tuple[int, ...], settings: Settings, tell: Callable[[Event], None]) -> Totals:
+def _run(pids: tuple[int, ...], settings: Settings, on_event: Callable[[Event], None]) -> Totals:
     from splunk_profiler.inspector.agent import HostAgent  # noqa: PLC0415
 
-    with HostAgent(pids, settings, tell=tell, clock=time.monotonic, wait=stopped_before) as agent:
+    with HostAgent(pids, settings, on_event=on_event, clock=time.monotonic, wait=wait_until_deadline) as agent:
         return agent.run()

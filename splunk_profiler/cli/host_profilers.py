@@ -13,7 +13,7 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.config import Resolved
-from splunk_profiler.config.parsers import quoted
+from splunk_profiler.config.parsers import quote_redacted
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
@@ -26,56 +26,56 @@ _LABELS = "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED"
 def host_profilers(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
     """What is published, and whether readers could follow it. Nothing here keeps samples from arriving."""
     config = resolved.config
-    found = [
-        _switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation),
-        _switch("custom labels", _LABELS, config.custom_labels, config.publishes_labels),
+    findings = [
+        _check_switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation),
+        _check_switch("custom labels", _LABELS, config.custom_labels, config.publishes_labels),
     ]
     if not config.publishes_correlation and not config.publishes_labels:
-        return found
+        return findings
     try:
         from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
     except ImportError as error:
         fact = f"the C extension that publishes is not there: {error}"
-        return [*found, Finding(Verdict.WARNING, "extension", fact, "reinstall with a C compiler and Python.h")]
+        return [*findings, Finding(Verdict.WARNING, "extension", fact, "reinstall with a C compiler and Python.h")]
     if config.publishes_labels:
-        found.append(_library(labels_library(), _context.load_labels))
+        findings.append(_check_library(labels_library(), _context.load_labels_library))
         preloaded = str(labels_library()) in env.get("LD_PRELOAD", "")
         fact = "is loaded at the start (LD_PRELOAD)" if preloaded else "is loaded when the profiler starts"
         advice = "" if preloaded else "splunk-profiler run loads it earlier, as the specification of the labels asks"
-        found.append(Finding(Verdict.NOTE, "custom labels", f"{labels_library().name} {fact}", advice))
+        findings.append(Finding(Verdict.NOTE, "custom labels", f"{labels_library().name} {fact}", advice))
     if config.publishes_correlation:
-        found += _correlation(resolved, _context)
-    return found
+        findings += _check_correlation(resolved, _context)
+    return findings
 
 
-def _switch(subject: str, setting: str, value: str, on: bool) -> Finding:
+def _check_switch(subject: str, setting: str, value: str, is_on: bool) -> Finding:
     why = f"{setting} is {value.lower()}" + (", as sampling is" if value.lower() == "auto" else "")
-    return Finding(Verdict.GOOD if on else Verdict.NOTE, subject, f"{'on' if on else 'off'} ({why})")
+    return Finding(Verdict.GOOD if is_on else Verdict.NOTE, subject, f"{'on' if is_on else 'off'} ({why})")
 
 
-def _correlation(resolved: Resolved, extension: Any) -> list[Finding]:
+def _check_correlation(resolved: Resolved, extension: Any) -> list[Finding]:
     directory = resolved.config.socket_directory or gettempdir()
     try:
-        inbox = MessageSocket(directory)
+        probe_socket = MessageSocket(directory)
     except MessageSocketError as error:
         return [Finding(Verdict.WARNING, "socket", f"it cannot be made: {error}", f"set {_SOCKET_DIRECTORY}")]
-    found = [Finding(Verdict.GOOD, "socket", f"it can be made in {directory}")]
+    findings = [Finding(Verdict.GOOD, "socket", f"it can be made in {directory}")]
     try:
-        storage = encode(Service("doctor", ""), inbox.address)
-        found.append(_library(elastic_library(), lambda path: extension.load_elastic(path, storage)))
-        extension.withdraw_storage()
+        storage = encode(Service("doctor", ""), probe_socket.address)
+        findings.append(_check_library(elastic_library(), lambda path: extension.load_elastic_library(path, storage)))
+        extension.clear_storage()
     finally:
-        inbox.close()
-    service = service_of(resolved.described)
+        probe_socket.close()
+    service = service_of(resolved.resource_attributes)
     if service is not None:
-        found.append(Finding(Verdict.GOOD, "service", f"{quoted(service.name)}, from the environment"))
+        findings.append(Finding(Verdict.GOOD, "service", f"{quote_redacted(service.name)}, from the environment"))
     else:
         fact = "the environment gives it no name: host profilers are told one with the first span, if its provider has"
-        found.append(Finding(Verdict.NOTE, "service", fact, "set OTEL_SERVICE_NAME"))
-    return found
+        findings.append(Finding(Verdict.NOTE, "service", fact, "set OTEL_SERVICE_NAME"))
+    return findings
 
 
-def _library(path: Path, load: Callable[[str], Any]) -> Finding:
+def _check_library(path: Path, load: Callable[[str], Any]) -> Finding:
     try:
         library = load(str(path))
     except OSError as error:

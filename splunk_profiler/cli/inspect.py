@@ -16,10 +16,10 @@ from rich.console import Group
 from rich.live import Live
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.inspection import as_data, draw
+from splunk_profiler.cli.inspection import draw, to_dict
 from splunk_profiler.cli.output import print_json
-from splunk_profiler.cli.stopping import signals_wait, stopped_before
-from splunk_profiler.cli.terminal import page
+from splunk_profiler.cli.signals import block_signals, wait_until_deadline
+from splunk_profiler.cli.terminal import make_console
 
 if TYPE_CHECKING:
     from splunk_profiler.inspector import Reader, Report
@@ -52,37 +52,37 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
     from splunk_profiler.inspector import InspectorError, Reader  # noqa: PLC0415
 
     try:
-        with signals_wait(), Reader(pid, strict_host=strict_host) as reader:
-            show = _lines if as_json else _pages
+        with block_signals(), Reader(pid, strict_host=strict_host) as reader:
+            show = _show_json if as_json else _show_tables
             return show(reader, interval if watch else None)
     except InspectorError as error:
         raise CommandError(str(error)) from None
 
 
-def _lines(reader: Reader, interval_s: float | None) -> int:
+def _show_json(reader: Reader, interval_s: float | None) -> int:
     def show(report: Report) -> None:
-        print_json(as_data(report), indent=2 if interval_s is None else None)
+        print_json(to_dict(report), indent=2 if interval_s is None else None)
 
-    return _each(reader, interval_s, show)
+    return _show_reports(reader, interval_s, show)
 
 
-def _pages(reader: Reader, interval_s: float | None) -> int:
-    console = page()
+def _show_tables(reader: Reader, interval_s: float | None) -> int:
+    console = make_console()
     if interval_s is None or not console.is_terminal:
-        return _each(reader, interval_s, lambda report: console.print(draw(report)))
+        return _show_reports(reader, interval_s, lambda report: console.print(draw(report)))
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        return _each(reader, interval_s, lambda report: live.update(Group(draw(report)), refresh=True))
+        return _show_reports(reader, interval_s, lambda report: live.update(Group(draw(report)), refresh=True))
 
 
-def _each(reader: Reader, interval_s: float | None, show: Callable[[Report], None]) -> int:
+def _show_reports(reader: Reader, interval_s: float | None, show: Callable[[Report], None]) -> int:
     deadline = time.monotonic()
     while True:
         report = reader.read()
         show(report)
-        code = int(not report.followed)
+        code = int(not report.followed_interfaces)
         if interval_s is None:
             return code
         # Absolute deadlines, and no burst after a read that took longer than the interval.
         deadline = max(deadline + interval_s, time.monotonic())
-        if stopped_before(deadline, reader.settle):
+        if wait_until_deadline(deadline, reader.detach_pending):
             return code

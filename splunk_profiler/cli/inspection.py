@@ -14,22 +14,22 @@ from rich.text import Text
 from splunk_profiler.cli.terminal import text
 
 if TYPE_CHECKING:
-    from splunk_profiler.inspector.model import Correlation, Label, Reason, Report, ThreadReading
+    from splunk_profiler.inspector.model import CorrelationRecord, Label, Reason, Report, ThreadReading
 
-_TIDS_SHOWN = 8
+_MAX_TIDS_SHOWN = 8
 _STYLES = {"blocks": "bold red", "loses": "yellow", "note": "dim"}
 _MARKS = {"blocks": "✗", "loses": "!", "note": "·"}
 
 
-def as_data(report: Report) -> dict[str, Any]:
+def to_dict(report: Report) -> dict[str, Any]:
     """The report as what `json.dumps` takes; bytes that are no UTF-8 text are written as ``\\xNN``."""
     storage = report.storage
     return {
         "pid": report.pid,
         "command": report.command,
         "time_unix_nano": report.time_ns,
-        "mode": _mode(report),
-        "followed": report.followed,
+        "mode": _mode_name(report),
+        "followed": report.followed_interfaces,
         "libraries": [
             {
                 "interface": library.interface.value,
@@ -48,7 +48,7 @@ def as_data(report: Report) -> dict[str, Any]:
             "socket_path": storage.socket_path,
             "socket_accepted": report.socket_accepted,
         },
-        "threads": [_thread_data(thread) for thread in report.threads],
+        "threads": [_thread_to_dict(thread) for thread in report.threads],
         "reasons": [
             {
                 "code": reason.code,
@@ -63,48 +63,48 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _thread_data(thread: ThreadReading) -> dict[str, Any]:
-    found = thread.correlation
+def _thread_to_dict(thread: ThreadReading) -> dict[str, Any]:
+    record = thread.correlation
     return {
         "tid": thread.tid,
         "name": thread.name,
-        "stopped": thread.stopped,
+        "stopped": thread.was_stopped,
         "correlation": None
-        if found is None
+        if record is None
         else {
-            "minor_version": found.minor_version,
-            "valid": found.valid,
-            "trace_present": found.trace_present,
-            "trace_flags": found.trace_flags,
-            "trace_id": found.trace_id,
-            "span_id": found.span_id,
-            "transaction_id": found.transaction_id,
+            "minor_version": record.minor_version,
+            "valid": record.valid,
+            "trace_present": record.trace_present,
+            "trace_flags": record.trace_flags,
+            "trace_id": record.trace_id,
+            "span_id": record.span_id,
+            "transaction_id": record.transaction_id,
         },
         "labels": None
         if thread.labels is None
-        else [{"key": _text(label.key), "value": _text(label.value)} for label in thread.labels],
+        else [{"key": _decode_text(label.key), "value": _decode_text(label.value)} for label in thread.labels],
     }
 
 
 def draw(report: Report) -> RenderableType:
     """The report for a person, at most 100 columns wide."""
     parts: list[RenderableType] = [
-        text(f"Process {report.pid} ({report.command}), {_mode(report)} mode", style="bold"),
+        text(f"Process {report.pid} ({report.command}), {_mode_name(report)} mode", style="bold"),
         "",
-        *_about_process(report),
+        *_process_tables(report),
         "",
-        _threads(report.threads),
+        _thread_table(report.threads),
     ]
     labelled = [thread for thread in report.threads if thread.labels]
     if labelled:
-        parts += ["", _labels(labelled)]
+        parts += ["", _label_table(labelled)]
     if report.reasons:
-        parts += ["", _reasons(report.reasons)]
+        parts += ["", _reason_table(report.reasons)]
     parts += ["", _verdict(report)]
     return Group(*parts)
 
 
-def _about_process(report: Report) -> list[RenderableType]:
+def _process_tables(report: Report) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -118,32 +118,32 @@ def _about_process(report: Report) -> list[RenderableType]:
     return [table] if table.row_count else [text("No library that publishes is loaded.")]
 
 
-def _threads(threads: tuple[ThreadReading, ...]) -> RenderableType:
+def _thread_table(threads: tuple[ThreadReading, ...]) -> RenderableType:
     # 100 columns in all: a tid of 7 digits, a name of 15, 3 flags, 32 + 16 + 16 digits, and a space between each two.
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("tid", no_wrap=True, justify="right")
     for title, width in (("thread", 6), ("V", 1), ("P", 1), ("F", 2), ("trace", 32), ("span", 16), ("transaction", 16)):
         table.add_column(title, min_width=width, no_wrap=True)
     for thread in threads:
-        table.add_row(str(thread.tid), text(thread.name), *_record_cells(thread.correlation, thread.stopped))
+        table.add_row(str(thread.tid), text(thread.name), *_record_cells(thread.correlation, thread.was_stopped))
     return Group(table, text("V valid byte, P trace present, F trace flags", style="dim"))
 
 
-def _record_cells(found: Correlation | None, stopped: bool) -> list[RenderableType]:
-    if found is None:
-        return ["", "", "", text("nothing" if stopped else "not read", style="dim"), "", ""]
+def _record_cells(record: CorrelationRecord | None, was_stopped: bool) -> list[RenderableType]:
+    if record is None:
+        return ["", "", "", text("nothing" if was_stopped else "not read", style="dim"), "", ""]
     cells: list[RenderableType] = [
-        str(min(found.valid, 9)),
-        str(min(found.trace_present, 9)),
-        f"{found.trace_flags:02x}",
+        str(min(record.valid, 9)),
+        str(min(record.trace_present, 9)),
+        f"{record.trace_flags:02x}",
     ]
-    if not found.trace_present:
+    if not record.trace_present:
         return [*cells, text("no trace", style="dim"), "", ""]
-    style = "" if found.usable else "yellow"
-    return [*cells, *(text(one, style=style) for one in (found.trace_id, found.span_id, found.transaction_id))]
+    style = "" if record.is_usable else "yellow"
+    return [*cells, *(text(one, style=style) for one in (record.trace_id, record.span_id, record.transaction_id))]
 
 
-def _labels(threads: list[ThreadReading]) -> RenderableType:
+def _label_table(threads: list[ThreadReading]) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("tid", no_wrap=True, justify="right")
     table.add_column("labels", overflow="fold")
@@ -154,10 +154,10 @@ def _labels(threads: list[ThreadReading]) -> RenderableType:
 
 
 def _label(label: Label) -> str:
-    return f"{_text(label.key)}={_text(label.value)}"
+    return f"{_decode_text(label.key)}={_decode_text(label.value)}"
 
 
-def _reasons(reasons: tuple[Reason, ...]) -> RenderableType:
+def _reason_table(reasons: tuple[Reason, ...]) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(width=1)
     table.add_column(no_wrap=True, style="dim")
@@ -171,20 +171,20 @@ def _reasons(reasons: tuple[Reason, ...]) -> RenderableType:
 
 
 def _tids(tids: tuple[int, ...]) -> str:
-    shown = ", ".join(str(tid) for tid in tids[:_TIDS_SHOWN])
-    more = len(tids) - _TIDS_SHOWN
+    shown = ", ".join(str(tid) for tid in tids[:_MAX_TIDS_SHOWN])
+    more = len(tids) - _MAX_TIDS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _verdict(report: Report) -> Text:
-    if report.followed:
-        return text(f"A host profiler would follow: {', '.join(report.followed)}.", style="bold green")
+    if report.followed_interfaces:
+        return text(f"A host profiler would follow: {', '.join(report.followed_interfaces)}.", style="bold green")
     return text("A host profiler would see nothing of this process.", style="bold red")
 
 
-def _mode(report: Report) -> str:
+def _mode_name(report: Report) -> str:
     return "strict-host" if report.strict_host else "spec"
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")

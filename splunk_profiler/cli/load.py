@@ -13,9 +13,9 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-_WORDS = ("lantern", "kettle", "bicycle", "drill", "compass", "brass bench", "silent radio", "borealis")
-_PRODUCTS = 20_000
-_TIMEOUT_SECONDS = 30
+_SEARCH_TERMS = ("lantern", "kettle", "bicycle", "drill", "compass", "brass bench", "silent radio", "borealis")
+_PRODUCT_COUNT = 20_000
+_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Request:
     body: str | None = None
 
 
-def draw(rng: random.Random) -> Request:
+def choose_request(rng: random.Random) -> Request:
     """A request as the shop's customers send them."""
     kind = rng.random()
     if kind < 0.35:
-        return Request("GET", f"/products/{rng.randrange(1, _PRODUCTS)}")
+        return Request("GET", f"/products/{rng.randrange(1, _PRODUCT_COUNT)}")
     if kind < 0.60:
-        return Request("GET", "/search?q=" + rng.choice(_WORDS).replace(" ", "+"))
+        return Request("GET", "/search?q=" + rng.choice(_SEARCH_TERMS).replace(" ", "+"))
     if kind < 0.80:
-        items = [{"product": rng.randrange(1, _PRODUCTS), "quantity": rng.randrange(1, 60)} for _ in range(24)]
+        items = [{"product": rng.randrange(1, _PRODUCT_COUNT), "quantity": rng.randrange(1, 60)} for _ in range(24)]
         return Request("POST", "/orders", json.dumps({"customer": f"c{rng.randrange(99)}", "items": items}))
     if kind < 0.95:
         return Request("GET", f"/receipts/{rng.randrange(1, 500)}")
@@ -48,7 +48,7 @@ class Load:
     def __init__(self, host: str, port: int, workers: int) -> None:
         self._host = host
         self._port = port
-        self._stopping = threading.Event()
+        self._stop_requested = threading.Event()
         self._lock = threading.Lock()
         self._answers: Counter[str] = Counter()
         self._threads = [
@@ -63,9 +63,9 @@ class Load:
 
     def stop(self) -> None:
         """Send no more, and wait for the answers under way."""
-        self._stopping.set()
+        self._stop_requested.set()
         for thread in self._threads:
-            thread.join(_TIMEOUT_SECONDS)
+            thread.join(_TIMEOUT_S)
 
     def answers(self) -> dict[str, int]:
         """How many answers of each kind: ``2xx``, ``5xx``, or the name of the error that came instead."""
@@ -74,9 +74,9 @@ class Load:
 
     def _work(self, seed: int) -> None:
         rng = random.Random(seed)
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
-        while not self._stopping.is_set():
-            request = draw(rng)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+        while not self._stop_requested.is_set():
+            request = choose_request(rng)
             try:
                 connection.request(request.method, request.path, request.body, {"Content-Type": "application/json"})
                 response = connection.getresponse()
@@ -86,7 +86,7 @@ class Load:
                 connection.close()
                 answer = type(error).__name__
                 # A service that is gone would otherwise be asked as fast as it can refuse.
-                self._stopping.wait(0.2)
+                self._stop_requested.wait(0.2)
             with self._lock:
                 self._answers[answer] += 1
         connection.close()

@@ -12,20 +12,20 @@ from rich.table import Table
 from splunk_profiler.cli import tables
 from splunk_profiler.cli.profiles import (
     APPLICATION,
+    NOT_SAMPLED,
     OUTSIDE,
-    PROCESS,
     UNNAMED,
     VALUES,
     Endpoint,
     Function,
     Profiles,
-    Spent,
+    TimeTotals,
 )
 from splunk_profiler.cli.terminal import Terminal, text
 
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
-_LAST = (UNNAMED, OUTSIDE, PROCESS)
-_LEAST_SHARE = 0.005  # of an endpoint's time: less is not worth a line
+_TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)
+_MIN_SHARE = 0.005  # of an endpoint's time: less is not worth a line
 
 
 def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> None:
@@ -35,7 +35,7 @@ def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> 
         console.print(_table(profiles, value, top, endpoints))
 
 
-def as_data(profiles: Profiles) -> dict[str, Any]:
+def to_dict(profiles: Profiles) -> dict[str, Any]:
     """The numbers as plain values."""
     return {
         "records": profiles.records,
@@ -44,23 +44,23 @@ def as_data(profiles: Profiles) -> dict[str, Any]:
         "first_time_ns": profiles.first_ns,
         "last_time_ns": profiles.last_ns,
         "records_by_period_ms": {str(period): count for period, count in profiles.periods_ms.items()},
-        **_spent_data("", profiles.spent),
+        **_times_to_dict("", profiles.spent),
         "endpoints": {
             name: {
                 "samples": endpoint.samples,
-                **_spent_data("", endpoint.spent),
-                "functions": [_function_data(each) for each in endpoint.functions.values()],
+                **_times_to_dict("", endpoint.spent),
+                "functions": [_function_to_dict(each) for each in endpoint.functions.values()],
             }
-            for name, endpoint in _ranked(profiles, "cpu")
+            for name, endpoint in _rank_endpoints(profiles, "cpu")
         },
     }
 
 
-def _spent_data(prefix: str, spent: Spent) -> dict[str, int]:
+def _times_to_dict(prefix: str, spent: TimeTotals) -> dict[str, int]:
     return {f"{prefix}cpu_ns": spent.cpu, f"{prefix}wall_ns": spent.wall}
 
 
-def _function_data(function: Function) -> dict[str, Any]:
+def _function_to_dict(function: Function) -> dict[str, Any]:
     place = function.place
     return {
         "function": place.function,
@@ -68,25 +68,28 @@ def _function_data(function: Function) -> dict[str, Any]:
         "line": place.line,
         "kind": place.kind,
         "distribution": place.distribution,
-        **_spent_data("own_", function.own),
-        **_spent_data("direct_", function.direct),
-        **_spent_data("total_", function.total),
+        **_times_to_dict("own_", function.own),
+        **_times_to_dict("direct_", function.direct),
+        **_times_to_dict("total_", function.total),
     }
 
 
-def _ranked(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]]:
+def _rank_endpoints(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]]:
     """Endpoints, those with most of `value` first; what is in none of them comes last."""
 
     def rank(item: tuple[str, Endpoint]) -> tuple[int, int]:
         name, endpoint = item
-        return (_LAST.index(name) + 1 if name in _LAST else 0, -getattr(endpoint.spent, value))
+        return (
+            _TRAILING_ENDPOINTS.index(name) + 1 if name in _TRAILING_ENDPOINTS else 0,
+            -getattr(endpoint.spent, value),
+        )
 
     return sorted(profiles.endpoints.items(), key=rank)
 
 
 def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
     table = tables.table("endpoint, function", "time", "share", "total", "of")
-    ranked = [item for item in _ranked(profiles, value) if getattr(item[1].spent, value)]
+    ranked = [item for item in _rank_endpoints(profiles, value) if getattr(item[1].spent, value)]
     whole = getattr(profiles.spent, value)
     for number, (name, endpoint) in enumerate(ranked):
         if number == endpoints:
@@ -94,35 +97,35 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
             break
         spent = getattr(endpoint.spent, value)
         table.add_row(text(name, style="bold"), tables.duration(spent), tables.percent(spent, whole))
-        for function, own in _rows(endpoint, value, top):
+        for function, own in _top_functions(endpoint, value, top):
             _add_row(table, function, own, value, spent)
     return table
 
 
-def _rows(endpoint: Endpoint, value: str, top: int) -> list[tuple[Function, int]]:
+def _top_functions(endpoint: Endpoint, value: str, top: int) -> list[tuple[Function, int]]:
     """Functions of the application with the time of what they did themselves or had libraries do, then of libraries."""
-    least = max(getattr(endpoint.spent, value) * _LEAST_SHARE, 1)
+    min_ns = max(getattr(endpoint.spent, value) * _MIN_SHARE, 1)
     found = []
-    for own, yours, most in (("direct", True, top), ("own", False, -(-top // 2))):
+    for own, is_application, max_count in (("direct", True, top), ("own", False, -(-top // 2))):
         timed = [
             (function, getattr(getattr(function, own), value))
             for function in endpoint.functions.values()
-            if (function.place.kind == APPLICATION) is yours
+            if (function.place.kind == APPLICATION) is is_application
         ]
         timed.sort(key=lambda item: -item[1])
-        found += [item for item in timed[:most] if item[1] >= least]
+        found += [item for item in timed[:max_count] if item[1] >= min_ns]
     return found
 
 
 def _add_row(table: Table, function: Function, own: int, value: str, whole: int) -> None:
     place = function.place
-    yours = place.kind == APPLICATION
-    source = place.distribution.replace("==", " ") or ("your code" if yours else "")
+    is_application = place.kind == APPLICATION
+    source = place.distribution.replace("==", " ") or ("your code" if is_application else "")
     table.add_row(
         f"  {place.function}",
         tables.duration(own),
         tables.percent(own, whole),
         tables.percent(getattr(function.total, value), whole),
         source,
-        style="" if yours else "dim",
+        style="" if is_application else "dim",
     )

@@ -20,17 +20,17 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from splunk_profiler.cli.sources import is_library
+from splunk_profiler.cli.library_paths import is_library
 
 FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
 UNNAMED = "(spans without a name)"
-PROCESS = "(not sampled)"
+NOT_SAMPLED = "(not sampled)"
 
 APPLICATION = "application"
 VALUES = ("cpu", "wall")
-_PSEUDO = "[process]."
-_LARGEST = 256 << 20  # of a message: more is no profile, but a bomb
+_PROCESS_PREFIX = "[process]."
+_MAX_MESSAGE_BYTES = 256 << 20  # of a message: more is no profile, but a bomb
 
 _INT64, _UINT64, _STRING, _MESSAGE = 3, 4, 9, 11  # FieldDescriptorProto.Type
 _TYPES = {"int64": _INT64, "uint64": _UINT64, "string": _STRING}
@@ -80,7 +80,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Spent:
+class TimeTotals:
     """Nanoseconds of CPU and wall time, under `VALUES`."""
 
     cpu: int = 0
@@ -104,16 +104,16 @@ class Function:
     """
 
     place: Place
-    own: Spent = field(default_factory=Spent)
-    direct: Spent = field(default_factory=Spent)
-    total: Spent = field(default_factory=Spent)
+    own: TimeTotals = field(default_factory=TimeTotals)
+    direct: TimeTotals = field(default_factory=TimeTotals)
+    total: TimeTotals = field(default_factory=TimeTotals)
 
 
 @dataclass(slots=True)
 class Endpoint:
     """The times of all samples with one endpoint, and of their functions by name."""
 
-    spent: Spent = field(default_factory=Spent)
+    spent: TimeTotals = field(default_factory=TimeTotals)
     samples: int = 0
     functions: dict[str, Function] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class Endpoint:
         self.samples += samples
         self.spent.add(cpu, wall)
         seen: set[str] = set()
-        nearest = True
+        is_nearest = True
         for depth, place in enumerate(stack):
             if place.function in seen:  # recursion counts once
                 continue
@@ -133,8 +133,8 @@ class Endpoint:
             function.total.add(cpu, wall)
             if depth == 0:
                 function.own.add(cpu, wall)
-            if nearest and place.kind == APPLICATION:
-                nearest = False
+            if is_nearest and place.kind == APPLICATION:
+                is_nearest = False
                 function.direct.add(cpu, wall)
 
 
@@ -149,12 +149,12 @@ class Profiles:
         services: records by service.
         first_ns, last_ns: begin of the first and end of the last one, nanoseconds since the epoch.
         periods_ms: records by the distance of their snapshots.
-        endpoints: by name; `OUTSIDE`, `UNNAMED` and `PROCESS` are among them.
+        endpoints: by name; `OUTSIDE`, `UNNAMED` and `NOT_SAMPLED` are among them.
     """
 
     records: int = 0
     samples: int = 0
-    spent: Spent = field(default_factory=Spent)
+    spent: TimeTotals = field(default_factory=TimeTotals)
     services: Counter[str] = field(default_factory=Counter)
     first_ns: int = 0
     last_ns: int = 0
@@ -167,9 +167,9 @@ class Profiles:
         Raises:
             ProfileError: it is none; nothing was added.
         """
-        message = _decoded(body)
+        message = _decode_body(body)
         try:
-            aggregates = list(_aggregates(message))
+            aggregates = list(_iter_aggregates(message))
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1
@@ -180,20 +180,20 @@ class Profiles:
         for stack, count, cpu, wall, labels in aggregates:
             self.samples += count
             self.spent.add(cpu, wall)
-            name = _endpoint(stack, labels)
+            name = _endpoint_name(stack, labels)
             self.endpoints.setdefault(name, Endpoint()).add(stack, count, cpu, wall)
 
 
-def _endpoint(stack: list[Place], labels: dict[str, str]) -> str:
-    if stack and stack[0].function.startswith(_PSEUDO):
-        return PROCESS
+def _endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
+    if stack and stack[0].function.startswith(_PROCESS_PREFIX):
+        return NOT_SAMPLED
     return labels.get("endpoint") or (UNNAMED if "span_id" in labels else OUTSIDE)
 
 
-def _decoded(body: str) -> Any:
+def _decode_body(body: str) -> Any:
     try:
         unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        message = unpacked.decompress(base64.b64decode(body, validate=True), _LARGEST)
+        message = unpacked.decompress(base64.b64decode(body, validate=True), _MAX_MESSAGE_BYTES)
         if not unpacked.eof:
             raise ProfileError("the profile is cut off, or too large")
         return _message_class().FromString(message)
@@ -201,7 +201,7 @@ def _decoded(body: str) -> Any:
         raise ProfileError(f"not a profile: {error}") from None
 
 
-def _aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict[str, str]]]:
+def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict[str, str]]]:
     """Stack, count, CPU and wall time, and the labels that are texts, of each sample."""
     texts = list(message.string_table)
     kinds = [texts[each.type] for each in message.sample_type]
@@ -212,7 +212,9 @@ def _aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict
     for each in message.location:
         line = each.line[0]
         function, file = functions[line.function_id]
-        places[each.id] = Place(function, file, line.line, *_origin(file, *mappings.get(each.mapping_id, ("", ""))))
+        places[each.id] = Place(
+            function, file, line.line, *_kind_and_distribution(file, *mappings.get(each.mapping_id, ("", "")))
+        )
     for sample in message.sample:
         labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
         values = sample.value
@@ -225,7 +227,7 @@ def _aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict
         )
 
 
-def _origin(file: str, mapping: str, build_id: str) -> tuple[str, str]:
+def _kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:
     """Kind and distribution of a mapping; of one that does not say, as of other senders, what the path tells."""
     kind, _, name = mapping.partition("/")
     if kind in (APPLICATION, "library", "standard-library"):

@@ -27,7 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.request_size import fields_of, holds_more_than
+from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
 from splunk_profiler.cli.store import LineFile, Store, StoreError
 
 PROFILE_SCOPE = "otel.profiling"
@@ -36,11 +36,11 @@ _SERVICE = "opentelemetry.proto.collector.{0}.v1.{1}Service"
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 MAX_ITEMS = 250_000
 MAX_SERVICES = 100
-MAX_NAME = 100
+MAX_NAME_LENGTH = 100
 
 _MAX_REQUESTS = 128
-_WORKERS = 4
-_GRACE_SECONDS = 5.0
+_WORKER_COUNT = 4
+_STOP_GRACE_S = 5.0
 # gRPC itself answers what is larger than this, before anything of ours could count it.
 _TRANSPORT_FACTOR = 2
 
@@ -59,7 +59,8 @@ class Counts:
         malformed: requests that could not be parsed.
         oversize: requests that were larger, or held more, than allowed.
         refused: requests that could not be saved; their senders were told to try again.
-        services: names of the services that sent first, `MAX_SERVICES` at most, each cut to `MAX_NAME` characters.
+        services: names of the services that sent first, `MAX_SERVICES` at most, each cut to `MAX_NAME_LENGTH`
+            characters.
         unnamed_services: how often another service sent.
         problem: why requests are being refused; empty while they are not.
     """
@@ -82,14 +83,15 @@ class Counts:
 class Receiver:
     """An OTLP/gRPC server that saves logs and traces in `store`.
 
-    Its memory is bounded, whatever is sent: `_WORKERS` requests are read at once, in bytes, and one at a time is parsed
+    Its memory is bounded, whatever is sent: `_WORKER_COUNT` requests are read at once, in bytes, and one at a time is
+        parsed
     and saved. Others wait with their senders, up to `_MAX_REQUESTS`; gRPC itself refuses what comes besides
     (RESOURCE_EXHAUSTED). A request holds `MAX_ITEMS` records, spans, attributes and values at most.
 
     Args:
         store: where requests go.
         host, port: where to listen; port 0 takes a free one.
-        largest_bytes: requests larger than this are refused for good.
+        max_request_bytes: requests larger than this are refused for good.
         on_problem: called with one sentence when requests begin to be refused and when they no longer are.
 
     Raises:
@@ -97,57 +99,59 @@ class Receiver:
     """
 
     def __init__(
-        self, store: Store, host: str, port: int, largest_bytes: int, on_problem: Callable[[str], None]
+        self, store: Store, host: str, port: int, max_request_bytes: int, on_problem: Callable[[str], None]
     ) -> None:
         self._store = store
-        self._largest_bytes = largest_bytes
+        self._max_request_bytes = max_request_bytes
         self._on_problem = on_problem
-        self._lock = threading.Lock()
-        self._one_at_a_time = threading.Lock()
+        self._counts_lock = threading.Lock()
+        self._request_lock = threading.Lock()
         self._counts = Counts()
-        _check_free(host, port)
+        _check_address_free(host, port)
         self._server = grpc.server(
-            ThreadPoolExecutor(_WORKERS, thread_name_prefix="collect"),
+            ThreadPoolExecutor(_WORKER_COUNT, thread_name_prefix="collect"),
             maximum_concurrent_rpcs=_MAX_REQUESTS,
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", largest_bytes * _TRANSPORT_FACTOR),
+                ("grpc.max_receive_message_length", max_request_bytes * _TRANSPORT_FACTOR),
             ],
         )
         self._server.add_generic_rpc_handlers(
             (
-                _service("logs", "Logs", self._logs),
-                _service("trace", "Trace", self._traces),
-                _service("metrics", "Metrics", self._metrics),
+                _make_service("logs", "Logs", self._handle_logs),
+                _make_service("trace", "Trace", self._handle_traces),
+                _make_service("metrics", "Metrics", self._handle_metrics),
             )
         )
         try:
-            self.port = self._server.add_insecure_port(_joined(host, port))
+            self.port = self._server.add_insecure_port(_format_address(host, port))
         except RuntimeError:
-            raise CommandError(f"nothing can listen on {_joined(host, port)}; choose another with --port") from None
-        self.address = _joined(host, self.port)
+            raise CommandError(
+                f"nothing can listen on {_format_address(host, port)}; choose another with --port"
+            ) from None
+        self.address = _format_address(host, self.port)
         self._server.start()
 
     def counts(self) -> Counts:
         """What has been received until now."""
-        with self._lock:
+        with self._counts_lock:
             return self._counts
 
     def stop(self) -> None:
         """Refuse new requests, finish those that are under way (5 seconds at most), and end."""
-        self._server.stop(_GRACE_SECONDS).wait()
+        self._server.stop(_STOP_GRACE_S).wait()
 
-    def _logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._one_at_a_time:
-            return self._take_logs(body, context)
+    def _handle_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._request_lock:
+            return self._save_logs(body, context)
 
-    def _traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._one_at_a_time:
-            return self._take_traces(body, context)
+    def _handle_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._request_lock:
+            return self._save_traces(body, context)
 
-    def _take_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _save_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportLogsServiceRequest, body, context)
-        added = Counts(requests=1, services=_services(request.resource_logs))
+        added = Counts(requests=1, services=_service_names(request.resource_logs))
         for resource in request.resource_logs:
             for scope in resource.scope_logs:
                 if scope.scope.name == PROFILE_SCOPE:
@@ -164,29 +168,29 @@ class Receiver:
         if added.samples or added.profiles or added.logs:
             self._save(self._store.logs, request, context)
         self._add(added)
-        return _encoded(ExportLogsServiceResponse())
+        return _encode(ExportLogsServiceResponse())
 
-    def _take_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _save_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportTraceServiceRequest, body, context)
         spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
         if spans:
             self._save(self._store.traces, request, context)
-        self._add(Counts(requests=1, spans=spans, services=_services(request.resource_spans)))
-        return _encoded(ExportTraceServiceResponse())
+        self._add(Counts(requests=1, spans=spans, services=_service_names(request.resource_spans)))
+        return _encode(ExportTraceServiceResponse())
 
-    def _metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
+    def _handle_metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
         self._add(Counts(metrics=1))
-        return _encoded(ExportMetricsServiceResponse())
+        return _encode(ExportMetricsServiceResponse())
 
     def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
-        if len(body) > self._largest_bytes:
+        if len(body) > self._max_request_bytes:
             self._add(Counts(oversize=1))
             _refuse(
                 context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the request has {len(body)} bytes, {self._largest_bytes} are allowed; send smaller batches",
+                f"the request has {len(body)} bytes, {self._max_request_bytes} are allowed; send smaller batches",
             )
-        if holds_more_than(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
+        if exceeds_item_limit(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
             self._add(Counts(oversize=1))
             _refuse(
                 context,
@@ -209,7 +213,7 @@ class Receiver:
         self._set_problem("")
 
     def _add(self, more: Counts) -> None:
-        with self._lock:
+        with self._counts_lock:
             old = self._counts
             numbers = {
                 name: getattr(old, name) + getattr(more, name)
@@ -222,7 +226,7 @@ class Receiver:
             self._counts = replace(old, **numbers, services=(*old.services, *listed))
 
     def _set_problem(self, problem: str) -> None:
-        with self._lock:
+        with self._counts_lock:
             changed = problem != self._counts.problem
             self._counts = replace(self._counts, problem=problem)
             refused = self._counts.refused
@@ -261,27 +265,29 @@ def _ids_to_hex(holder: dict[str, Any]) -> None:
             holder[name] = base64.b64decode(holder[name]).hex()
 
 
-def _encoded(response: Message) -> bytes:
+def _encode(response: Message) -> bytes:
     return bytes(response.SerializeToString())
 
 
-def _services(resources: Any) -> tuple[str, ...]:
+def _service_names(resources: Any) -> tuple[str, ...]:
     names = (
         attribute.value.string_value
         for entry in resources
         for attribute in entry.resource.attributes
         if attribute.key == "service.name"
     )
-    return tuple(dict.fromkeys(name[:MAX_NAME] for name in names if name))
+    return tuple(dict.fromkeys(name[:MAX_NAME_LENGTH] for name in names if name))
 
 
-def _service(signal: str, name: str, export: Callable[[bytes, grpc.ServicerContext], bytes]) -> grpc.GenericRpcHandler:
+def _make_service(
+    signal: str, name: str, export: Callable[[bytes, grpc.ServicerContext], bytes]
+) -> grpc.GenericRpcHandler:
     # Without a deserializer the handler gets the bytes, so that it is we who answer what cannot be parsed.
     handler = grpc.unary_unary_rpc_method_handler(export)
     return grpc.method_handlers_generic_handler(_SERVICE.format(signal, name), {"Export": handler})
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_address_free(host: str, port: int) -> None:
     """Have the system's own word on why nothing can listen there; gRPC only knows that it is so."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -291,12 +297,13 @@ def _check_free(host: str, port: int) -> None:
             probe.listen()
     except OSError as error:
         raise CommandError(
-            f"nothing can listen on {_joined(host, port)}: {error.strerror}; choose another with --host or --port "
+            f"nothing can listen on {_format_address(host, port)}: {error.strerror}; choose another with"
+            " --host or --port "
             "(port 0 takes a free one)"
         ) from None
 
 
-def _joined(host: str, port: int) -> str:
+def _format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

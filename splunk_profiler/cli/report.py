@@ -17,13 +17,13 @@ from rich.table import Table
 from splunk_profiler.cli import profile_tables, tables
 from splunk_profiler.cli.analysis import Analysis, Functions, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+from splunk_profiler.cli.library_paths import is_library
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.profiles import OUTSIDE
-from splunk_profiler.cli.sources import is_library
-from splunk_profiler.cli.terminal import Terminal, lines, page, text
+from splunk_profiler.cli.terminal import Terminal, lines, make_console, text
 
-_THREADS_SHOWN = 12
-_IDS_SHOWN = 5
+_MAX_THREADS_SHOWN = 12
+_MAX_IDS_SHOWN = 5
 
 
 @click.command()
@@ -55,16 +55,16 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     """
     analysis = analyse(path)
     if as_json:
-        print_json(as_data(analysis, path), indent=2)
+        print_json(to_dict(analysis, path), indent=2)
         return
-    draw(analysis, path, console=page(), top=top, spans=spans)
+    draw(analysis, path, console=make_console(), top=top, spans=spans)
 
 
 def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spans: int = 12) -> None:
     """Write the report."""
     tables.heading(console, "Profile")
     console.print(_summary(analysis, path))
-    ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].rank)
+    ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].sort_key)
     if ranked or analysis.unknown_span.samples:
         tables.heading(console, "Spans")
         console.print(_span_table(analysis, ranked[:spans]))
@@ -94,7 +94,7 @@ def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spa
         console.print(text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
 
 
-def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
+def to_dict(analysis: Analysis, path: Path) -> dict[str, Any]:
     """The report's numbers as plain values."""
     return {
         "path": str(path.resolve()),
@@ -111,34 +111,34 @@ def as_data(analysis: Analysis, path: Path) -> dict[str, Any]:
         "other_logs": analysis.other_logs,
         "spans": analysis.spans,
         "transactions": analysis.transactions.received,
-        "transactions_with_stack_traces": analysis.transactions.told,
+        "transactions_with_stack_traces": analysis.transactions.with_ids,
         "stack_trace_ids": analysis.transactions.ids,
         "services": dict(analysis.services),
         "first_time_ns": analysis.first_ns,
         "last_time_ns": analysis.last_ns,
         "samples_by_period_ms": {str(period): count for period, count in analysis.periods_ms.items()},
-        "by_span": {name: _tally_data(tally) for name, tally in analysis.by_span.items()},
-        "outside_spans": _tally_data(analysis.outside),
+        "by_span": {name: _tally_to_dict(tally) for name, tally in analysis.by_span.items()},
+        "outside_spans": _tally_to_dict(analysis.outside),
         "threads": {
             name: {"samples": seen.samples, "running": seen.running, "in_spans": seen.in_spans}
             for name, seen in analysis.threads.items()
         },
-        "profiles": profile_tables.as_data(analysis.profiles),
+        "profiles": profile_tables.to_dict(analysis.profiles),
         "record": analysis.record and {"span": analysis.record[0], "as_received": analysis.record[1]},
     }
 
 
-def _tally_data(tally: Tally) -> dict[str, Any]:
+def _tally_to_dict(tally: Tally) -> dict[str, Any]:
     return {
         "samples": tally.samples,
         "running": tally.ran.samples,
         "thread_seconds": tally.thread_ns / 1e9,
-        "functions": _functions_data(tally.ran),
-        "waiting_functions": _functions_data(tally.waited),
+        "functions": _functions_to_dicts(tally.ran),
+        "waiting_functions": _functions_to_dicts(tally.waited),
     }
 
 
-def _functions_data(functions: Functions) -> list[dict[str, Any]]:
+def _functions_to_dicts(functions: Functions) -> list[dict[str, Any]]:
     return [
         {
             "function": name,
@@ -155,7 +155,7 @@ def _summary(analysis: Analysis, path: Path) -> Table:
     table = tables.grid()
     if analysis.samples:
         periods = ", ".join(f"{period} ms" for period, _ in analysis.periods_ms.most_common())
-        when = _when(analysis.first_ns, analysis.last_ns)
+        when = _time_range(analysis.first_ns, analysis.last_ns)
         table.add_row("samples received", f"{analysis.samples:,} in {when}")
         share = tables.percent(analysis.in_spans, analysis.samples)
         table.add_row("inside spans", f"{share} ({analysis.in_spans:,} samples)")
@@ -164,7 +164,7 @@ def _summary(analysis: Analysis, path: Path) -> Table:
         table.add_row("sampling period", periods)
     if (profiles := analysis.profiles).records:
         periods = ", ".join(f"{period} ms" for period, _ in profiles.periods_ms.most_common())
-        when = _when(profiles.first_ns, profiles.last_ns)
+        when = _time_range(profiles.first_ns, profiles.last_ns)
         table.add_row("aggregated", f"{profiles.samples:,} more samples in {profiles.records:,} profiles of {when}")
         table.add_row("", f"every {periods}: {tables.duration(profiles.spent.cpu)} of CPU")
     services = analysis.services + profiles.services
@@ -177,10 +177,9 @@ def _summary(analysis: Analysis, path: Path) -> Table:
         table.add_row("services", f"{names} records")
     table.add_row("spans received", f"{analysis.spans:,}")
     roots = analysis.transactions
-    if roots.told:
-        share = (
-            f"{tables.percent(roots.told, roots.received)} of the transactions ({roots.told:,} of {roots.received:,})"
-        )
+    if roots.with_ids:
+        percent = tables.percent(roots.with_ids, roots.received)
+        share = f"{percent} of the transactions ({roots.with_ids:,} of {roots.received:,})"
         table.add_row("host profiler", f"{share} carry stack-trace ids from it, {roots.ids:,} in all")
     if analysis.unknown_span.samples:
         table.add_row(
@@ -195,7 +194,7 @@ def _summary(analysis: Analysis, path: Path) -> Table:
     return table
 
 
-def _when(first_ns: int, last_ns: int) -> str:
+def _time_range(first_ns: int, last_ns: int) -> str:
     start = datetime.fromtimestamp(first_ns / 1e9, timezone.utc)
     return f"{(last_ns - first_ns) / 1e9:.1f} s, from {start:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -261,7 +260,7 @@ def _function_table(tally: Functions, top: int) -> Table:
 def _thread_table(threads: dict[str, ThreadTally]) -> Table:
     table = tables.table("thread", "samples", "running", "in spans", "most often")
     ranked = sorted(threads.items(), key=lambda item: (-item[1].running, -item[1].in_spans, -item[1].samples))
-    for name, seen in ranked[:_THREADS_SHOWN]:
+    for name, seen in ranked[:_MAX_THREADS_SHOWN]:
         table.add_row(
             text(name),
             f"{seen.samples:,}",
@@ -269,8 +268,8 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
             tables.percent(seen.in_spans, seen.samples),
             text(seen.statuses.most_common(1)[0][0], style="dim"),
         )
-    if len(ranked) > _THREADS_SHOWN:
-        table.add_row(text(f"and {len(ranked) - _THREADS_SHOWN} more", style="dim"))
+    if len(ranked) > _MAX_THREADS_SHOWN:
+        table.add_row(text(f"and {len(ranked) - _MAX_THREADS_SHOWN} more", style="dim"))
     return table
 
 
@@ -278,7 +277,7 @@ def _draw_record(console: Terminal, span: str, record: dict[str, Any]) -> None:
     where = "outside of spans" if span == OUTSIDE else f"inside {span}"
     tables.heading(console, f"One record as received (a sample {where})")
     body = record["body"]["stringValue"]
-    console.print(lines(_one_line_each({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
+    console.print(lines(_format_record({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
     console.print(lines(body.rstrip("\n"), style="green"), soft_wrap=True)
 
 
@@ -288,14 +287,14 @@ def _draw_transaction(console: Terminal, span: dict[str, Any], ids: Counter[str]
     table.add_row("name", str(span.get("name", "")))
     table.add_row("trace", str(span.get("traceId", "")))
     table.add_row("span", str(span.get("spanId", "")))
-    for one, count in ids.most_common(_IDS_SHOWN):
+    for one, count in ids.most_common(_MAX_IDS_SHOWN):
         table.add_row("stack-trace id", f"{one}  {count:,} times" if count > 1 else one)
-    if len(ids) > _IDS_SHOWN:
-        table.add_row("", text(f"and {len(ids) - _IDS_SHOWN} more", style="dim"))
+    if len(ids) > _MAX_IDS_SHOWN:
+        table.add_row("", text(f"and {len(ids) - _MAX_IDS_SHOWN} more", style="dim"))
     console.print(table)
 
 
-def _one_line_each(record: dict[str, Any]) -> str:
+def _format_record(record: dict[str, Any]) -> str:
     """JSON with one line for each field, and one for each attribute."""
     lines = []
     for name, value in record.items():

@@ -35,8 +35,8 @@ def fields_of(descriptor: Any) -> Fields:
     return fields(descriptor)
 
 
-def holds_more_than(most: int, message: bytes, fields: Fields) -> bool:
-    """Return True if there are more than `most` messages and repeated texts in a message, at all depths.
+def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
+    """Return True if there are more than `max_items` messages and repeated texts in a message, at all depths.
 
     Reads no byte twice. False for bytes that are no message: the parser says what is wrong with them.
     """
@@ -44,26 +44,26 @@ def holds_more_than(most: int, message: bytes, fields: Fields) -> bool:
     pending = [(fields, 0, len(message))]
     try:
         while pending:
-            fields, at, end = pending.pop()
-            while at < end:
-                tag, at = _varint(message, at)
+            fields, position, end = pending.pop()
+            while position < end:
+                tag, position = _varint(message, position)
                 kind = tag & 7
                 if kind == _LENGTH:
-                    size, at = _varint(message, at)
-                    if at + size > end:
+                    size, position = _varint(message, position)
+                    if position + size > end:
                         return False
                     inner = fields.get(tag >> 3)
                     if inner is not None:
                         count += 1
-                        if count > most:
+                        if count > max_items:
                             return True
                         if inner and size:
-                            pending.append((inner, at, at + size))
-                    at += size
+                            pending.append((inner, position, position + size))
+                    position += size
                 elif kind == _VARINT:
-                    _, at = _varint(message, at)
+                    _, position = _varint(message, position)
                 elif kind in (_FIXED64, _FIXED32):
-                    at += 8 if kind == _FIXED64 else 4
+                    position += 8 if kind == _FIXED64 else 4
                 elif kind not in (_GROUP, _END_GROUP):
                     return False
     except IndexError:  # the message ends too early
@@ -71,16 +71,16 @@ def holds_more_than(most: int, message: bytes, fields: Fields) -> bool:
     return False
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _varint(message: bytes, position: int) -> tuple[int, int]:
     """Return the number at that place, and the place after it."""
-    value = message[at]
+    value = message[position]
     if value < 0x80:
-        return value, at + 1
+        return value, position + 1
     value &= 0x7F
     for shift in range(7, _VARINT_BITS, 7):
-        at += 1
-        byte = message[at]
+        position += 1
+        byte = message[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at + 1
+            return value, position + 1
     raise IndexError("a number without an end")

@@ -36,7 +36,7 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
 
 
-def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
+def _setting_option(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
     """An option for the setting `name`, which takes what the setting takes."""
     setting = next(item for item in SETTINGS if item.name == name)
 
@@ -44,34 +44,40 @@ def _setting(option: str, name: str, metavar: str, meaning: str) -> Callable[[An
         try:
             return value if value is None else str(setting.parse(value))
         except ConfigError as error:
-            raise click.BadParameter(f"{setting.quoted(value)} is not usable: {error}") from None
+            raise click.BadParameter(f"{setting.quote_redacted(value)} is not usable: {error}") from None
 
     return click.option(option, name, metavar=metavar, callback=check, help=f"{meaning} [{name}]")
 
 
-def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
+def _switch_option(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
     return click.option(f"--{option}/--no-{option}", name, is_flag=True, default=None, help=f"{meaning} [{name}]")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@_setting("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000.")
-@_setting("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317.")
-@_setting(
+@_setting_option(
+    "--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000."
+)
+@_setting_option(
+    "--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317."
+)
+@_setting_option(
     "--export-interval-ms",
     "SPLUNK_PROFILER_EXPORT_INTERVAL",
     "MS",
     "Milliseconds between exports; 1000, for pprof 10000.",
 )
-@_setting("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
-@_setting("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
-@_setting("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
-@_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
-@_switch(
+@_setting_option(
+    "--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text."
+)
+@_setting_option("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
+@_setting_option("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
+@_switch_option("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
+@_switch_option(
     "include-internal-stacks",
     "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
     "Send the threads of the profiler and of OpenTelemetry as well.",
 )
-@_setting("--walker", "SPLUNK_PROFILER_WALKER", "NAME", "What reads the stacks: auto, native or portable; auto.")
+@_setting_option("--walker", "SPLUNK_PROFILER_WALKER", "NAME", "What reads the stacks: auto, native or portable; auto.")
 @click.option("--service-name", "OTEL_SERVICE_NAME", metavar="NAME", help="Name of the service [OTEL_SERVICE_NAME]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
@@ -88,10 +94,10 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
     """
     if not command:
         raise click.UsageError("name the command to run: splunk-profiler run -- python app.py")
-    chosen = {name: _text(value) for name, value in settings.items() if value is not None}
+    chosen = {name: _setting_text(value) for name, value in settings.items() if value is not None}
     env = launch_environment(environment(), chosen)
     path = find_program(command[0], env.get("PATH", os.defpath))
-    flag = isolating_flag(path, command[1:])
+    flag = find_isolating_flag(path, command[1:])
     if flag:
         print_line(
             f"splunk-profiler: Python's option {flag} keeps the profiler from being started from outside; "
@@ -101,7 +107,7 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
     _execute(path, command, env)
 
 
-def _text(value: str | bool) -> str:
+def _setting_text(value: str | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -114,8 +120,8 @@ def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dic
     config = resolved.config
     if not config.runs and env["SPLUNK_PROFILER_ENABLED"].strip().lower() == "false":
         return env
-    before = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
-    env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(before if any(before) else [])])
+    old_entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
+    env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(old_entries if any(old_entries) else [])])
     env[preload.RUN_PID] = str(os.getpid())
     if config.publishes_labels and config.preload.lower() != "false" and not resolved.sdk_disabled:
         library = str(labels_library())
@@ -144,11 +150,11 @@ def find_program(name: str, search_path: str) -> str:
     raise CommandNotFoundError(f"{name}: {where}")
 
 
-def isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
+def find_isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
     """The option by which the Python to be run ignores PYTHONPATH or runs no ``sitecustomize``; None if none does."""
     words = [path, *arguments]
     if not _PYTHON.fullmatch(Path(path).name):
-        words = _shebang(path)
+        words = _read_shebang(path)
         if words and Path(words[0]).name == "env":
             words = [word for word in words[1:] if word != "-S"]
         if not words or not _PYTHON.fullmatch(Path(words[0]).name):
@@ -164,7 +170,7 @@ def isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _shebang(path: str) -> list[str]:
+def _read_shebang(path: str) -> list[str]:
     try:
         with Path(path).open("rb") as file:
             first = file.readline(1024)

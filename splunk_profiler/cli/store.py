@@ -44,20 +44,20 @@ class LineFile:
         self._sync = sync
         self._lock = threading.Lock()
         try:
-            self._file = open_private(path, os.O_RDWR | os.O_CREAT)
+            self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._file)
+            os.close(self._descriptor)
             raise StoreError(f"{path} is being written by another collector; name another directory") from None
         try:
-            make_private(self._file)
+            make_private(self._descriptor)
         except OSError:
-            os.close(self._file)
+            os.close(self._descriptor)
             raise StoreError(f"{path} belongs to another user, who could read it; name another directory") from None
-        self._size = self._whole_lines()
+        self._size = self._recover_whole_lines()
 
     @property
     def size(self) -> int:
@@ -74,46 +74,48 @@ class LineFile:
         with self._lock:
             try:
                 # Also clears away what an earlier failure could not.
-                os.ftruncate(self._file, self._size)
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[os.pwrite(self._file, rest, self._size + len(line) - len(rest)) :]
+                os.ftruncate(self._descriptor, self._size)
+                remaining = memoryview(line)
+                while remaining:
+                    remaining = remaining[
+                        os.pwrite(self._descriptor, remaining, self._size + len(line) - len(remaining)) :
+                    ]
                 if self._sync:
-                    os.fdatasync(self._file)
+                    os.fdatasync(self._descriptor)
             except OSError as error:
-                self._cut()
+                self._truncate()
                 raise StoreError(f"{self.path} cannot be written: {error.strerror}") from None
             self._size += len(line)
 
     def close(self) -> None:
         """Close the file, and give up the right to write to it."""
         with self._lock:
-            os.close(self._file)
+            os.close(self._descriptor)
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         try:
-            os.ftruncate(self._file, self._size)
+            os.ftruncate(self._descriptor, self._size)
         except OSError:
             return  # the next append begins with the same
 
-    def _whole_lines(self) -> int:
+    def _recover_whole_lines(self) -> int:
         """The size of the file without the piece of a line that a killed collector left at its end."""
-        size = os.fstat(self._file).st_size
+        size = os.fstat(self._descriptor).st_size
         end = size
         tail = b""
         while end and b"\n" not in tail:
             start = max(0, end - _BLOCK_BYTES)
-            tail = os.pread(self._file, end - start, start) + tail
+            tail = os.pread(self._descriptor, end - start, start) + tail
             end = start
-        piece = tail[tail.rfind(b"\n") + 1 :]
-        if not piece:
+        partial_line = tail[tail.rfind(b"\n") + 1 :]
+        if not partial_line:
             return size
         try:
-            json.loads(piece)
+            json.loads(partial_line)
         except ValueError:
-            return size - len(piece)
+            return size - len(partial_line)
         # A whole line, only its end is missing: another program wrote it.
-        os.pwrite(self._file, b"\n", size)
+        os.pwrite(self._descriptor, b"\n", size)
         return size + 1
 
 

@@ -22,26 +22,26 @@ def heading(console: Terminal, title: str) -> None:
 
 def grid() -> Table:
     """Two columns: what, and how much of it."""
-    found = Table.grid(padding=(0, 2))
-    found.add_column(style="cyan", no_wrap=True)
-    found.add_column(overflow="fold")
-    return found
+    created = Table.grid(padding=(0, 2))
+    created.add_column(style="cyan", no_wrap=True)
+    created.add_column(overflow="fold")
+    return created
 
 
 def table(first: str, *others: str) -> Table:
     """A table whose first column is a name, and whose others are numbers unless their title says otherwise."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
-    found.add_column(first, overflow="fold", max_width=66)
+    created = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
+    created.add_column(first, overflow="fold", max_width=66)
     for title in others:
-        words = title in ("", "at", "of", "called by", "most often")
-        found.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    return found
+        is_text = title in ("", "at", "of", "called by", "most often")
+        created.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    return created
 
 
-def bar(part: float, whole: float, least: int = 0) -> Text:
+def bar(part: float, whole: float, min_cells: int = 0) -> Text:
     """A part of a whole, as long as its share."""
     cells = round(part / whole * BAR_CELLS) if whole else 0
-    return text("█" * max(least, min(cells, BAR_CELLS)), style="cyan")
+    return text("█" * max(min_cells, min(cells, BAR_CELLS)), style="cyan")
 
 
 def percent(part: int, whole: int) -> str:

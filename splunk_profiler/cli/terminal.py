@@ -14,7 +14,7 @@ from rich.text import Text
 from splunk_profiler.system.printable import printable
 
 PAGE_WIDTH = 100
-_MOST_WIDTH = 140
+_MAX_WIDTH = 140
 
 
 class Terminal(Console):
@@ -28,10 +28,10 @@ class Terminal(Console):
         return Text(printable(text), style=style, justify=justify, overflow=overflow)
 
 
-def page() -> Terminal:
+def make_console() -> Terminal:
     """Return a console as wide as the terminal, within reason; without a terminal as wide as a page."""
     console = Terminal()
-    return Terminal(width=min(console.width, _MOST_WIDTH) if console.is_terminal else PAGE_WIDTH)
+    return Terminal(width=min(console.width, _MAX_WIDTH) if console.is_terminal else PAGE_WIDTH)
 
 
 def text(value: str, style: str = "") -> Text:

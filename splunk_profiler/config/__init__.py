@@ -24,27 +24,27 @@ from splunk_profiler.config.parsers import (
     ConfigError,
     Destination,
     Endpoint,
-    Nowhere,
+    NoDestination,
     parse_attributes,
     parse_boolean,
     parse_destination,
     parse_endpoint,
     parse_tags,
-    quoted,
+    quote_redacted,
 )
-from splunk_profiler.config.settings import SETTINGS, Setting, setting_of
+from splunk_profiler.config.settings import SETTINGS, Setting, setting_for_field
 
 DEFAULT_ENDPOINT = "https://localhost:4317"
 _GENERAL_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_TYPES_OF_OPTIONAL: Mapping[str, type] = {
+_OPTIONAL_FIELD_TYPES: Mapping[str, type] = {
     "logs_endpoint": str,
     "logs_headers": str,
     "export_interval_ms": int,
     "socket_directory": str,
 }
-_DECIDE_WHERE_TO = ("output", "logs_endpoint")
-_SAMPLES_INTERVAL_MS = 1_000
-_PROFILES_INTERVAL_MS = 10_000
+_DESTINATION_FIELDS = ("output", "logs_endpoint")
+_DEFAULT_SAMPLES_INTERVAL_MS = 1_000
+_DEFAULT_PROFILES_INTERVAL_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,14 @@ class Config:
             value = getattr(self, item.name)
             if value is None and item.default is None:
                 continue
-            wanted = type(item.default) if item.default is not None else _TYPES_OF_OPTIONAL[item.name]
-            setting = setting_of(item.name)
+            expected_type = type(item.default) if item.default is not None else _OPTIONAL_FIELD_TYPES[item.name]
+            setting = setting_for_field(item.name)
             try:
-                if type(value) is not wanted:
-                    raise ConfigError(f"not of type {wanted.__name__}")
+                if type(value) is not expected_type:
+                    raise ConfigError(f"not of type {expected_type.__name__}")
                 setting.parse(str(value))
             except ConfigError as error:
-                raise ConfigError(f"Config({item.name}={setting.quoted(value)}): {error}") from None
+                raise ConfigError(f"Config({item.name}={setting.quote_redacted(value)}): {error}") from None
 
     @property
     def period_ns(self) -> int:
@@ -141,8 +141,8 @@ class Config:
     @property
     def export_interval_ns(self) -> int:
         """Nanoseconds that samples are gathered before they are sent."""
-        usual = _PROFILES_INTERVAL_MS if self.aggregates else _SAMPLES_INTERVAL_MS
-        return (self.export_interval_ms or self.destination.interval_ms or usual) * 1_000_000
+        default_ms = _DEFAULT_PROFILES_INTERVAL_MS if self.sends_profiles else _DEFAULT_SAMPLES_INTERVAL_MS
+        return (self.export_interval_ms or self.destination.default_export_interval_ms or default_ms) * 1_000_000
 
     @property
     def destination(self) -> Destination:
@@ -150,17 +150,17 @@ class Config:
         return parse_destination(self.output)
 
     @property
-    def aggregates(self) -> bool:
+    def sends_profiles(self) -> bool:
         """Whether profiles are sent, not samples."""
-        return self.data_format != "text" or not self.destination.takes_samples
+        return self.data_format != "text" or not self.destination.accepts_samples
 
-    def notes_collections(self, *, native: bool) -> bool:
+    def samples_gc(self, *, native: bool) -> bool:
         """Whether collections of garbage are sampled, with the native walker or the portable one."""
         choice = self.gc_events.lower()
-        return self.aggregates and (native if choice == "auto" else choice == "true")
+        return self.sends_profiles and (native if choice == "auto" else choice == "true")
 
     @property
-    def identifies_spans(self) -> bool:
+    def adds_span_runtime_id(self) -> bool:
         """Whether the application's spans carry the id of the process."""
         choice = self.span_runtime_id.lower()
         return isinstance(self.destination, Agent) if choice == "auto" else choice == "true"
@@ -168,12 +168,12 @@ class Config:
     @property
     def publishes_correlation(self) -> bool:
         """Whether Elastic's ABI is published; `correlation` may ask for it with sampling off."""
-        return self._wants(self.correlation)
+        return self._resolve_auto(self.correlation)
 
     @property
     def publishes_labels(self) -> bool:
         """Whether the Custom Labels ABI is published; `custom_labels` may ask for it with sampling off."""
-        return self._wants(self.custom_labels)
+        return self._resolve_auto(self.custom_labels)
 
     @property
     def samples(self) -> bool:
@@ -190,7 +190,7 @@ class Config:
         """Whether there is anything to start."""
         return self.samples or self.publishes_correlation or self.publishes_labels
 
-    def _wants(self, choice: str) -> bool:
+    def _resolve_auto(self, choice: str) -> bool:
         return self.enabled if choice.lower() == "auto" else choice.lower() == "true"
 
 
@@ -206,25 +206,25 @@ class Resolved:
         origins: `Config` field → where its value came from (``default`` or the variable's name).
         warnings: one sentence for each value that could not be used.
         transport: headers, timeout, compression and certificates of the exports.
-        described: the resource attributes that the environment gives the service (``OTEL_SERVICE_NAME``,
+        resource_attributes: the resource attributes that the environment gives the service (``OTEL_SERVICE_NAME``,
             ``OTEL_RESOURCE_ATTRIBUTES``), for the time before a `TracerProvider` says more.
         tags: what ``DD_TAGS`` says.
     """
 
     config: Config
-    destination: Destination | Nowhere
+    destination: Destination | NoDestination
     endpoint: Endpoint | None
     sdk_disabled: bool
     origins: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     transport: Transport = field(default_factory=Transport)
-    described: Mapping[str, str] = field(default_factory=dict)
+    resource_attributes: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> bool:
         """Whether stacks are sampled: it is asked for, and there is somewhere to send to."""
-        return self.config.samples and not isinstance(self.destination, Nowhere)
+        return self.config.samples and not isinstance(self.destination, NoDestination)
 
     @property
     def runs(self) -> bool:
@@ -232,24 +232,25 @@ class Resolved:
         return self.samples or self.config.publishes_correlation or self.config.publishes_labels
 
 
-_NOT_BUILT = {
+_NOT_IMPLEMENTED = {
     "memory_enabled": (True, "memory profiling is not part of this version; the setting has no effect"),
 }
 
 
-def _not_built(config: Config) -> list[str]:
+def _not_implemented_warnings(config: Config) -> list[str]:
     return [
-        f"{setting_of(name).name}={str(value).lower()}: {message}"
-        for name, (value, message) in _NOT_BUILT.items()
+        f"{setting_for_field(name).name}={str(value).lower()}: {message}"
+        for name, (value, message) in _NOT_IMPLEMENTED.items()
         if getattr(config, name) == value
     ]
 
 
-def _without_effect(config: Config, origins: Mapping[str, str]) -> list[str]:
-    if config.data_format != "text" or "data_format" not in origins or not config.aggregates:
+def _no_effect_warnings(config: Config, origins: Mapping[str, str]) -> list[str]:
+    if config.data_format != "text" or "data_format" not in origins or not config.sends_profiles:
         return []
     return [
-        f"SPLUNK_PROFILER_DATA_FORMAT=text has no effect: SPLUNK_PROFILER_OUTPUT={quoted(config.output)} takes profiles"
+        "SPLUNK_PROFILER_DATA_FORMAT=text has no effect:"
+        f" SPLUNK_PROFILER_OUTPUT={quote_redacted(config.output)} takes profiles"
         " in pprof's format only, which are sent instead"
     ]
 
@@ -268,7 +269,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     warnings: list[str] = []
-    nowhere: list[str] = []
+    destination_errors: list[str] = []
     for setting in SETTINGS:
         text = env.get(setting.name, "").strip()
         if not text:
@@ -277,12 +278,12 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
             values[setting.field] = setting.parse(text)
             origins[setting.field] = setting.name
         except ConfigError as error:
-            if setting.field in _DECIDE_WHERE_TO:
-                nowhere.append(_leads_nowhere(setting.name, text, error))
+            if setting.field in _DESTINATION_FIELDS:
+                destination_errors.append(_unusable_destination(setting.name, text, error))
             else:
-                wrong = f"{setting.name}={setting.quoted(text)} is not usable: {error}"
-                warnings.append(f"{wrong}; {_default_text(setting)} is used instead")
-    return _resolve(Config(**values), env, origins, warnings, nowhere)
+                wrong = f"{setting.name}={setting.quote_redacted(text)} is not usable: {error}"
+                warnings.append(f"{wrong}; {_format_default(setting)} is used instead")
+    return _resolve(Config(**values), env, origins, warnings, destination_errors)
 
 
 def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolved:
@@ -291,11 +292,13 @@ def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolve
     return _resolve(config, os.environ if env is None else env, origins, [], [])
 
 
-def _leads_nowhere(name: str, text: str, error: ConfigError) -> str:
-    return f"{name}={quoted(text)} is not usable: {error}; no samples are taken, because they can be sent nowhere"
+def _unusable_destination(name: str, text: str, error: ConfigError) -> str:
+    return (
+        f"{name}={quote_redacted(text)} is not usable: {error}; no samples are taken, because they can be sent nowhere"
+    )
 
 
-def _default_text(setting: Setting) -> str:
+def _format_default(setting: Setting) -> str:
     default = Config.__dataclass_fields__[setting.field].default
     if default is None:
         return "the default"
@@ -303,36 +306,54 @@ def _default_text(setting: Setting) -> str:
 
 
 def _resolve(
-    config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str], nowhere: list[str]
+    config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str], destination_errors: list[str]
 ) -> Resolved:
     if env.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() == "false":  # whoever runs the service has the last word
         if config.samples:
             warnings = [*warnings, "SPLUNK_PROFILER_ENABLED=false: the profiler stays off, whatever else asks for it"]
         config = replace(config, enabled=False, snapshot_enabled=False)
-    warnings = warnings + _not_built(config) + _without_effect(config, origins)
-    sdk_disabled = bool(_boolean(env, "OTEL_SDK_DISABLED", warnings))
+    warnings = warnings + _not_implemented_warnings(config) + _no_effect_warnings(config, origins)
+    sdk_disabled = bool(_read_boolean(env, "OTEL_SDK_DISABLED", warnings))
     destination, endpoint = config.destination, None
     transport = Transport()
     if not isinstance(destination, Collector):
-        nowhere = []  # an endpoint that is not needed cannot be wrong
-    elif not nowhere:
-        endpoint = _endpoint(config, env, origins, _boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings), nowhere)
+        destination_errors = []  # an endpoint that is not needed cannot be wrong
+    elif not destination_errors:
+        endpoint = _resolve_endpoint(
+            config, env, origins, _read_boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings), destination_errors
+        )
     if endpoint is not None:
-        elsewhere = _is_elsewhere(endpoint, env)
-        transport, more = parse_transport(env, config.logs_headers or "", elsewhere=elsewhere)
-        warnings += more if config.samples else ()
+        is_other_host = _sends_to_other_host(endpoint, env)
+        transport, transport_warnings = parse_transport(env, config.logs_headers or "", is_other_host=is_other_host)
+        warnings += transport_warnings if config.samples else ()
     name = env.get("OTEL_SERVICE_NAME", "").strip()
-    described = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", "")) | ({"service.name": name} if name else {})
+    resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", "")) | (
+        {"service.name": name} if name else {}
+    )
     tags = parse_tags(env.get("DD_TAGS", ""))
-    place = Nowhere("; ".join(nowhere)) if nowhere else destination
-    lines = (*nowhere, *warnings)
-    return Resolved(config, place, endpoint, sdk_disabled, origins, lines, transport, described, tags)
+    resolved_destination = NoDestination("; ".join(destination_errors)) if destination_errors else destination
+    all_warnings = (*destination_errors, *warnings)
+    return Resolved(
+        config,
+        resolved_destination,
+        endpoint,
+        sdk_disabled,
+        origins,
+        all_warnings,
+        transport,
+        resource_attributes,
+        tags,
+    )
 
 
-def _endpoint(
-    config: Config, env: Mapping[str, str], origins: Mapping[str, str], insecure: bool | None, nowhere: list[str]
+def _resolve_endpoint(
+    config: Config,
+    env: Mapping[str, str],
+    origins: Mapping[str, str],
+    insecure: bool | None,
+    destination_errors: list[str],
 ) -> Endpoint | None:
-    """The first that is set; if that one cannot be used, none, and one more line in `nowhere`."""
+    """The first that is set; if that one cannot be used, none, and one more line in `destination_errors`."""
     general = env.get(_GENERAL_ENDPOINT, "").strip()
     if config.logs_endpoint:
         name, text = origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint
@@ -341,24 +362,24 @@ def _endpoint(
     try:
         return parse_endpoint(text, insecure=insecure, setting=name)
     except ConfigError as error:
-        nowhere.append(_leads_nowhere(name, text, error))
+        destination_errors.append(_unusable_destination(name, text, error))
         return None
 
 
-def _is_elsewhere(endpoint: Endpoint, env: Mapping[str, str]) -> bool:
+def _sends_to_other_host(endpoint: Endpoint, env: Mapping[str, str]) -> bool:
     """Whether records go to another host than the general endpoint, whose headers and credentials are its own."""
     try:
         general = parse_endpoint(env.get(_GENERAL_ENDPOINT, "").strip() or DEFAULT_ENDPOINT)
     except ConfigError:
         return True
-    return endpoint.machine != general.machine
+    return endpoint.normalized_host != general.normalized_host
 
 
-def _boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool | None:
+def _read_boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool | None:
     """None if it is not set."""
     text = env.get(name, "").strip()
     try:
         return parse_boolean(text) if text else None
     except ConfigError as error:
-        warnings.append(f"{name}={quoted(text)} is not usable: {error}; false is used instead")
+        warnings.append(f"{name}={quote_redacted(text)} is not usable: {error}; false is used instead")
         return None

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import unquote
 
-from splunk_profiler.config.parsers import quoted
+from splunk_profiler.config.parsers import quote_redacted
 
 _T = TypeVar("_T")
-_GENERAL = "OTEL_EXPORTER_OTLP_"
-_PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
-HEADERS = "SPLUNK_PROFILER_LOGS_HEADERS"
-_HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
-_HEADER_VALUE = re.compile(r"[ -~]*")
-_LONGEST_TIMEOUT_S = 600
+_GENERAL_PREFIX = "OTEL_EXPORTER_OTLP_"
+_CREDENTIAL_PROVIDER_SETTING = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
+LOGS_HEADERS_SETTING = "SPLUNK_PROFILER_LOGS_HEADERS"
+_HEADER_NAME_PATTERN = re.compile(r"[0-9a-z_.-]+")
+_HEADER_VALUE_PATTERN = re.compile(r"[ -~]*")
+_MAX_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +30,25 @@ class Certificates:
     """PEM files of a TLS connection; empty where not set.
 
     Attributes:
-        authority: trusted certificates; the system's own list if empty.
+        ca_certificate: trusted certificates; the system's own list if empty.
         key: the client's private key.
         chain: the client's certificate chain.
-        settings: the variables that `authority`, `key` and `chain` came from, for messages.
+        settings: the variables that `ca_certificate`, `key` and `chain` came from, for messages.
     """
 
-    authority: str = ""
+    ca_certificate: str = ""
     key: str = ""
     chain: str = ""
     settings: tuple[str, str, str] = (
-        f"{_GENERAL}CERTIFICATE",
-        f"{_GENERAL}CLIENT_KEY",
-        f"{_GENERAL}CLIENT_CERTIFICATE",
+        f"{_GENERAL_PREFIX}CERTIFICATE",
+        f"{_GENERAL_PREFIX}CLIENT_KEY",
+        f"{_GENERAL_PREFIX}CLIENT_CERTIFICATE",
     )
 
     @property
     def files(self) -> tuple[str, str, str]:
         """The three paths."""
-        return self.authority, self.key, self.chain
+        return self.ca_certificate, self.key, self.chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,82 +74,92 @@ class Transport:
     trace_credential_provider: str = ""
 
 
-def parse(env: Mapping[str, str], headers: str = "", *, elsewhere: bool = False) -> tuple[Transport, list[str]]:
+def parse(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> tuple[Transport, list[str]]:
     """Return the transport that `env` asks for, and one sentence for each value that is not used.
 
     Args:
         env: the variables.
         headers: those for profiles alone; they go before all others.
-        elsewhere: records go to another host than ``OTEL_EXPORTER_OTLP_ENDPOINT`` names, for which general headers and
-            credentials are not meant.
+        is_other_host: records go to another host than ``OTEL_EXPORTER_OTLP_ENDPOINT`` names, for which general headers
+            and credentials are not meant.
     """
     warnings: list[str] = []
     transport = Transport(
-        headers=_headers(*_own_headers(env, headers, warnings, elsewhere=elsewhere), warnings),
-        timeout_s=_usable(env, "TIMEOUT", _seconds, 10.0, warnings),
-        gzip=_usable(env, "COMPRESSION", _compression, False, warnings),
-        certificates=_certificates(env, "LOGS_"),
-        trace_certificates=_certificates(env, "TRACES_"),
-        credential_provider=_provider(env, "LOGS_"),
-        trace_credential_provider=_provider(env, "TRACES_"),
+        headers=_parse_headers(*_select_headers(env, headers, warnings, is_other_host=is_other_host), warnings),
+        timeout_s=_parse_or_default(env, "TIMEOUT", _parse_timeout, 10.0, warnings),
+        gzip=_parse_or_default(env, "COMPRESSION", _parse_compression, False, warnings),
+        certificates=_read_certificates(env, "LOGS_"),
+        trace_certificates=_read_certificates(env, "TRACES_"),
+        credential_provider=_read_credential_provider(env, "LOGS_"),
+        trace_credential_provider=_read_credential_provider(env, "TRACES_"),
     )
-    if elsewhere and transport.credential_provider and not env.get(_PROVIDER.format("LOGS_"), "").strip():
+    if (
+        is_other_host
+        and transport.credential_provider
+        and not env.get(_CREDENTIAL_PROVIDER_SETTING.format("LOGS_"), "").strip()
+    ):
         transport = replace(transport, credential_provider="")
-        warnings.append(_kept_back(_PROVIDER.format(""), _PROVIDER.format("LOGS_")))
+        warnings.append(
+            _withheld_warning(_CREDENTIAL_PROVIDER_SETTING.format(""), _CREDENTIAL_PROVIDER_SETTING.format("LOGS_"))
+        )
     return transport, warnings
 
 
-def _own_headers(env: Mapping[str, str], headers: str, warnings: list[str], *, elsewhere: bool) -> tuple[str, str]:
+def _select_headers(
+    env: Mapping[str, str], headers: str, warnings: list[str], *, is_other_host: bool
+) -> tuple[str, str]:
     """The variable whose headers are sent, and its text."""
     if headers:
-        return HEADERS, headers
-    variable, text = _variable(env, "HEADERS")
-    if elsewhere and variable == f"{_GENERAL}HEADERS":
-        warnings.append(_kept_back(variable, HEADERS))
+        return LOGS_HEADERS_SETTING, headers
+    variable, text = _find_variable(env, "HEADERS")
+    if is_other_host and variable == f"{_GENERAL_PREFIX}HEADERS":
+        warnings.append(_withheld_warning(variable, LOGS_HEADERS_SETTING))
         return "", ""
     return variable, text
 
 
-def _kept_back(variable: str, own: str) -> str:
+def _withheld_warning(variable: str, own: str) -> str:
     return (
         f"{variable} is for the host of OTEL_EXPORTER_OTLP_ENDPOINT and is not used: profiles go to another one;"
         f" set {own} for that"
     )
 
 
-def _variable(env: Mapping[str, str], name: str) -> tuple[str, str]:
+def _find_variable(env: Mapping[str, str], name: str) -> tuple[str, str]:
     """The variable for logs if it is set, else the general one, and its text."""
-    for variable in (f"{_GENERAL}LOGS_{name}", _GENERAL + name):
+    for variable in (f"{_GENERAL_PREFIX}LOGS_{name}", _GENERAL_PREFIX + name):
         if text := env.get(variable, "").strip():
             return variable, text
     return "", ""
 
 
-def _usable(env: Mapping[str, str], name: str, read: Callable[[str], _T], default: _T, warnings: list[str]) -> _T:
-    variable, text = _variable(env, name)
+def _parse_or_default(
+    env: Mapping[str, str], name: str, read: Callable[[str], _T], default: _T, warnings: list[str]
+) -> _T:
+    variable, text = _find_variable(env, name)
     if not text:
         return default
     try:
         return read(text)
     except ValueError as error:
-        warnings.append(f"{variable}={quoted(text)} is not usable: {error}")
+        warnings.append(f"{variable}={quote_redacted(text)} is not usable: {error}")
         return default
 
 
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) or not 0.001 <= float(text) <= _LONGEST_TIMEOUT_S:
-        raise ValueError(f"not a number of seconds from 0.001 to {_LONGEST_TIMEOUT_S}; 10 seconds are used instead")
+def _parse_timeout(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) or not 0.001 <= float(text) <= _MAX_TIMEOUT_S:
+        raise ValueError(f"not a number of seconds from 0.001 to {_MAX_TIMEOUT_S}; 10 seconds are used instead")
     return float(text)
 
 
-def _compression(text: str) -> bool:
+def _parse_compression(text: str) -> bool:
     lowered = text.lower()
     if lowered not in ("gzip", "none"):
         raise ValueError("neither gzip nor none; records are sent uncompressed")
     return lowered == "gzip"
 
 
-def _headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
+def _parse_headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
     """``name=value,name=value`` with values percent-encoded; one that gRPC cannot send is left out."""
     found: list[tuple[str, str]] = []
     for position, item in enumerate(text.split(","), 1):
@@ -157,24 +167,32 @@ def _headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, 
             continue
         name, separator, value = item.partition("=")
         name, value = unquote(name).strip().lower(), unquote(value).strip()
-        if not separator or not _HEADER_NAME.fullmatch(name) or name.endswith("-bin") or name.startswith("grpc-"):
+        if (
+            not separator
+            or not _HEADER_NAME_PATTERN.fullmatch(name)
+            or name.endswith("-bin")
+            or name.startswith("grpc-")
+        ):
             # The text is not repeated: it may be a secret that lost its name.
             warnings.append(f"{variable}: number {position} is no name=value that gRPC can send; it is left out")
-        elif not _HEADER_VALUE.fullmatch(value):
+        elif not _HEADER_VALUE_PATTERN.fullmatch(value):
             warnings.append(f"{variable}: the value of number {position} is not printable ASCII; it is left out")
         else:
             found.append((name, value))
     return tuple(found)
 
 
-def _certificates(env: Mapping[str, str], signal: str) -> Certificates:
+def _read_certificates(env: Mapping[str, str], signal: str) -> Certificates:
     """The signal's own files if it names an authority of its own, else the general ones (never a mixture)."""
-    own = env.get(f"{_GENERAL}{signal}CERTIFICATE", "").strip()
-    prefix = _GENERAL + signal if own else _GENERAL
+    own = env.get(f"{_GENERAL_PREFIX}{signal}CERTIFICATE", "").strip()
+    prefix = _GENERAL_PREFIX + signal if own else _GENERAL_PREFIX
     names = (f"{prefix}CERTIFICATE", f"{prefix}CLIENT_KEY", f"{prefix}CLIENT_CERTIFICATE")
-    authority, key, chain = (env.get(name, "").strip() for name in names)
-    return Certificates(authority, key, chain, names)
+    ca_certificate, key, chain = (env.get(name, "").strip() for name in names)
+    return Certificates(ca_certificate, key, chain, names)
 
 
-def _provider(env: Mapping[str, str], signal: str) -> str:
-    return env.get(_PROVIDER.format(signal), "").strip() or env.get(_PROVIDER.format(""), "").strip()
+def _read_credential_provider(env: Mapping[str, str], signal: str) -> str:
+    return (
+        env.get(_CREDENTIAL_PROVIDER_SETTING.format(signal), "").strip()
+        or env.get(_CREDENTIAL_PROVIDER_SETTING.format(""), "").strip()
+    )

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
-DEFAULT_PORT = 4317
-AGENT_PORT = 8126
+DEFAULT_OTLP_PORT = 4317
+DEFAULT_AGENT_PORT = 8126
 ENDPOINT_FORMS = "http(s)://HOST:PORT, HOST:PORT, dns:HOST:PORT or unix:PATH"
 DESTINATION_FORMS = "otlp, file:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
-_QUERY = re.compile(r"\?.+", re.DOTALL)
+_QUERY_PATTERN = re.compile(r"\?.+", re.DOTALL)
 # A line break, a key or certificate in PEM form, base64 of one, or base64 of its binary form.
-_PRIVATE = re.compile(
+_SECRET_PATTERN = re.compile(
     r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|-----BEGIN|PRIVATE KEY|LS0tLS1CRUdJTi"
     r"|MII[A-Za-z0-9+/]{40}|(?<![A-Za-z0-9+/])M[A-P][A-Za-z0-9+/]{40}"  # the binary form begins with a SEQUENCE
 )
-_MOST_PRIVATE = 20
-_MOST_SHOWN = 300
-_MOST_SOCKET_BYTES = 107  # of the path of a Unix socket
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
+_MAX_SECRET_CHARS = 20
+_MAX_SHOWN_CHARS = 300
+_MAX_SOCKET_PATH_BYTES = 107  # of the path of a Unix socket
+_HOST_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
 class ProfilerError(Exception):
@@ -40,15 +40,15 @@ class Endpoint:
     """Where records are sent.
 
     Attributes:
-        url: as the user wrote it, for messages (`shown`).
+        url: as the user wrote it, for messages (`redact`).
         target: for gRPC: ``host:port``, ``dns:host:port``, ``dns:///host:port`` or ``unix:path``.
-        secure: True if the connection uses TLS.
+        is_secure: True if the connection uses TLS.
         setting: the setting it came from, for messages.
     """
 
     url: str
     target: str
-    secure: bool
+    is_secure: bool
     setting: str
 
     @property
@@ -68,7 +68,7 @@ class Endpoint:
         return host.strip("[]"), int(port)
 
     @property
-    def machine(self) -> str:
+    def normalized_host(self) -> str:
         """The host in a form that can be compared; ``localhost`` for all that is this machine."""
         host = "localhost" if self.path else self.address[0].lower().rstrip(".")
         return "localhost" if host in ("127.0.0.1", "::1") else host
@@ -79,16 +79,16 @@ class Collector:
     """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC: samples, or profiles.
 
     Attributes:
-        said: the place, in words for a log line; empty where the endpoint says it.
-        takes_samples: whether each sample may be a record, or profiles are all that is taken.
-        interval_ms: how much time a profile covers if nothing else is asked for; None: as long as usual.
+        description: the place, in words for a log line; empty where the endpoint says it.
+        accepts_samples: whether each sample may be a record, or profiles are all that is taken.
+        default_export_interval_ms: how much time a profile covers if nothing else is asked for; None: as long as usual.
     """
 
-    takes_samples: ClassVar[bool] = True
-    interval_ms: ClassVar[int | None] = None
+    accepts_samples: ClassVar[bool] = True
+    default_export_interval_ms: ClassVar[int | None] = None
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """See above."""
         return ""
 
@@ -98,11 +98,11 @@ class Directory:
     """Profiles are written to files in the directory `path`."""
 
     path: str
-    takes_samples: ClassVar[bool] = False
-    interval_ms: ClassVar[int | None] = None
+    accepts_samples: ClassVar[bool] = False
+    default_export_interval_ms: ClassVar[int | None] = None
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """See `Collector`."""
         return f"files in {self.path}"
 
@@ -115,20 +115,20 @@ class Agent:
         url: as the user wrote it.
         host: where it listens.
         port: the same.
-        secure: True if the connection uses TLS.
+        is_secure: True if the connection uses TLS.
         path: the file of the Unix socket that it listens at, in place of host and port; empty if it does not.
     """
 
     url: str
     host: str
     port: int
-    secure: bool = False
+    is_secure: bool = False
     path: str = ""
-    takes_samples: ClassVar[bool] = False
-    interval_ms: ClassVar[int | None] = 60_000
+    accepts_samples: ClassVar[bool] = False
+    default_export_interval_ms: ClassVar[int | None] = 60_000
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """See `Collector`."""
         return f"the Datadog agent at {self.url}"
 
@@ -137,13 +137,13 @@ Destination = Collector | Directory | Agent
 
 
 @dataclass(frozen=True, slots=True)
-class Nowhere:
+class NoDestination:
     """Records go nowhere, because a setting that says where to cannot be used; `reason` is the line of the log."""
 
     reason: str
 
 
-def shown(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text of a setting for messages, without what may be secret.
 
     Leaves out the user's name, the password and the query of a URL. Cuts what has a line break or looks like a key
@@ -154,14 +154,14 @@ def shown(text: str) -> str:
         scheme, rest = "", text
     if "@" in rest:
         rest = "***" + rest[rest.rindex("@") :]
-    visible = scheme + slashes + _QUERY.sub("?***", rest)
-    most = _MOST_PRIVATE if _PRIVATE.search(text) else _MOST_SHOWN
-    return visible if len(visible) <= most else f"{visible[:most]}…"
+    visible = scheme + slashes + _QUERY_PATTERN.sub("?***", rest)
+    max_chars = _MAX_SECRET_CHARS if _SECRET_PATTERN.search(text) else _MAX_SHOWN_CHARS
+    return visible if len(visible) <= max_chars else f"{visible[:max_chars]}…"
 
 
-def quoted(value: object) -> str:
-    """Return a setting's value as `shown`, in quotes and on one line."""
-    return repr(shown(value)) if isinstance(value, str) else shown(repr(value))
+def quote_redacted(value: object) -> str:
+    """Return a setting's value as `redact`, in quotes and on one line."""
+    return repr(redact(value)) if isinstance(value, str) else redact(repr(value))
 
 
 def parse_boolean(text: str) -> bool:
@@ -172,7 +172,7 @@ def parse_boolean(text: str) -> bool:
     return lowered == "true"
 
 
-def integer(low: int, high: int) -> Callable[[str], int]:
+def integer_parser(low: int, high: int) -> Callable[[str], int]:
     """A whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
@@ -186,7 +186,7 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
+def choice_parser(*choices: str) -> Callable[[str], str]:
     """One of these words, exactly."""
 
     def parse(text: str) -> str:
@@ -197,7 +197,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def parse_three_way(text: str) -> str:
+def parse_auto_boolean(text: str) -> str:
     """``true``, ``false`` or ``auto`` in any case."""
     lowered = text.lower()
     if lowered not in ("true", "false", "auto"):
@@ -211,7 +211,7 @@ def parse_directory(text: str) -> str:
         raise ConfigError("not an absolute path")
     if "\0" in text or ".." in text.split("/"):
         raise ConfigError("not a plain path (no .. in it)")
-    if _PRIVATE.search(text):
+    if _SECRET_PATTERN.search(text):
         raise ConfigError("a line break or a key is in it")
     return text
 
@@ -239,36 +239,36 @@ def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "")
         setting: where it comes from.
     """
     try:
-        return Endpoint(shown(url), *_target(url, insecure), setting)
+        return Endpoint(redact(url), *_parse_target(url, insecure), setting)
     except ConfigError as error:
         raise ConfigError(f"{error} (allowed: {ENDPOINT_FORMS})") from None
 
 
-def _target(url: str, insecure: bool | None) -> tuple[str, bool]:
-    """Target and `Endpoint.secure`."""
+def _parse_target(url: str, insecure: bool | None) -> tuple[str, bool]:
+    """Target and `Endpoint.is_secure`."""
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
-        return f"unix:{quote(_socket_path(rest))}", insecure is False
+        return f"unix:{quote(_parse_socket_path(rest))}", insecure is False
     if scheme == "dns":
         leading = "///" if rest.startswith("///") else ""
-        return f"dns:{leading}{_bare(rest.removeprefix('///'))}", not insecure
+        return f"dns:{leading}{_parse_host_and_port(rest.removeprefix('///'))}", not insecure
     if not rest.startswith("//") or not separator:
-        return _bare(url), not insecure
+        return _parse_host_and_port(url), not insecure
     if scheme not in ("http", "https"):
         raise ConfigError("its scheme is not known")
-    host, port = _host_and_port(url)
-    return f"{host}:{port or DEFAULT_PORT}", scheme == "https"
+    host, port = _split_host_and_port(url)
+    return f"{host}:{port or DEFAULT_OTLP_PORT}", scheme == "https"
 
 
-def _bare(text: str) -> str:
-    host, port = _host_and_port(f"//{text}")
+def _parse_host_and_port(text: str) -> str:
+    host, port = _split_host_and_port(f"//{text}")
     if port is None or re.search("[/?#]", text):
         raise ConfigError("it is not a host and a port")
     return f"{host}:{port}"
 
 
-def _host_and_port(url: str) -> tuple[str, int | None]:
+def _split_host_and_port(url: str) -> tuple[str, int | None]:
     """The host, in brackets if it is a number of IPv6, and the port, if there is one."""
     try:
         parts = urlsplit(url)
@@ -278,32 +278,37 @@ def _host_and_port(url: str) -> tuple[str, int | None]:
     if "@" in parts.netloc:
         raise ConfigError("it holds a user name, which cannot be sent")
     host = parts.netloc.rpartition(":")[0] if port is not None else parts.netloc.rstrip(":")
-    if not _HOST.fullmatch(host) or re.search(r"\s", url) or port == 0:
+    if not _HOST_PATTERN.fullmatch(host) or re.search(r"\s", url) or port == 0:
         raise ConfigError("it names no valid host and port")
     return host, port
 
 
-def _socket_path(rest: str) -> str:
+def _parse_socket_path(rest: str) -> str:
     """The path behind ``unix:``; with ``//`` before it, it is absolute."""
     path = rest.removeprefix("//")
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
-    if not path or "\0" in path or _PRIVATE.search(path) or len(path.encode(errors="replace")) > _MOST_SOCKET_BYTES:
-        raise ConfigError(f"the socket has no path of at most {_MOST_SOCKET_BYTES} bytes")
+    if (
+        not path
+        or "\0" in path
+        or _SECRET_PATTERN.search(path)
+        or len(path.encode(errors="replace")) > _MAX_SOCKET_PATH_BYTES
+    ):
+        raise ConfigError(f"the socket has no path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
     return path
 
 
-def endpoint_text(text: str) -> str:
+def validate_endpoint(text: str) -> str:
     """The text itself, if `parse_endpoint` takes it."""
     parse_endpoint(text)
     return text
 
 
-def _agent(url: str) -> Agent:
+def _parse_agent(url: str) -> Agent:
     scheme, _, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
-        path = _socket_path(rest)
+        path = _parse_socket_path(rest)
         if not path.startswith("/"):
             raise ConfigError("the path of the agent's socket is not absolute")
         return Agent(url, "localhost", 0, path=path)
@@ -311,14 +316,14 @@ def _agent(url: str) -> Agent:
         raise ConfigError("the agent's address does not begin with http://, https:// or unix://")
     if rest[2:].partition("/")[2] or "?" in rest or "#" in rest:
         raise ConfigError("nothing may follow the agent's host and port")
-    host, port = _host_and_port(url)
-    return Agent(url, host.strip("[]"), port or AGENT_PORT, secure=scheme == "https")
+    host, port = _split_host_and_port(url)
+    return Agent(url, host.strip("[]"), port or DEFAULT_AGENT_PORT, is_secure=scheme == "https")
 
 
 # What the setting begins with → what the rest of it is.
-_DESTINATIONS: dict[str, Callable[[str], Destination]] = {
+_DESTINATION_PARSERS: dict[str, Callable[[str], Destination]] = {
     "file": lambda path: Directory(parse_directory(path)),
-    "datadog": _agent,
+    "datadog": _parse_agent,
 }
 
 
@@ -328,14 +333,14 @@ def parse_destination(text: str) -> Destination:
         return Collector()
     kind, separator, rest = text.partition(":")
     try:
-        if not separator or kind not in _DESTINATIONS:
+        if not separator or kind not in _DESTINATION_PARSERS:
             raise ConfigError("it is no destination")
-        return _DESTINATIONS[kind](rest)
+        return _DESTINATION_PARSERS[kind](rest)
     except ConfigError as error:
         raise ConfigError(f"{error} (allowed: {DESTINATION_FORMS})") from None
 
 
-def destination_text(text: str) -> str:
+def validate_destination(text: str) -> str:
     """The text itself, if `parse_destination` takes it."""
     parse_destination(text)
     return text

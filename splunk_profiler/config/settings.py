@@ -9,19 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from splunk_profiler.config.otlp_transport import HEADERS
+from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING
 from splunk_profiler.config.parsers import (
-    destination_text,
-    endpoint_text,
-    integer,
-    one_of,
+    choice_parser,
+    integer_parser,
+    parse_auto_boolean,
     parse_boolean,
     parse_directory,
     parse_overhead,
     parse_probability,
-    parse_three_way,
-    quoted,
-    shown,
+    quote_redacted,
+    redact,
+    validate_destination,
+    validate_endpoint,
 )
 
 
@@ -33,25 +33,31 @@ class Setting:
     field: str
     parse: Callable[[str], Any]
     meaning: str
-    secret: bool = False
+    is_secret: bool = False
 
-    def shown(self, value: object) -> str:
-        """See `parsers.shown`; nothing at all of a secret."""
-        return "***" if self.secret else shown(str(value))
+    def redact(self, value: object) -> str:
+        """See `parsers.redact`; nothing at all of a secret."""
+        return "***" if self.is_secret else redact(str(value))
 
-    def quoted(self, value: object) -> str:
-        """See `parsers.quoted`; nothing at all of a secret."""
-        return "'***'" if self.secret else quoted(value)
+    def quote_redacted(self, value: object) -> str:
+        """See `parsers.quote_redacted`; nothing at all of a secret."""
+        return "'***'" if self.is_secret else quote_redacted(value)
 
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean, "switches the profiler on"),
-    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", endpoint_text, "where records are sent (OTLP/gRPC)"),
-    Setting(HEADERS, "logs_headers", str, "headers that go with the records, to wherever they are sent", secret=True),
+    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", validate_endpoint, "where records are sent (OTLP/gRPC)"),
+    Setting(
+        LOGS_HEADERS_SETTING,
+        "logs_headers",
+        str,
+        "headers that go with the records, to wherever they are sent",
+        is_secret=True,
+    ),
     Setting(
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL",
         "call_stack_interval_ms",
-        integer(1, 3_600_000),
+        integer_parser(1, 3_600_000),
         "milliseconds between two samples",
     ),
     Setting(
@@ -63,13 +69,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_PROFILER_EXPORT_INTERVAL",
         "export_interval_ms",
-        integer(1, 600_000),
+        integer_parser(1, 600_000),
         "milliseconds that samples are gathered before they are sent",
     ),
     Setting(
         "SPLUNK_PROFILER_MAX_STACK_DEPTH",
         "max_stack_depth",
-        integer(1, 65_536),
+        integer_parser(1, 65_536),
         "frames kept of a stack, from the leaf",
     ),
     Setting(
@@ -87,37 +93,37 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_PROFILER_DATA_FORMAT",
         "data_format",
-        one_of("text", "pprof-gzip-base64"),
+        choice_parser("text", "pprof-gzip-base64"),
         "form of a record's body",
     ),
     Setting(
         "SPLUNK_PROFILER_OUTPUT",
         "output",
-        destination_text,
+        validate_destination,
         "what takes the profiles: a collector (otlp), a directory or a Datadog agent",
     ),
     Setting(
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
         "gc_events",
-        parse_three_way,
+        parse_auto_boolean,
         "samples collections of garbage as well, where profiles are sent",
     ),
     Setting(
         "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED",
         "span_runtime_id",
-        parse_three_way,
+        parse_auto_boolean,
         "puts the id of the process on the resource of the application's spans",
     ),
     Setting(
         "SPLUNK_PROFILER_WALKER",
         "walker",
-        one_of("auto", "native", "portable"),
+        choice_parser("auto", "native", "portable"),
         "which stack walker reads the threads",
     ),
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED",
         "correlation",
-        parse_three_way,
+        parse_auto_boolean,
         "shows host profilers of Elastic's kind which span each thread is in",
     ),
     Setting(
@@ -129,19 +135,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE",
         "correlation_buffer_size",
-        integer(1, 1_000_000),
+        integer_parser(1, 1_000_000),
         "how many ended transactions may wait for what host profilers say of them",
     ),
     Setting(
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
         "custom_labels",
-        parse_three_way,
+        parse_auto_boolean,
         "shows host profilers of Parca's kind ids and labels of each thread",
     ),
     Setting(
         "SPLUNK_PROFILER_PRELOAD_ENABLED",
         "preload",
-        parse_three_way,
+        parse_auto_boolean,
         "has splunk-profiler run load the library of these labels by LD_PRELOAD",
     ),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
@@ -154,7 +160,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
         "snapshot_interval_ms",
-        integer(1, 3_600_000),
+        integer_parser(1, 3_600_000),
         "milliseconds between two samples of a snapshot profile",
     ),
     Setting(
@@ -166,6 +172,6 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def setting_of(field: str) -> Setting:
+def setting_for_field(field: str) -> Setting:
     """The one that fills this field of `Config`."""
     return next(setting for setting in SETTINGS if setting.field == field)

@@ -16,16 +16,22 @@ from collections.abc import Callable
 from typing import Generic
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record, Sink
-from splunk_profiler.system import import_locks as imports
+from splunk_profiler.system import import_locks
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import Activity, Signal, living_threads, patch_pending, threads_are_greenlets
+from splunk_profiler.system.threads import (
+    ThreadProgress,
+    WakeEvent,
+    active_threads,
+    is_patch_pending,
+    threads_are_greenlets,
+)
 
-_PATIENCE_S = 10.0
-_DESCRIPTION_S = 5.0
-_QUIET_S = 0.3
-_LOOK_AGAIN_S = 0.05
-_FORK_LOOK_AGAIN_S = 0.005
-_POOLS = "concurrent.futures.thread"
+_MAX_IMPORT_WAIT_S = 10.0
+_MAX_SERVICE_NAME_WAIT_S = 5.0
+_IMPORT_QUIET_S = 0.3
+_POLL_INTERVAL_S = 0.05
+_FORK_POLL_INTERVAL_S = 0.005
+_THREAD_POOL_MODULE = "concurrent.futures.thread"
 
 
 class LazySink(Generic[Record]):
@@ -33,7 +39,7 @@ class LazySink(Generic[Record]):
 
     Args:
         open_sink: makes the real one; called once, on the exporting thread.
-        is_described: whether it is known which service sends; asked once the sink is made.
+        is_service_known: whether it is known which service sends; asked once the sink is made.
         load: imports all that this takes; called before. No fork comes in the middle of it.
         detect: finds out what else it takes, perhaps over the network; called in between. A fork waits for no more
             than what it imports.
@@ -42,25 +48,25 @@ class LazySink(Generic[Record]):
     def __init__(
         self,
         open_sink: Callable[[], Sink[Record]],
-        is_described: Callable[[], bool] = lambda: True,
+        is_service_known: Callable[[], bool] = lambda: True,
         *,
         load: Callable[[], object] = lambda: None,
         detect: Callable[[], object] = lambda: None,
     ) -> None:
         self._open_sink = open_sink
-        self._is_described = is_described
+        self._is_service_known = is_service_known
         self._load, self._detect = load, detect
         self._sink: Sink[Record] | None = None
-        self._maker: Activity | None = None  # of the thread that makes it, while it does
-        self._loading = False  # set before `_forks` is looked at, and looked at after that was added to
-        self._forks: list[int] = []  # idents of the threads between `hold_for_fork` and `release_after_fork`
-        self._at_fork: set[int] = set()  # threads that a fork has left behind, of which a child knows none
-        self._forked = Signal()
-        self._before_detecting: frozenset[int] | None = None  # idents of threads
-        self._hurry = Signal()
-        self._hurried_s: float | None = None
-        self._closed = False
-        self._broken = ""
+        self._opener: ThreadProgress | None = None  # of the thread that makes it, while it does
+        self._is_loading = False  # set before `_forking_idents` is looked at, and looked at after that was added to
+        self._forking_idents: list[int] = []  # idents of the threads between `hold_for_fork` and `release_after_fork`
+        self._importing_at_fork: set[int] = set()  # threads that a fork has left behind, of which a child knows none
+        self._fork_finished = WakeEvent()
+        self._idents_before_detect: frozenset[int] | None = None  # idents of threads
+        self._shutdown_begun = WakeEvent()
+        self._shutdown_timeout_s: float | None = None
+        self._is_closed = False
+        self._open_error = ""
 
     def open(self) -> None:
         """Wait until nothing is being imported, at most 10 seconds, then make the sink. Never raises.
@@ -68,34 +74,38 @@ class LazySink(Generic[Record]):
         Waits on, until 5 seconds after the start, for an application that has yet to say which service it is:
         records under the name ``unknown_service`` would look like another one.
         """
-        quiet_since = began = time.monotonic()
-        while not self._ending():
+        last_import_s = start_s = time.monotonic()
+        while not self._is_shutting_down():
             now = time.monotonic()
-            if imports.is_under_way() or patch_pending():
-                quiet_since = now
-            if now - quiet_since >= _QUIET_S or now - began >= _PATIENCE_S:
+            if import_locks.is_importing() or is_patch_pending():
+                last_import_s = now
+            if now - last_import_s >= _IMPORT_QUIET_S or now - start_s >= _MAX_IMPORT_WAIT_S:
                 break
-            self._hurry.wait(_LOOK_AGAIN_S)
+            self._shutdown_begun.wait(_POLL_INTERVAL_S)
         else:
             return  # the process ends: what there is to send decides whether the sink is needed
-        self._make()
-        while not self._ending() and time.monotonic() - began < _DESCRIPTION_S and not self._described():
-            self._hurry.wait(_LOOK_AGAIN_S)
+        self._open_once()
+        while (
+            not self._is_shutting_down()
+            and time.monotonic() - start_s < _MAX_SERVICE_NAME_WAIT_S
+            and not self._has_known_service()
+        ):
+            self._shutdown_begun.wait(_POLL_INTERVAL_S)
 
     def export(self, batch: Batch[Record]) -> ExportResult:
         """See `Sink.export`."""
         if self._sink is None:
-            self._make()
+            self._open_once()
         if self._sink is None:
-            return ExportResult(ExportStatus.REJECTED, self._broken)
+            return ExportResult(ExportStatus.REJECTED, self._open_error)
         return self._sink.export(batch)
 
-    def hurry(self, timeout_s: float) -> None:
-        """See `Sink.hurry`. Waits no longer for the application's imports, either."""
-        self._hurried_s = timeout_s
-        self._hurry.set()
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        """See `Sink.set_shutdown_deadline`. Waits no longer for the application's imports, either."""
+        self._shutdown_timeout_s = timeout_s
+        self._shutdown_begun.set()
         if self._sink is not None:
-            self._sink.hurry(timeout_s)
+            self._sink.set_shutdown_deadline(timeout_s)
 
     def interrupt(self) -> None:
         """See `Sink.interrupt`."""
@@ -104,8 +114,8 @@ class LazySink(Generic[Record]):
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
-        self._closed = True
-        self._hurry.set()
+        self._is_closed = True
+        self._shutdown_begun.set()
         if self._sink is not None:
             self._sink.shutdown()
 
@@ -114,91 +124,91 @@ class LazySink(Generic[Record]):
 
         If it waits for the calling thread, which is importing itself, it cannot.
         """
-        own = _thread.get_ident()
-        had_pools = imports.is_loaded(_POOLS)
-        self._forks.append(own)
-        others: dict[int, Activity] = {}
-        while (maker := self._maker) is not None and self._imports(maker, own):
-            for thread in living_threads().copy().values():
-                if thread.ident in self._importing() - {maker.ident, *others}:
-                    others[thread.ident] = Activity(thread)
-            stand_still = [one.stands_still() for one in (maker, *others.values())]
-            if all(stand_still) or any(imports.waits_for(one, own) for one in self._importing()):
+        own_ident = _thread.get_ident()
+        had_thread_pools = import_locks.is_loaded(_THREAD_POOL_MODULE)
+        self._forking_idents.append(own_ident)
+        others: dict[int, ThreadProgress] = {}
+        while (opener := self._opener) is not None and self._is_importing(opener, own_ident):
+            for thread in active_threads().copy().values():
+                if thread.ident in self._importing_idents() - {opener.ident, *others}:
+                    others[thread.ident] = ThreadProgress(thread)
+            are_stalled = [one.is_stalled() for one in (opener, *others.values())]
+            if all(are_stalled) or any(import_locks.is_waiting_for(one, own_ident) for one in self._importing_idents()):
                 break
-            Signal().wait(_FORK_LOOK_AGAIN_S)
-        self._at_fork = self._importing() - {own}
-        if not had_pools and imports.is_loaded(_POOLS):
+            WakeEvent().wait(_FORK_POLL_INTERVAL_S)
+        self._importing_at_fork = self._importing_idents() - {own_ident}
+        if not had_thread_pools and import_locks.is_loaded(_THREAD_POOL_MODULE):
             # Its hook before the fork came too late for this one, and that after the fork releases what it would take.
-            sys.modules[_POOLS]._global_shutdown_lock.acquire(blocking=False)
+            sys.modules[_THREAD_POOL_MODULE]._global_shutdown_lock.acquire(blocking=False)
 
     def release_after_fork(self) -> None:
         """Go on after `hold_for_fork`, in the parent; does nothing on a thread that does not hold."""
-        own = _thread.get_ident()
-        if own in self._forks:
-            self._forks.remove(own)
-            self._forked.set()
+        own_ident = _thread.get_ident()
+        if own_ident in self._forking_idents:
+            self._forking_idents.remove(own_ident)
+            self._fork_finished.set()
 
     def abandon(self) -> bool:
         """In a forked child: have modules imported anew that were being imported here. False if much is half-done."""
-        maker, self._maker = self._maker, None
-        if maker is None or maker.ident == _thread.get_ident():
+        opener, self._opener = self._opener, None
+        if opener is None or opener.ident == _thread.get_ident():
             return True
-        imports.abandon({maker.ident, *self._importing(), *self._at_fork})
-        return not self._loading
+        import_locks.abandon({opener.ident, *self._importing_idents(), *self._importing_at_fork})
+        return not self._is_loading
 
-    def _imports(self, maker: Activity, own: int) -> bool:
-        if maker.ident == own:
+    def _is_importing(self, opener: ThreadProgress, own_ident: int) -> bool:
+        if opener.ident == own_ident:
             return False  # it forks itself, and is there in the child
-        return self._loading or bool(imports.held_by(self._importing() - {own}))
+        return self._is_loading or bool(import_locks.modules_held_by(self._importing_idents() - {own_ident}))
 
-    def _importing(self) -> set[int]:
+    def _importing_idents(self) -> set[int]:
         """Threads that may import for us: who makes the sink, and those that detectors run on."""
-        maker, before = self._maker, self._before_detecting
-        threads = set() if maker is None else {maker.ident}
-        if before is not None and not threads_are_greenlets():
-            threads |= living_threads().copy().keys() - before
+        opener, idents_before = self._opener, self._idents_before_detect
+        threads = set() if opener is None else {opener.ident}
+        if idents_before is not None and not threads_are_greenlets():
+            threads |= active_threads().copy().keys() - idents_before
         return threads
 
-    def _described(self) -> bool:
+    def _has_known_service(self) -> bool:
         try:
-            return self._is_described()
+            return self._is_service_known()
         except Exception:
             logger.debug("the service's description cannot be read", exc_info=True)
             return True
 
-    def _ending(self) -> bool:
-        return self._closed or self._hurried_s is not None
+    def _is_shutting_down(self) -> bool:
+        return self._is_closed or self._shutdown_timeout_s is not None
 
-    def _make(self) -> None:
-        if self._sink is not None or self._broken:
+    def _open_once(self) -> None:
+        if self._sink is not None or self._open_error:
             return
-        self._maker = Activity()
+        self._opener = ThreadProgress()
         try:
-            self._without_forks(self._load)
-            self._before_detecting = frozenset(living_threads().copy())
+            self._run_between_forks(self._load)
+            self._idents_before_detect = frozenset(active_threads().copy())
             self._detect()
-            self._without_forks(self._open)
+            self._run_between_forks(self._open_real_sink)
         except Exception as error:
-            self._broken = f"the exporter cannot be made: {error}"
+            self._open_error = f"the exporter cannot be made: {error}"
             logger.debug("the exporter cannot be made", exc_info=True)
         finally:
-            self._maker = self._before_detecting = None
+            self._opener = self._idents_before_detect = None
 
-    def _without_forks(self, step: Callable[[], object]) -> None:
-        self._loading = True
-        while self._forks:
-            self._loading = False
-            self._forked.wait(_LOOK_AGAIN_S)
-            self._loading = True
+    def _run_between_forks(self, step: Callable[[], object]) -> None:
+        self._is_loading = True
+        while self._forking_idents:
+            self._is_loading = False
+            self._fork_finished.wait(_POLL_INTERVAL_S)
+            self._is_loading = True
         try:
             step()
         finally:
-            self._loading = False
+            self._is_loading = False
 
-    def _open(self) -> None:
+    def _open_real_sink(self) -> None:
         sink = self._open_sink()
-        if self._hurried_s is not None:
-            sink.hurry(self._hurried_s)
-        if self._closed:  # while it was being made
+        if self._shutdown_timeout_s is not None:
+            sink.set_shutdown_deadline(self._shutdown_timeout_s)
+        if self._is_closed:  # while it was being made
             sink.shutdown()
         self._sink = sink

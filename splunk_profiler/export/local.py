@@ -21,24 +21,24 @@ class MemorySink:
 
     def __init__(self) -> None:
         self.batches: list[Batch[Sample]] = []
-        self._closed = False
+        self._is_closed = False
 
     def export(self, batch: Batch[Sample]) -> ExportResult:
         """See `Sink.export`."""
-        if self._closed:
+        if self._is_closed:
             return ExportResult(ExportStatus.RETRY, "the sink is closed")
         self.batches.append(batch)
         return ExportResult(ExportStatus.DELIVERED)
 
-    def hurry(self, timeout_s: float) -> None:
-        """See `Sink.hurry`: an export here takes no time."""
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        """See `Sink.set_shutdown_deadline`: an export here takes no time."""
 
     def interrupt(self) -> None:
-        """See `Sink.interrupt`: as for `hurry`."""
+        """See `Sink.interrupt`: as for `set_shutdown_deadline`."""
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
-        self._closed = True
+        self._is_closed = True
 
 
 class FileSink:
@@ -50,14 +50,14 @@ class FileSink:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._closed = False
+        self._is_closed = False
         self._lock = real_lock()
 
     def export(self, batch: Batch[Sample]) -> ExportResult:
         """See `Sink.export`. A batch is on the file whole or, as far as the file system allows, not at all."""
-        lines = "".join(json.dumps(_fields(sample)) + "\n" for sample in batch.records).encode("ascii")
+        lines = "".join(json.dumps(_json_fields(sample)) + "\n" for sample in batch.records).encode("ascii")
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 return ExportResult(ExportStatus.RETRY, "the sink is closed")
             try:
                 with open(self._path, "ab", buffering=0, opener=open_private) as file:  # that takes no opener
@@ -71,24 +71,24 @@ class FileSink:
                 return ExportResult(ExportStatus.RETRY, f"{self._path} cannot be written: {error.strerror}")
         return ExportResult(ExportStatus.DELIVERED)
 
-    def hurry(self, timeout_s: float) -> None:
-        """See `Sink.hurry`: a write to a file cannot be made faster."""
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        """See `Sink.set_shutdown_deadline`: a write to a file cannot be made faster."""
 
     def interrupt(self) -> None:
         """See `Sink.interrupt`: nor be ended early."""
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
-        self._closed = True
+        self._is_closed = True
 
 
 def _write_all(file: Any, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:  # a full disk takes a part before it refuses
-        rest = rest[file.write(rest) :]
+    remaining = memoryview(content)
+    while remaining:  # a full disk takes a part before it refuses
+        remaining = remaining[file.write(remaining) :]
 
 
-def _fields(sample: Sample) -> dict[str, Any]:
+def _json_fields(sample: Sample) -> dict[str, Any]:
     span = sample.span
     return {
         "time_unix_nano": sample.time_ns,

@@ -20,21 +20,25 @@ def current_resource() -> Resource:
     ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
     """
     resource, pid = getattr(tracer_provider(), "resource", None), os.getpid()
-    return _with_pid(resource if isinstance(resource, Resource) else _of_environment(pid), pid)
+    return _with_pid(resource if isinstance(resource, Resource) else _detect_resource(pid), pid)
 
 
 @lru_cache(maxsize=1)
-def _of_environment(pid: int) -> Resource:  # noqa: ARG001  # detectors may say which process it is
+def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may say which process it is
     try:
-        return _without_instance(Resource.create())
+        return _drop_instance_id(Resource.create())
     except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
-def _without_instance(resource: Resource) -> Resource:
+def _drop_instance_id(resource: Resource) -> Resource:
     """Without the id that newer SDKs make up: a provider that comes later may have another one, and its spans too."""
-    said = OTELResourceDetector().detect().attributes  # by the environment
-    others = {key: value for key, value in resource.attributes.items() if key != SERVICE_INSTANCE_ID or key in said}
+    environment_attributes = OTELResourceDetector().detect().attributes  # by the environment
+    others = {
+        key: value
+        for key, value in resource.attributes.items()
+        if key != SERVICE_INSTANCE_ID or key in environment_attributes
+    }
     return Resource(others, resource.schema_url)
 
 
@@ -43,7 +47,7 @@ def _with_pid(resource: Resource, pid: int) -> Resource:
     return resource.merge(Resource({PROCESS_PID: pid}))
 
 
-def is_described() -> bool:
+def is_service_known() -> bool:
     """Whether a `TracerProvider` is configured or the environment names the service."""
     if tracer_provider() is not None:
         return True

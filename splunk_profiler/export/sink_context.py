@@ -22,11 +22,11 @@ class SinkContext:
     Attributes:
         resolved: the settings.
         resource: the resource of the process, asked for with each export.
-        provenance: whose code is in which file, for profiles.
+        classifier: whose code is in which file, for profiles.
         share_connection: False in a forked child, where the trace exporter's connection is the parent's.
     """
 
     resolved: Resolved
     resource: Callable[[], Any]
-    provenance: CodeClassifier | None = None
+    classifier: CodeClassifier | None = None
     share_connection: bool = True

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from splunk_profiler.model import CodeOrigin, Frame, Kind, Profile
+from splunk_profiler.model import CodeOrigin, Frame, OriginKind, Profile
 
-_SLICE = 64  # aggregates, or frames, between two calls of `pause`
-_NAMES = {Kind.STANDARD_LIBRARY: "stdlib", Kind.LIBRARY: "unknown"}  # of what is in no distribution
+_PAUSE_EVERY = 64  # aggregates, or frames, between two calls of `pause`
+_KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unknown"}  # of what is in no distribution
 
 
 def message(
@@ -28,20 +28,22 @@ def message(
     frames: set[Frame] = set()
     aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)
     for number, aggregate in enumerate(aggregates, 1):
-        if number % _SLICE == 0:
+        if number % _PAUSE_EVERY == 0:
             pause()
         frames.update(aggregate.stack.frames)
     files: dict[CodeOrigin, set[str]] = {}
     for number, frame in enumerate(frames, 1):
-        if number % _SLICE == 0:
+        if number % _PAUSE_EVERY == 0:
             pause()
         origin = origin_of(frame.file, frame.namespace)
-        if origin.kind in _NAMES:
+        if origin.kind in _KIND_NAMES:
             files.setdefault(origin, set()).add(frame.file)
     libraries = [
         {
             "kind": origin.kind.value,
-            "name": _NAMES[origin.kind] if origin.kind is Kind.STANDARD_LIBRARY or not origin.name else origin.name,
+            "name": _KIND_NAMES[origin.kind]
+            if origin.kind is OriginKind.STANDARD_LIBRARY or not origin.name
+            else origin.name,
             "version": origin.version,
             "paths": sorted(paths),
         }

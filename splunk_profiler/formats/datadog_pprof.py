@@ -16,18 +16,21 @@ VALUE_TYPES = ("wall-samples", "wall-time", "cpu-time")
 
 Label = tuple[str, str | int]
 
-_NAMES = {
+_LABEL_NAMES = {
     "thread.id": "thread id",
     "thread.os.id": "thread native id",
     "thread.name": "thread name",
     "endpoint": "trace endpoint",
 }
-_SPAN_IDS = {"span_id": "span id", "local_root_span_id": "local root span id"}
-_SLICE = 64  # aggregates between two calls of `pause`
-_LEFT_OUT = {"source.event.time", "source.event.period"}  # of the first of the samples that are one; of all of them
+_SPAN_ID_NAMES = {"span_id": "span id", "local_root_span_id": "local root span id"}
+_PAUSE_EVERY = 64  # aggregates between two calls of `pause`
+_DROPPED_LABELS = {
+    "source.event.time",
+    "source.event.period",
+}  # of the first of the samples that are one; of all of them
 
 
-def translated(profile: Profile, pause: Callable[[], None] = lambda: None) -> Profile:
+def translate_profile(profile: Profile, pause: Callable[[], None] = lambda: None) -> Profile:
     """`profile` with labels by the names that the backend knows.
 
     Args:
@@ -38,28 +41,28 @@ def translated(profile: Profile, pause: Callable[[], None] = lambda: None) -> Pr
 
     def label(found: Label) -> Label | None:
         if found not in known:
-            known[found] = _label(*found)
+            known[found] = _translate_label(*found)
         return known[found]
 
     def aggregate(found: Aggregate) -> Aggregate:
-        labels = tuple(said for each in found.labels if (said := label(each)) is not None)
+        labels = tuple(translation for each in found.labels if (translation := label(each)) is not None)
         return replace(found, labels=labels)
 
     aggregates = []
     for number, each in enumerate(profile.aggregates, 1):
-        if number % _SLICE == 0:
+        if number % _PAUSE_EVERY == 0:
             pause()
         aggregates.append(aggregate(each))
     return replace(profile, aggregates=tuple(aggregates))
 
 
-def _label(key: str, value: str | int) -> Label | None:
-    if key in _LEFT_OUT:
+def _translate_label(key: str, value: str | int) -> Label | None:
+    if key in _DROPPED_LABELS:
         return None
-    if key in _SPAN_IDS and isinstance(value, str):
-        return _SPAN_IDS[key], _signed(int(value, 16))
-    return _NAMES.get(key, key), value
+    if key in _SPAN_ID_NAMES and isinstance(value, str):
+        return _SPAN_ID_NAMES[key], _to_signed(int(value, 16))
+    return _LABEL_NAMES.get(key, key), value
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number

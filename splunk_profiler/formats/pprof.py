@@ -18,33 +18,35 @@ from typing import TypeVar
 
 from splunk_profiler.formats import profile_proto as proto
 from splunk_profiler.formats.profile_proto import field, number, varint
-from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, Kind, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
 
-MOST_BODY_BYTES = 1 << 20
-MOST_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
+MAX_BODY_BYTES = 1 << 20
+MAX_TEXT_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
 VALUE_TYPES = ("samples", "wall", "cpu")
 
-_LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
-_GZIP = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and name empty
-_SLICE = 64  # samples between two calls of `pause`
+_GZIP_LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
+_GZIP_WBITS = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and name empty
+_PAUSE_EVERY = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
-_UNITS = {"source.event.period": "milliseconds"}  # not of source.event.time: a time of day would be shown in hours
+_LABEL_UNITS = {
+    "source.event.period": "milliseconds"
+}  # not of source.event.time: a time of day would be shown in hours
 _NO_EVENT = 2 * varint(0)
-_UNKNOWN = CodeOrigin(Kind.UNKNOWN)
+_UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)
 
 OriginOf = Callable[[str, str], CodeOrigin]  # file and namespace of a frame → whose code it is
 
 _Key = TypeVar("_Key")
-_Function = tuple[str, str, str, int]  # namespace, name, file, first line
-_Place = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
+_FunctionKey = tuple[str, str, str, int]  # namespace, name, file, first line
+_LocationKey = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
 
 
-def _nothing_known(_file: str, _namespace: str) -> CodeOrigin:
+def _unknown_origin(_file: str, _namespace: str) -> CodeOrigin:
     return _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EncodedPart:
     """A profile, or as much of one as fits into a body, complete in itself.
 
     Attributes:
@@ -59,23 +61,23 @@ class Part:
 def parts(
     profile: Profile,
     *,
-    most_body_bytes: int = MOST_BODY_BYTES,
+    max_body_bytes: int = MAX_BODY_BYTES,
     pause: Callable[[], None] = lambda: None,
-    origin_of: OriginOf = _nothing_known,
-) -> list[Part]:
+    origin_of: OriginOf = _unknown_origin,
+) -> list[EncodedPart]:
     """`profile` in as many parts as its size takes, which together have every sample once.
 
     Args:
         profile: what to encode.
-        most_body_bytes: how long the `body` of a part may be. A part of one sample is as long as it is.
+        max_body_bytes: how long the `body` of a part may be. A part of one sample is as long as it is.
         pause: called again and again in between, so that other threads may run.
         origin_of: says which mapping a frame belongs to; asked once for each.
     """
-    all_of_it = whole(profile, pause=pause, origin_of=origin_of)
+    encoded_whole = encode_whole(profile, pause=pause, origin_of=origin_of)
     count = len(profile.aggregates)
-    times = 4 * -(-len(all_of_it.gzipped) // 3) / most_body_bytes
+    times = 4 * -(-len(encoded_whole.gzipped) // 3) / max_body_bytes
     if times <= 1 or count <= 1:
-        return [all_of_it]
+        return [encoded_whole]
     each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: parts repeat what they have in common
     found = []
     for first in range(0, count, each):
@@ -84,18 +86,18 @@ def parts(
             aggregates=profile.aggregates[first : first + each],
             dropped_labels=0 if first else profile.dropped_labels,
         )
-        found += parts(part, most_body_bytes=most_body_bytes, pause=pause, origin_of=origin_of)
+        found += parts(part, max_body_bytes=max_body_bytes, pause=pause, origin_of=origin_of)
     return found
 
 
-def whole(
+def encode_whole(
     profile: Profile,
     *,
     pause: Callable[[], None] = lambda: None,
     value_types: tuple[str, str, str] = VALUE_TYPES,
-    origin_of: OriginOf = _nothing_known,
+    origin_of: OriginOf = _unknown_origin,
     comments: tuple[str, ...] = (),
-) -> Part:
+) -> EncodedPart:
     """`profile` in one part, however long.
 
     Args:
@@ -105,16 +107,16 @@ def whole(
         comments: what there is to say of it as a whole.
     """
     encoded, frame_count = _encode(profile, pause, value_types, origin_of, comments)
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    return Part(compressor.compress(encoded) + compressor.flush(), frame_count)
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
+    return EncodedPart(compressor.compress(encoded) + compressor.flush(), frame_count)
 
 
-def body(part: Part) -> str:
+def body(part: EncodedPart) -> str:
     """The body of a log record whose ``profiling.data.format`` is ``pprof-gzip-base64``."""
     return base64.b64encode(part.gzipped).decode("ascii")
 
 
-def message(profile: Profile, origin_of: OriginOf = _nothing_known) -> bytes:
+def message(profile: Profile, origin_of: OriginOf = _unknown_origin) -> bytes:
     """`profile` as one message, however long, not compressed."""
     return _encode(profile, lambda: None, VALUE_TYPES, origin_of)[0]
 
@@ -127,30 +129,30 @@ def _encode(
     comments: tuple[str, ...] = (),
 ) -> tuple[bytes, int]:
     """The message, and how many frames its samples have."""
-    strings: _Ids[str] = _Ids(0)
+    strings: _IdTable[str] = _IdTable(0)
     _ = strings[""]  # has to be number 0
-    values = _Values(profile, value_types, strings)
-    functions: _Ids[_Function] = _Ids(1)
-    places: _Ids[_Place] = _Ids(1)
-    mappings: _Ids[CodeOrigin] = _Ids(1)
+    values = _SampleValues(profile, value_types, strings)
+    functions: _IdTable[_FunctionKey] = _IdTable(1)
+    location_ids: _IdTable[_LocationKey] = _IdTable(1)
+    mappings: _IdTable[CodeOrigin] = _IdTable(1)
     _ = mappings[_UNKNOWN]  # the first one gives a profile its name
-    stacks = _Stacks(_Locations(functions, places, mappings, origin_of))
+    stacks = _Stacks(_Locations(functions, location_ids, mappings, origin_of))
     labels = _Labels(strings)
     pieces = [field(proto.PROFILE_SAMPLE_TYPE, each) for each in values.types]
     frame_count = 0
     for counted, aggregate in enumerate(profile.aggregates, 1):
-        if counted % _SLICE == 0:
+        if counted % _PAUSE_EVERY == 0:
             pause()
         pieces.append(field(proto.PROFILE_SAMPLE, _sample(aggregate, stacks, values, labels)))
         frame_count += len(aggregate.stack.frames)
     if profile.dropped_labels:
-        said = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
-        comments = (*comments, said)
-    comment = field(proto.PROFILE_COMMENT, b"".join(strings[said] for said in comments)) if comments else b""
-    pieces += [_mapping(origin, own_id, strings) for origin, own_id in mappings.items()]
-    pieces += [_location(*place, own_id) for place, own_id in places.items()]
+        note = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
+        comments = (*comments, note)
+    comment = field(proto.PROFILE_COMMENT, b"".join(strings[note] for note in comments)) if comments else b""
+    pieces += [_mapping(origin, encoded_id, strings) for origin, encoded_id in mappings.items()]
+    pieces += [_location(*place, encoded_id) for place, encoded_id in location_ids.items()]
     pause()
-    pieces += [_function(function, own_id, strings) for function, own_id in functions.items()]
+    pieces += [_function(function, encoded_id, strings) for function, encoded_id in functions.items()]
     pause()
     pieces += [field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings]  # the last to be asked
     pieces += (
@@ -158,13 +160,13 @@ def _encode(
         number(proto.PROFILE_DURATION_NANOS, profile.duration_ns),
         values.period,
         comment,
-        values.shown_first,
+        values.default_type,
     )
     return b"".join(pieces), frame_count
 
 
-def _sample(aggregate: Aggregate, stacks: _Stacks, values: _Values, labels: _Labels) -> bytes:
-    content = field(proto.SAMPLE_VALUE, values.of(aggregate))
+def _sample(aggregate: Aggregate, stacks: _Stacks, values: _SampleValues, labels: _Labels) -> bytes:
+    content = field(proto.SAMPLE_VALUE, values.encode_values(aggregate))
     return b"".join((stacks[aggregate.stack], content, *[labels[label] for label in aggregate.labels]))
 
 
@@ -172,9 +174,9 @@ def _value_type(kind: bytes, unit: bytes) -> bytes:
     return proto.VALUE_TYPE_TYPE + kind + proto.VALUE_TYPE_UNIT + unit
 
 
-def _mapping(origin: CodeOrigin, own_id: bytes, strings: _Ids[str]) -> bytes:
+def _mapping(origin: CodeOrigin, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
     """A distribution. Says that names, files and lines are known, so that no reader looks for symbols."""
-    content = proto.MAPPING_ID + own_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
+    content = proto.MAPPING_ID + encoded_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
     if origin.name and origin.version:  # of one text only, since readers merge mappings that have the same
         content += proto.MAPPING_BUILD_ID + strings[f"{origin.name}=={origin.version}"]
     for known in (proto.MAPPING_HAS_FUNCTIONS, proto.MAPPING_HAS_FILENAMES, proto.MAPPING_HAS_LINE_NUMBERS):
@@ -184,28 +186,28 @@ def _mapping(origin: CodeOrigin, own_id: bytes, strings: _Ids[str]) -> bytes:
 
 def _mapping_name(origin: CodeOrigin) -> str:
     """``library/requests``: filters of `go tool pprof` look for names of mappings too."""
-    if origin.kind is Kind.UNKNOWN:
+    if origin.kind is OriginKind.UNKNOWN:
         return "python"
     kind = origin.kind.value.replace(" ", "-")
     return f"{kind}/{origin.name}" if origin.name else kind
 
 
-def _location(function_id: bytes, line: int, mapping_id: bytes, own_id: bytes) -> bytes:
-    content = proto.LOCATION_ID + own_id + proto.LOCATION_MAPPING_ID + mapping_id
+def _location(function_id: bytes, line: int, mapping_id: bytes, encoded_id: bytes) -> bytes:
+    content = proto.LOCATION_ID + encoded_id + proto.LOCATION_MAPPING_ID + mapping_id
     content += field(proto.LOCATION_LINE, proto.LINE_FUNCTION_ID + function_id + number(proto.LINE_LINE, line))
     return field(proto.PROFILE_LOCATION, content)
 
 
-def _function(function: _Function, own_id: bytes, strings: _Ids[str]) -> bytes:
+def _function(function: _FunctionKey, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
     namespace, name, file, first_line = function
     # If both names were the same, `go tool pprof` would read them as C++ and leave out what it takes for the
     # arguments of a template: "<frozen runpy>".
-    content = proto.FUNCTION_ID + own_id + proto.FUNCTION_NAME + strings[f"{namespace}.{name}"]
+    content = proto.FUNCTION_ID + encoded_id + proto.FUNCTION_NAME + strings[f"{namespace}.{name}"]
     content += proto.FUNCTION_SYSTEM_NAME + strings[name] + proto.FUNCTION_FILENAME + strings[file]
     return field(proto.PROFILE_FUNCTION, content + number(proto.FUNCTION_START_LINE, first_line))
 
 
-class _Ids(dict[_Key, bytes]):
+class _IdTable(dict[_Key, bytes]):
     """What a table holds → its id as a varint; ids count up from `first` as they are asked for."""
 
     def __init__(self, first: int) -> None:
@@ -217,7 +219,7 @@ class _Ids(dict[_Key, bytes]):
         return found
 
 
-class _Values:
+class _SampleValues:
     """The values of samples: the timer's three in profiles of its data type, then two for each kind of event.
 
     Args:
@@ -226,30 +228,30 @@ class _Values:
         strings: what they are called as numbers.
     """
 
-    def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _Ids[str]) -> None:
-        self._timed = profile.data_type is DataType.CPU
+    def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _IdTable[str]) -> None:
+        self._has_timer = profile.data_type is DataType.CPU
         self._places = {kind: place for place, kind in enumerate(profile.kinds)}
-        self._of_no_event = len(profile.kinds) * _NO_EVENT
+        self._no_event_values = len(profile.kinds) * _NO_EVENT
         self.types: list[bytes] = []
-        self.period = self.shown_first = b""
-        if self._timed:
+        self.period = self.default_type = b""
+        if self._has_timer:
             samples, count, wall, cpu, ns = (strings[text] for text in (timer[0], "count", *timer[1:], "nanoseconds"))
             self.types = [_value_type(samples, count), _value_type(wall, ns), _value_type(cpu, ns)]
             self.period = field(proto.PROFILE_PERIOD_TYPE, self.types[1])
             self.period += number(proto.PROFILE_PERIOD, profile.period_ns)
-            self.shown_first = proto.PROFILE_DEFAULT_SAMPLE_TYPE + cpu
+            self.default_type = proto.PROFILE_DEFAULT_SAMPLE_TYPE + cpu
         elif profile.kinds:
-            self.shown_first = proto.PROFILE_DEFAULT_SAMPLE_TYPE + strings[profile.kinds[0].amount.name]
+            self.default_type = proto.PROFILE_DEFAULT_SAMPLE_TYPE + strings[profile.kinds[0].amount.name]
         for kind in profile.kinds:
             self.types += [_value_type(strings[each.name], strings[each.unit]) for each in (kind.count, kind.amount)]
 
-    def of(self, aggregate: Aggregate) -> bytes:
+    def encode_values(self, aggregate: Aggregate) -> bytes:
         """The values of one sample. Fails for one of an event of which the profile says nothing."""
         values = b""
-        if self._timed:
+        if self._has_timer:
             values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
         if aggregate.kind is None:
-            return values + self._of_no_event
+            return values + self._no_event_values
         place = self._places[aggregate.kind]
         values += place * _NO_EVENT + varint(aggregate.event_count) + varint(aggregate.event_amount)
         return values + (len(self._places) - place - 1) * _NO_EVENT
@@ -259,10 +261,14 @@ class _Locations(dict[Frame, bytes]):
     """Frame → the id of its location as a varint, the same one for frames that say the same."""
 
     def __init__(
-        self, functions: _Ids[_Function], places: _Ids[_Place], mappings: _Ids[CodeOrigin], origin_of: OriginOf
+        self,
+        functions: _IdTable[_FunctionKey],
+        location_ids: _IdTable[_LocationKey],
+        mappings: _IdTable[CodeOrigin],
+        origin_of: OriginOf,
     ) -> None:
         super().__init__()
-        self._functions, self._places, self._mappings = functions, places, mappings
+        self._functions, self._places, self._mappings = functions, location_ids, mappings
         self._origin_of = origin_of
 
     def __missing__(self, frame: Frame) -> bytes:
@@ -288,7 +294,7 @@ class _Stacks(dict[Stack, bytes]):
 class _Labels(dict[tuple[str, str | int], bytes]):
     """(key, value) → a sample's field with this label; nothing for an empty text, which would read as the number 0."""
 
-    def __init__(self, strings: _Ids[str]) -> None:
+    def __init__(self, strings: _IdTable[str]) -> None:
         super().__init__()
         self._strings = strings
 
@@ -301,7 +307,7 @@ class _Labels(dict[tuple[str, str | int], bytes]):
             content = proto.LABEL_STR + strings[value]
         else:
             content = number(proto.LABEL_NUM, value)
-            if (unit := _UNITS.get(key)) is not None:
+            if (unit := _LABEL_UNITS.get(key)) is not None:
                 content += proto.LABEL_NUM_UNIT + strings[unit]
         found = self[label] = (
             field(proto.SAMPLE_LABEL, proto.LABEL_KEY + strings[key] + content) if value != "" else b""
@@ -311,6 +317,6 @@ class _Labels(dict[tuple[str, str | int], bytes]):
 
 def _printable(text: str) -> str:
     """`text`, cut where it is too long, with what UTF-8 cannot carry and what a terminal would obey written out."""
-    if len(text) > MOST_CHARACTERS:
-        text = text[: MOST_CHARACTERS - 1] + "…"
+    if len(text) > MAX_TEXT_CHARACTERS:
+        text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 _VARINT, _BYTES = 0, 2
 _UINT64 = (1 << 64) - 1
 _ONE_BYTE = tuple(bytes((value,)) for value in range(128))
-_MORE = tuple(bytes((value | 128,)) for value in range(128))  # a byte of a varint that is not its last
+_CONTINUED_BYTE = tuple(bytes((value | 128,)) for value in range(128))  # a byte of a varint that is not its last
 
 
 def _tag(number: int, kind: int) -> bytes:
@@ -80,9 +80,9 @@ def varint(value: int) -> bytes:
     if 0 <= value < 128:
         return _ONE_BYTE[value]
     if 0 < value < 1 << 14:
-        return _MORE[value & 127] + _ONE_BYTE[value >> 7]
+        return _CONTINUED_BYTE[value & 127] + _ONE_BYTE[value >> 7]
     value &= _UINT64
-    encoded = _MORE[value & 127]
+    encoded = _CONTINUED_BYTE[value & 127]
     while (value := value >> 7) > 127:
-        encoded += _MORE[value & 127]
+        encoded += _CONTINUED_BYTE[value & 127]
     return encoded + _ONE_BYTE[value]

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
 
-_STATE = "   python.Thread.State: "
+_STATE_PREFIX = "   python.Thread.State: "
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -22,17 +22,17 @@ def body(sample: Sample) -> str:
     return (
         f'"{escape_name(thread.name)}" #{thread.index} prio=0 os_prio={seen.os_priority}'
         f" cpu={seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s"
-        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n{seen.stack.derive(stack_text)}"
+        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n{seen.stack.derive(format_stack)}"
     )
 
 
-def stack_text(stack: Stack) -> str:
+def format_stack(stack: Stack) -> str:
     """The lines of the frames, leaf first."""
-    return "".join([frame_line(frame) for frame in stack.frames])
+    return "".join([format_frame(frame) for frame in stack.frames])
 
 
 @lru_cache(maxsize=16_384)
-def frame_line(frame: Frame) -> str:
+def format_frame(frame: Frame) -> str:
     """``\\tat namespace.function(file:line)`` and a newline; without ``:line`` where there is none."""
     line = "" if frame.line is None else f":{frame.line}"
     return f"\tat {frame.namespace}.{frame.function}({frame.file}{line})\n"
@@ -46,7 +46,7 @@ def escape_name(name: str) -> str:
 
 def _state(seen: ThreadSample) -> str:
     if seen.running:
-        return f"running\n{_STATE}RUNNABLE"
+        return f"running\n{_STATE_PREFIX}RUNNABLE"
     if seen.waiting_on:
-        return f"waiting on {seen.waiting_on}\n{_STATE}WAITING (on {seen.waiting_on})"
-    return f"waiting\n{_STATE}WAITING"
+        return f"waiting on {seen.waiting_on}\n{_STATE_PREFIX}WAITING (on {seen.waiting_on})"
+    return f"waiting\n{_STATE_PREFIX}WAITING"

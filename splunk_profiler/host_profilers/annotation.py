@@ -18,10 +18,10 @@ from opentelemetry.attributes import BoundedAttributes
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 HOST_ID = "host.id"
-_MOST_RESOURCES = 64
+_MAX_RESOURCES = 64
 
 
-def key_of(context: Any) -> int:
+def transaction_key(context: Any) -> int:
     """Trace id and span id as one number, as a message has them: 128 bits, then 64. `context` is a ``SpanContext``."""
     key: int = context[0] << 64 | context[1]  # which is a tuple; its properties take ten times as long
     return key
@@ -35,7 +35,7 @@ def is_transaction(span: Any, context: Any) -> bool:
     return parent is None or bool(parent[2])
 
 
-def encoded(stacks: Mapping[bytes, int]) -> list[str]:
+def encode_stack_ids(stacks: Mapping[bytes, int]) -> list[str]:
     """Each stack-trace id as often as it was seen, in base64 for URLs and without padding."""
     ids: list[str] = []
     for stack_trace_id, count in list(stacks.items()):
@@ -43,14 +43,16 @@ def encoded(stacks: Mapping[bytes, int]) -> list[str]:
     return ids
 
 
-def with_stacks(span: Any, stacks: Mapping[bytes, int]) -> Any:
+def copy_with_stacks(span: Any, stacks: Mapping[bytes, int]) -> Any:
     """A copy of `span` that has `STACK_TRACE_IDS`, also beyond the limit of attributes."""
-    made = copy.copy(span)
+    span_copy = copy.copy(span)
     before = span._attributes
-    attributes = BoundedAttributes(attributes={**(before or {}), STACK_TRACE_IDS: encoded(stacks)}, immutable=True)
+    attributes = BoundedAttributes(
+        attributes={**(before or {}), STACK_TRACE_IDS: encode_stack_ids(stacks)}, immutable=True
+    )
     attributes.dropped = getattr(before, "dropped", 0)
-    made._attributes = attributes
-    return made
+    span_copy._attributes = attributes
+    return span_copy
 
 
 class HostId:
@@ -70,16 +72,16 @@ class HostId:
         self._on_mismatch = on_mismatch
         self._resources: dict[tuple[int, str], tuple[Any, Any]] = {}  # by id(): comparing them would take longer
 
-    def added(self, span: Any) -> Any:
+    def add_to_span(self, span: Any) -> Any:
         """`span`, or a copy of it whose resource has the id."""
         if not self.value:
             return span
         resource = self.resource(span.resource)
         if resource is span.resource:
             return span
-        made = copy.copy(span)
-        made._resource = resource
-        return made
+        span_copy = copy.copy(span)
+        span_copy._resource = resource
+        return span_copy
 
     def resource(self, resource: Any) -> Any:
         """`resource`, or one with the id."""
@@ -92,8 +94,8 @@ class HostId:
         own = resource.attributes.get(HOST_ID)
         if own and own != value:
             self._on_mismatch(str(own), value)
-        said = resource if own else resource.merge(type(resource)({HOST_ID: value}))
-        if len(self._resources) >= _MOST_RESOURCES:
+        merged_resource = resource if own else resource.merge(type(resource)({HOST_ID: value}))
+        if len(self._resources) >= _MAX_RESOURCES:
             self._resources = {}
-        self._resources[id(resource), value] = (resource, said)  # kept, so that the id stays its own
-        return said
+        self._resources[id(resource), value] = (resource, merged_resource)  # kept, so that the id stays its own
+        return merged_resource

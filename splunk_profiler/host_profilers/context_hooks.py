@@ -13,7 +13,7 @@ from typing import Any
 from splunk_profiler.system.method_patch import MethodPatch
 
 
-def publish_switches(
+def patch_runtime_context(
     runtime: Any,
     attach: Callable[[Any], Any],
     detach: Callable[[Any], None],
@@ -27,10 +27,10 @@ def publish_switches(
         detach: resets its variable and publishes.
         publish: publishes what is current; does nothing once publishing has stopped.
     """
-    decoration = MethodPatch(runtime)
+    patch = MethodPatch(runtime)
     if _is_stock(runtime):
-        decoration.install({"attach": attach, "detach": detach})
-        return decoration
+        patch.install({"attach": attach, "detach": detach})
+        return patch
     inner_attach, inner_detach = runtime.attach, runtime.detach
 
     def publishing_attach(context: Any) -> Any:
@@ -44,8 +44,8 @@ def publish_switches(
         finally:
             publish()
 
-    decoration.install({"attach": publishing_attach, "detach": publishing_detach})
-    return decoration
+    patch.install({"attach": publishing_attach, "detach": publishing_detach})
+    return patch
 
 
 def _is_stock(runtime: Any) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.host_profilers.wrapped_exporters import Exporting
+from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
     from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 
-LOT = 256  # transactions between two looks at the queues
-ROOM_S = 0.005
+BATCH_SIZE = 256  # transactions between two looks at the queues
+POLL_INTERVAL_S = 0.005
 _SLOW_NS = 10_000_000
 
-Hand = Callable[[Exporting, Any], None]
+ExportSpan = Callable[[WrappedProcessor, Any], None]
 
 
 class FlushLoop:
@@ -26,83 +26,87 @@ class FlushLoop:
 
     Args:
         now_ns: the clock.
-        until_ns: from then on nobody is waited for, and who then takes long for a span gets no more.
-        patience_ns: how long an exporter is waited for that is full and takes nothing. It is given the rest all the
-            same, and its SDK says what it drops for that.
+        deadline_ns: from then on nobody is waited for, and who then takes long for a span gets no more.
+        stall_timeout_ns: how long an exporter is waited for that is full and takes nothing. It is given the rest all
+            the same, and its SDK says what it drops for that.
         pause: waits that many seconds.
     """
 
     def __init__(
-        self, now_ns: Callable[[], int], until_ns: int, patience_ns: int, pause: Callable[[float], object]
+        self, now_ns: Callable[[], int], deadline_ns: int, stall_timeout_ns: int, pause: Callable[[float], object]
     ) -> None:
         self._now_ns = now_ns
-        self._until_ns = until_ns
-        self._patience_ns = patience_ns
+        self._deadline_ns = deadline_ns
+        self._stall_timeout_ns = stall_timeout_ns
         self._pause = pause
 
     def run(
         self,
-        forwarding: SpanForwarder,
-        hand: Hand,
+        forwarder: SpanForwarder,
+        export_span: ExportSpan,
         *,
-        flushed: Exporting | None = None,
-        given_up: Exporting | None = None,
-        lost: int = 0,
+        flushed: WrappedProcessor | None = None,
+        stuck_processor: WrappedProcessor | None = None,
+        lost_count: int = 0,
     ) -> bool:
         """Do it.
 
         Args:
-            forwarding: of what.
-            hand: hands over a span.
+            forwarder: of what.
+            export_span: hands over a span.
             flushed: may export on this thread; what nobody takes in time then stays. Else it is dropped.
-            given_up: gets nothing, because it has not come back with the last that it got.
-            lost: spans that are known to be lost already.
+            stuck_processor: gets nothing, because it has not come back with the last that it got.
+            lost_count: spans that are known to be lost already.
 
         Returns:
             False if something is left.
         """
-        began_ns = moved_ns = self._now_ns()
-        stuck: list[Exporting] = []
-        slow = [] if given_up is None else [given_up]
+        began_ns = last_progress_ns = self._now_ns()
+        stuck_processors: list[WrappedProcessor] = []
+        slow_processors = [] if stuck_processor is None else [stuck_processor]
 
-        def try_to_hand(one: Exporting, span: Any) -> None:
-            nonlocal lost
-            if one in slow:
-                lost += 1
+        def try_export(wrapped: WrappedProcessor, span: Any) -> None:
+            nonlocal lost_count
+            if wrapped in slow_processors:
+                lost_count += 1
                 return
-            handed_ns = self._now_ns()
-            hand(one, span)
+            export_start_ns = self._now_ns()
+            export_span(wrapped, span)
             done_ns = self._now_ns()
-            if done_ns > self._until_ns and done_ns - handed_ns > _SLOW_NS:
-                slow.append(one)
+            if done_ns > self._deadline_ns and done_ns - export_start_ns > _SLOW_NS:
+                slow_processors.append(wrapped)
 
-        for _ in forwarding.deliver_begun(try_to_hand, flushing=flushed is not None):
-            if slow and flushed is not None:
+        for _ in forwarder.deliver_in_flight(try_export, is_flushing=flushed is not None):
+            if slow_processors and flushed is not None:
                 return False
         while True:
-            first_ns = forwarding.first_end_ns()
+            first_ns = forwarder.first_end_ns()
             if first_ns is None or first_ns > began_ns:
                 break
-            room = {one: one.room for one in forwarding.exporting if one not in stuck}
-            full = [one for one in room if room[one] <= 0]
-            if flushed in full:
+            free_slots = {
+                wrapped: wrapped.free_slots
+                for wrapped in forwarder.wrapped_processors
+                if wrapped not in stuck_processors
+            }
+            full_processors = [wrapped for wrapped in free_slots if free_slots[wrapped] <= 0]
+            if flushed in full_processors:
                 flushed.force_flush()
-                stuck += [flushed] if flushed.room <= 0 else []
+                stuck_processors += [flushed] if flushed.free_slots <= 0 else []
                 continue
-            if full:
-                if self._now_ns() < min(self._until_ns, moved_ns + self._patience_ns):
-                    for one in full:
-                        one.hurry()
-                    self._pause(ROOM_S)
+            if full_processors:
+                if self._now_ns() < min(self._deadline_ns, last_progress_ns + self._stall_timeout_ns):
+                    for wrapped in full_processors:
+                        wrapped.wake_exporter()
+                    self._pause(POLL_INTERVAL_S)
                     continue
-                stuck += full
+                stuck_processors += full_processors
                 continue
-            for _ in forwarding.deliver_some(began_ns, min([LOT, *room.values()]), try_to_hand):
-                if slow and flushed is not None:
+            for _ in forwarder.deliver_due(began_ns, min([BATCH_SIZE, *free_slots.values()]), try_export):
+                if slow_processors and flushed is not None:
                     return False
-            moved_ns = self._now_ns()
-        if lost:
+            last_progress_ns = self._now_ns()
+        if lost_count:
             logger.warning(
-                "%d spans that waited for the host profiler were not sent: their exporter takes too long", lost
+                "%d spans that waited for the host profiler were not sent: their exporter takes too long", lost_count
             )
         return True

@@ -14,15 +14,15 @@ CUSTOM_LABELS = "libcustomlabels.so"
 
 def elastic_library() -> Path:
     """``elastic-jvmti-linux-<arch>.so``, for the architecture of this machine; it may not be there."""
-    return _folder() / f"elastic-jvmti-linux-{os.uname().machine}.so"
+    return _library_directory() / f"elastic-jvmti-linux-{os.uname().machine}.so"
 
 
 def labels_library() -> Path:
     """``libcustomlabels.so``; it may not be there."""
-    return _folder() / CUSTOM_LABELS
+    return _library_directory() / CUSTOM_LABELS
 
 
-def _folder() -> Path:
+def _library_directory() -> Path:
     """Beside the extension: an editable installation keeps what was compiled apart from the sources."""
     extension = find_spec("splunk_profiler._context")
     if extension is not None and extension.origin is not None:

@@ -18,12 +18,12 @@ from contextlib import suppress
 from errno import EBADF
 from pathlib import Path
 
-from splunk_profiler.host_profilers.process_storage import MOST_PATH_BYTES
+from splunk_profiler.host_profilers.process_storage import MAX_PATH_BYTES
 
-_PREFIX = "splunk-profiler-"
+_NAME_PREFIX = "splunk-profiler-"
 _STANDARD_STREAMS = 3
 _ATTEMPTS = 3
-_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
+_NAME_PATTERN = re.compile(rf"{_NAME_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
 class MessageSocketError(Exception):
@@ -50,13 +50,13 @@ class MessageSocket:
         for attempt in range(_ATTEMPTS):
             try:
                 Path(self._directory).mkdir(parents=True, exist_ok=True)
-                self._socket, self._inode = _bound(self.path)
+                self._socket, self._inode = _bind_socket(self.path)
                 return
             except OSError as error:
                 if error.errno != EBADF or attempt == _ATTEMPTS - 1:  # else the application has closed it meanwhile
                     raise MessageSocketError(f"{self._directory}: {error.strerror or error}") from None
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """Make the socket anew after somebody else has closed it. Profilers have read its path, and do not look again.
 
         Raises:
@@ -65,7 +65,7 @@ class MessageSocket:
         self.close()
         self._open()
 
-    def clear_directory(self) -> None:
+    def remove_stale_sockets(self) -> None:
         """Remove the sockets that killed processes have left in the directory. Takes long in a large one."""
         _remove_stale(self._directory, Path(self.path).name)
 
@@ -99,57 +99,59 @@ class MessageSocket:
     def _wake_reader(self) -> None:
         """Whoever waits for messages keeps the socket alive, and hears of its end by the next message only."""
         if self._pid == os.getpid():
-            sending = _datagram_socket()
+            sender = _datagram_socket()
             with suppress(OSError):  # nobody waits
-                sending.sendto(b"", self.path)
-            sending.close()
+                sender.sendto(b"", self.path)
+            sender.close()
 
 
-def _inode(made: _socket.socket) -> tuple[int, int] | None:
+def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:
     """What the socket's descriptor stands for, or None if that is closed."""
     try:
-        found = os.fstat(made.fileno())
+        found = os.fstat(new_socket.fileno())
     except OSError:
         return None
     return found.st_dev, found.st_ino
 
 
 def _new_path(directory: str) -> str:
-    path = f"{directory.rstrip('/')}/{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.sock"
+    path = f"{directory.rstrip('/')}/{_NAME_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.sock"
     length = len(os.fsencode(path))
-    if length > MOST_PATH_BYTES:
+    if length > MAX_PATH_BYTES:
         raise MessageSocketError(
-            f"{path} has {length} bytes; host profilers reach sockets whose path has {MOST_PATH_BYTES}"
+            f"{path} has {length} bytes; host profilers reach sockets whose path has {MAX_PATH_BYTES}"
         )
     return path
 
 
-def _bound(path: str) -> tuple[_socket.socket, tuple[int, int] | None]:
+def _bind_socket(path: str) -> tuple[_socket.socket, tuple[int, int] | None]:
     """A socket with that name, and what its descriptor stands for."""
-    made = _datagram_socket()
-    inode = _inode(made)
+    new_socket = _datagram_socket()
+    inode = _inode(new_socket)
     try:
-        os.fchmod(made.fileno(), 0o600)  # the file gets the mode of the socket: nobody else may write, at no moment
-        made.bind(path)
+        os.fchmod(
+            new_socket.fileno(), 0o600
+        )  # the file gets the mode of the socket: nobody else may write, at no moment
+        new_socket.bind(path)
     except BaseException:
-        if _inode(made) == inode:
-            made.close()
+        if _inode(new_socket) == inode:
+            new_socket.close()
         else:
-            made.detach()  # the number may be somebody else's by now
+            new_socket.detach()  # the number may be somebody else's by now
         raise
-    return made, inode
+    return new_socket, inode
 
 
 def _datagram_socket() -> _socket.socket:
-    made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
-    if made.fileno() >= _STANDARD_STREAMS:
-        return made
+    new_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    if new_socket.fileno() >= _STANDARD_STREAMS:
+        return new_socket
     # One of the standard streams is closed. A daemon opens it anew, and counts on the number being free.
     try:
-        number = fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, _STANDARD_STREAMS)
-        return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM, 0, number)
+        descriptor = fcntl.fcntl(new_socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _STANDARD_STREAMS)
+        return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM, 0, descriptor)
     finally:
-        made.close()
+        new_socket.close()
 
 
 def _remove_stale(directory: str, own_name: str) -> None:
@@ -160,7 +162,7 @@ def _remove_stale(directory: str, own_name: str) -> None:
     """
     with suppress(OSError):
         for entry in os.scandir(directory):
-            if _NAME.fullmatch(entry.name) and entry.name != own_name:
+            if _NAME_PATTERN.fullmatch(entry.name) and entry.name != own_name:
                 with suppress(OSError):  # this one is somebody else's to remove, or was removed just now
                     if _is_abandoned(entry):
                         Path(entry.path).unlink()

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LAYOUT_MINOR_VERSION = 1
-MOST_NAME_BYTES = 128  # readers refuse the whole process for a longer one
-MOST_PATH_BYTES = 89  # they send to /proc/<pid>/root<path>, which has to fit into a socket address
+MAX_NAME_BYTES = 128  # readers refuse the whole process for a longer one
+MAX_PATH_BYTES = 89  # they send to /proc/<pid>/root<path>, which has to fit into a socket address
 _ENVIRONMENTS = ("deployment.environment.name", "deployment.environment")  # the newer convention goes first
 
 
@@ -38,12 +38,16 @@ def service_of(attributes: Mapping[str, object]) -> Service | None:
     return Service(name, environment)
 
 
-def cut(text: str, most_bytes: int) -> bytes:
+def truncate_utf8(text: str, max_bytes: int) -> bytes:
     """The UTF-8 of `text`, cut before the character that does not fit; what UTF-8 cannot hold becomes ``?``."""
-    return text.encode("utf-8", "replace")[:most_bytes].decode("utf-8", "ignore").encode()
+    return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore").encode()
 
 
 def encode(service: Service, socket_path: bytes) -> bytes:
     """The process storage: the version, then three strings with their lengths, in the byte order of the machine."""
-    texts = (cut(service.name, MOST_NAME_BYTES), cut(service.environment, MOST_NAME_BYTES), socket_path)
+    texts = (
+        truncate_utf8(service.name, MAX_NAME_BYTES),
+        truncate_utf8(service.environment, MAX_NAME_BYTES),
+        socket_path,
+    )
     return struct.pack("=H", LAYOUT_MINOR_VERSION) + b"".join(struct.pack("=I", len(text)) + text for text in texts)

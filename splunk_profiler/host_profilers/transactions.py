@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-MOST_IDS = 100_000  # of one transaction: spans that are larger than a collector takes would be lost as a whole
-_MOST_LIVE = 65_536
-_MOST_UNMATCHED = 512
-_MOST_STACKS_UNMATCHED = 64
-_MOST_REFUSED = 64
+MAX_STACK_IDS = 100_000  # of one transaction: spans that are larger than a collector takes would be lost as a whole
+_MAX_LIVE = 65_536
+_MAX_UNMATCHED = 512
+_MAX_UNMATCHED_STACKS = 64
+_MAX_REFUSED = 64
 
 Exporter = Any
 """One exporting processor, as it is given to `Transactions.defer`."""
@@ -33,24 +33,24 @@ class Transaction:
         key: trace id and span id as one number.
         ended_ns: when it ended, 0 while it lives.
         deliveries: (exporter, span) for each exporting processor that has been told of its end; the last one first.
-        closed: it is being forwarded; nobody will look at `deliveries` again.
+        is_closed: it is being forwarded; nobody will look at `deliveries` again.
         stacks: stack-trace id → how often it was seen.
         ids: the sum of that.
     """
 
-    __slots__ = ("closed", "deliveries", "ended_ns", "ids", "key", "stacks")
+    __slots__ = ("deliveries", "ended_ns", "ids", "is_closed", "key", "stacks")
 
     def __init__(self, key: int) -> None:
         self.key = key
         self.ended_ns = 0
-        self.closed = False
+        self.is_closed = False
         self.deliveries: list[tuple[Exporter, Any]] | None = None
         self.stacks: dict[bytes, int] | None = None
         self.ids = 0
 
     def add(self, stack_trace_id: bytes, count: int) -> int:
         """Count a stack; how many of `count` were too many."""
-        kept = min(count, MOST_IDS - self.ids)
+        kept = min(count, MAX_STACK_IDS - self.ids)
         if kept:
             self.ids += kept
             if self.stacks is None:
@@ -76,13 +76,13 @@ class Transactions:
     Attributes:
         matched: samples that were counted to a transaction.
         unmatched: samples of transactions that nobody knew (not sampled, or forwarded already).
-        beyond: samples beyond `MOST_IDS` of one transaction.
+        beyond: samples beyond `MAX_STACK_IDS` of one transaction.
         refused: transactions that found the queue full.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._most_known = _MOST_LIVE + size
+        self._max_known = _MAX_LIVE + size
         self._known: dict[int, Transaction] = {}
         self._refused: dict[int, Transaction] = {}
         self._waiting: deque[Transaction] = deque()
@@ -96,7 +96,7 @@ class Transactions:
         """A transaction starts."""
         known = self._known
         known[key] = Transaction(key)
-        _keep_newest(known, self._most_known)
+        _evict_oldest(known, self._max_known)
 
     def defer(self, key: int, exporter: Exporter, span: Any, now_ns: int) -> Transaction:
         """A transaction has ended: keep `span` for `exporter`.
@@ -108,13 +108,15 @@ class Transactions:
             now_ns: the time.
 
         Returns:
-            The transaction. If it is `closed`, because there is no room or its time is over, the caller delivers it.
+            The transaction. If it is `is_closed`, because there is no room or its time is over, the caller delivers it.
         """
         transaction = self._known.get(key) or self._refused.get(key)
         if transaction is None:
             # It began before anybody listened. Samples of it may have come all the same.
-            early: Transaction | None = self._unmatched.pop(key, None)
-            transaction = self._known.setdefault(key, Transaction(key) if early is None else early)
+            early_transaction: Transaction | None = self._unmatched.pop(key, None)
+            transaction = self._known.setdefault(
+                key, Transaction(key) if early_transaction is None else early_transaction
+            )
             self.matched += transaction.ids
             self.unmatched -= transaction.ids
         if not transaction.ended_ns:
@@ -141,14 +143,14 @@ class Transactions:
         transaction = self._unmatched.get(key)
         if transaction is None:
             transaction = self._unmatched[key] = Transaction(key)
-            _keep_newest(self._unmatched, _MOST_UNMATCHED)
-        if transaction.stacks is None or len(transaction.stacks) < _MOST_STACKS_UNMATCHED:
+            _evict_oldest(self._unmatched, _MAX_UNMATCHED)
+        if transaction.stacks is None or len(transaction.stacks) < _MAX_UNMATCHED_STACKS:
             transaction.add(stack_trace_id, count)
 
-    def due(self, before_ns: int, most: int = sys.maxsize) -> Iterator[Transaction]:
+    def due(self, before_ns: int, max_count: int = sys.maxsize) -> Iterator[Transaction]:
         """Those that ended until then, at most so many; each for one taker and out of the queue."""
         waiting = self._waiting
-        for _ in range(most):
+        for _ in range(max_count):
             try:
                 if waiting[0].ended_ns > before_ns:
                     return
@@ -168,19 +170,19 @@ class Transactions:
     def _refuse(self, transaction: Transaction) -> None:
         self.refused += 1
         self._refused[transaction.key] = transaction  # for the other exporting processors, which are told next
-        _keep_newest(self._refused, _MOST_REFUSED)
+        _evict_oldest(self._refused, _MAX_REFUSED)
         self._close(transaction)
 
     def _close(self, transaction: Transaction) -> None:
         self._known.pop(transaction.key, None)
-        transaction.closed = True
+        transaction.is_closed = True
 
 
-def _keep_newest(known: dict[int, Transaction], most: int) -> None:
+def _evict_oldest(known: dict[int, Transaction], max_count: int) -> None:
     """Spans that are never ended, or never known, must not stay for ever.
 
     The oldest go, many at once: a dict whose first entries have been taken out one by one takes long to find its first.
     """
-    if len(known) > most:
-        for key in list(islice(known, most // 8 + 1)):
+    if len(known) > max_count:
+        for key in list(islice(known, max_count // 8 + 1)):
             known.pop(key, None)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from splunk_profiler.inspector.errors import UnsupportedError
 
 _POINTER_BYTES = 8
-_STATIC_REACH = 1 << 20
+_MAX_STATIC_OFFSET = 1 << 20
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
-GENERAL_SET = 1
+GENERAL_REGISTER_SET = 1
 """NT_PRSTATUS, for PTRACE_GETREGSET: the general registers."""
 
 HEADER_BYTES = 20
@@ -30,14 +30,15 @@ class Architecture:
         elf_machine: ``e_machine``.
         register_set: which set PTRACE_GETREGSET is asked for.
         register_set_bytes: how much of it is read.
-        thread_pointer_at: byte offset of the thread pointer in it.
+        thread_pointer_offset: byte offset of the thread pointer in it.
         general_set_bytes: how much is read of the general registers, which every architecture has as NT_PRSTATUS.
-        instruction_pointer_at: byte offset of the instruction pointer in them.
-        tlsdesc: the relocation of a TLS descriptor.
+        instruction_pointer_offset: byte offset of the instruction pointer in them.
+        tlsdesc_relocation: the relocation of a TLS descriptor.
         other_dialects: relocations of thread-local variables that host profilers do not follow, with what they are.
-        below: True if static thread-local variables lie below the thread pointer (variant II), else above (variant I).
+        is_tls_below: True if static thread-local variables lie below the thread pointer (variant II), else above
+            (variant I).
         block_header_bytes: what lies between the thread pointer and the executable's own variables (variant I).
-        dtv_at: where glibc keeps the thread's module table, from the thread pointer.
+        dtv_offset: where glibc keeps the thread's module table, from the thread pointer.
         host_labels_skew: bytes by which Parca's reader misses a library's label pointer.
     """
 
@@ -45,41 +46,41 @@ class Architecture:
     elf_machine: int
     register_set: int
     register_set_bytes: int
-    thread_pointer_at: int
+    thread_pointer_offset: int
     general_set_bytes: int
-    instruction_pointer_at: int
-    tlsdesc: int
+    instruction_pointer_offset: int
+    tlsdesc_relocation: int
     other_dialects: dict[int, str]
-    below: bool
+    is_tls_below: bool
     block_header_bytes: int
-    dtv_at: int
+    dtv_offset: int
     host_labels_skew: int
 
     def static_offset(self, argument: int) -> int | None:
         """The offset that the second word of a TLS descriptor stands for; None if it is no static one."""
-        if self.below:
+        if self.is_tls_below:
             signed = argument - (1 << 64) if argument >> 63 else argument
-            return signed if -_STATIC_REACH < signed < 0 else None
-        return argument if 0 < argument < _STATIC_REACH else None
+            return signed if -_MAX_STATIC_OFFSET < signed < 0 else None
+        return argument if 0 < argument < _MAX_STATIC_OFFSET else None
 
     def executable_offset(self, value: int, size: int, alignment: int) -> int:
         """Where the main executable's variable at `value` of its TLS segment lies from the thread pointer."""
         alignment = max(alignment, 1)
-        if self.below:
+        if self.is_tls_below:
             return value - _round_up(size, alignment)
         return value + _round_up(self.block_header_bytes, alignment)
 
     def thread_pointer(self, registers: bytes) -> int:
         """The thread pointer in a register set that was read."""
-        return _register(registers, self.thread_pointer_at)
+        return _register(registers, self.thread_pointer_offset)
 
     def instruction_pointer(self, registers: bytes) -> int:
         """The instruction pointer in general registers that were read."""
-        return _register(registers, self.instruction_pointer_at)
+        return _register(registers, self.instruction_pointer_offset)
 
 
-def _register(registers: bytes, at: int) -> int:
-    return int.from_bytes(registers[at : at + _POINTER_BYTES], "little")
+def _register(registers: bytes, offset: int) -> int:
+    return int.from_bytes(registers[offset : offset + _POINTER_BYTES], "little")
 
 
 def _round_up(value: int, alignment: int) -> int:
@@ -90,20 +91,20 @@ ARCHITECTURES = (
     Architecture(
         name="x86_64",
         elf_machine=62,
-        register_set=GENERAL_SET,  # 27 words: rip is the 17th, fs_base the 22nd
+        register_set=GENERAL_REGISTER_SET,  # 27 words: rip is the 17th, fs_base the 22nd
         register_set_bytes=27 * 8,
-        thread_pointer_at=21 * 8,
+        thread_pointer_offset=21 * 8,
         general_set_bytes=27 * 8,
-        instruction_pointer_at=16 * 8,
-        tlsdesc=36,
+        instruction_pointer_offset=16 * 8,
+        tlsdesc_relocation=36,
         other_dialects={
             16: "general dynamic without descriptors (R_X86_64_DTPMOD64)",
             17: "general dynamic without descriptors (R_X86_64_DTPOFF64)",
             18: "initial exec (R_X86_64_TPOFF64)",
         },
-        below=True,
+        is_tls_below=True,
         block_header_bytes=0,
-        dtv_at=8,
+        dtv_offset=8,
         host_labels_skew=0,
     ),
     Architecture(
@@ -111,18 +112,18 @@ ARCHITECTURES = (
         elf_machine=183,
         register_set=0x401,  # NT_ARM_TLS: the thread pointer alone (a second word where there is SME)
         register_set_bytes=8,
-        thread_pointer_at=0,
+        thread_pointer_offset=0,
         general_set_bytes=34 * 8,  # x0 to x30, sp, pc, pstate
-        instruction_pointer_at=32 * 8,
-        tlsdesc=1031,
+        instruction_pointer_offset=32 * 8,
+        tlsdesc_relocation=1031,
         other_dialects={
             1028: "general dynamic without descriptors (R_AARCH64_TLS_DTPMOD)",
             1029: "general dynamic without descriptors (R_AARCH64_TLS_DTPREL)",
             1030: "initial exec (R_AARCH64_TLS_TPREL)",
         },
-        below=False,
+        is_tls_below=False,
         block_header_bytes=16,
-        dtv_at=0,
+        dtv_offset=0,
         host_labels_skew=16,
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PROC = Path("/proc")
-_PARENT = 1  # field of `stat`, counted from the one behind the name
+_PARENT_FIELD = 1  # field of `stat`, counted from the one behind the name
 
 
 def descendants(pids: Collection[int]) -> set[int]:
@@ -17,33 +17,33 @@ def descendants(pids: Collection[int]) -> set[int]:
 
     One that is forked or ends at this very moment may be missing, as is one whose parent has ended before it was seen.
     """
-    return _listed(pids) if (_PROC / "thread-self" / "children").exists() else searched(pids)
+    return _list_descendants(pids) if (_PROC / "thread-self" / "children").exists() else search_descendants(pids)
 
 
-def _listed(pids: Collection[int]) -> set[int]:
+def _list_descendants(pids: Collection[int]) -> set[int]:
     """From the kernel's own list, which it has if it was built with CONFIG_PROC_CHILDREN."""
     found: set[int] = set()
-    waiting = list(pids)
-    while waiting:
-        children = _children(waiting.pop()) - found
+    pending_pids = list(pids)
+    while pending_pids:
+        children = _children(pending_pids.pop()) - found
         found |= children
-        waiting += children
+        pending_pids += children
     return found
 
 
-def searched(pids: Collection[int]) -> set[int]:
+def search_descendants(pids: Collection[int]) -> set[int]:
     """By asking every process for its parent."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (stat := _read(entry / "stat")):
-            parent = int(stat[stat.rindex(")") + 2 :].split()[_PARENT])
+        if entry.name.isdigit() and (stat := _read_text(entry / "stat")):
+            parent = int(stat[stat.rindex(")") + 2 :].split()[_PARENT_FIELD])
             children.setdefault(parent, []).append(int(entry.name))
     found: set[int] = set()
-    waiting = list(pids)
-    while waiting:
-        new = set(children.get(waiting.pop(), ())) - found
+    pending_pids = list(pids)
+    while pending_pids:
+        new = set(children.get(pending_pids.pop(), ())) - found
         found |= new
-        waiting += new
+        pending_pids += new
     return found
 
 
@@ -52,10 +52,10 @@ def _children(pid: int) -> set[int]:
         tasks = list((_PROC / str(pid) / "task").iterdir())
     except OSError:
         return set()
-    return {int(child) for task in tasks for child in _read(task / "children").split()}
+    return {int(child) for task in tasks for child in _read_text(task / "children").split()}
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:  # it has ended

@@ -16,7 +16,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from splunk_profiler.inspector.errors import MalformedError
 
-_MOST_SECTIONS = 1 << 16
+_MAX_SECTIONS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class Image:
     tls_size: int
     tls_alignment: int
 
-    def bias(self, start: int, offset: int, page: int) -> int:
+    def bias(self, start: int, offset: int, page_bytes: int) -> int:
         """What the loader added to the file's addresses, from where a mapping of it lies.
 
         Raises:
             MalformedError: no segment begins at that offset.
         """
         for segment in self.segments:
-            if segment.offset // page * page == offset:
-                return start - segment.address // page * page
+            if segment.offset // page_bytes * page_bytes == offset:
+                return start - segment.address // page_bytes * page_bytes
         raise MalformedError(f"no loaded segment of the file begins at offset {offset:#x}")
 
 
-def mentions(file: BinaryIO, names: Collection[bytes]) -> bool:
+def contains_any(file: BinaryIO, names: Collection[bytes]) -> bool:
     """Whether any of `names` stands anywhere in the file: a quick look before it is parsed."""
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -104,7 +104,7 @@ def read_image(file: BinaryIO, names: Collection[str]) -> Image:
 def _read_image(file: BinaryIO, names: Collection[str]) -> Image:
     elf: Any = ELFFile(file)
     size = file.seek(0, 2)
-    if elf.num_sections() > _MOST_SECTIONS:
+    if elf.num_sections() > _MAX_SECTIONS:
         raise MalformedError("it states more sections than a file has")
     exported: dict[str, Symbol] = {}
     internal: set[str] = set()
@@ -122,7 +122,7 @@ def _read_image(file: BinaryIO, names: Collection[str]) -> Image:
                         internal.add(symbol.name)
         elif isinstance(section, RelocationSection) and section.is_RELA():
             relocations += _relocations(elf, section, names)
-    thread_local = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_TLS"]
+    tls_segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_TLS"]
     return Image(
         has_sections=elf.num_sections() > 0,
         segments=tuple(
@@ -133,8 +133,8 @@ def _read_image(file: BinaryIO, names: Collection[str]) -> Image:
         exported=exported,
         internal=frozenset(internal - exported.keys()),
         relocations=tuple(relocations),
-        tls_size=thread_local[0]["p_memsz"] if thread_local else 0,
-        tls_alignment=thread_local[0]["p_align"] if thread_local else 1,
+        tls_size=tls_segments[0]["p_memsz"] if tls_segments else 0,
+        tls_alignment=tls_segments[0]["p_align"] if tls_segments else 1,
     )
 
 
@@ -144,8 +144,8 @@ def _relocations(elf: Any, section: Any, names: Collection[str]) -> list[Relocat
         return []
     found = []
     for relocation in section.iter_relocations():
-        number = relocation["r_info_sym"]
-        name = symbols.get_symbol(number).name if number else ""
+        symbol_index = relocation["r_info_sym"]
+        name = symbols.get_symbol(symbol_index).name if symbol_index else ""
         if name in names:
             found.append(Relocation(relocation["r_info_type"], name, relocation["r_offset"]))
     return found

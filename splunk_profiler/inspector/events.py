@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from splunk_profiler.inspector.code_locations import CodeLocation
+from splunk_profiler.inspector.datagram_sender import LossReason
 from splunk_profiler.inspector.messages import Registration
 from splunk_profiler.inspector.model import ProcessStorage, Reason
-from splunk_profiler.inspector.outbox import Loss
-from splunk_profiler.inspector.places import CodePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Sample:
     Attributes:
         trace_id: 32 hexadecimal digits.
         transaction_id: 16 hexadecimal digits.
-        place: where in its code it was, which is all that stands for a stack trace here.
+        location: where in its code it was, which is all that stands for a stack trace here.
     """
 
     trace_id: str
     transaction_id: str
-    place: CodePlace
+    location: CodeLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Registered:
     pid: int
     socket_path: str
     registration: Registration
-    loss: Loss | None
+    loss: LossReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Reported:
     socket_path: str
     sample: Sample
     count: int
-    loss: Loss | None
+    loss: LossReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Totals:
         lost_samples: what those stand for, by reason.
         registrations: registrations sent.
         lost_registrations: registrations that did not arrive.
-        busy: reads that failed because somebody else held a thread.
+        busy_reads: reads that failed because somebody else held a thread.
         missed: sampling instants left out because the one before took too long.
     """
 
@@ -145,9 +145,9 @@ class Totals:
     given_up: int = 0
     messages: int = 0
     samples: int = 0
-    lost_messages: Counter[Loss] = field(default_factory=Counter)
-    lost_samples: Counter[Loss] = field(default_factory=Counter)
+    lost_messages: Counter[LossReason] = field(default_factory=Counter)
+    lost_samples: Counter[LossReason] = field(default_factory=Counter)
     registrations: int = 0
     lost_registrations: int = 0
-    busy: int = 0
+    busy_reads: int = 0
     missed: int = 0

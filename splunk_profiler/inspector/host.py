@@ -7,16 +7,16 @@ problems out. Owns no thread. Must not import anything of the package but the in
 from __future__ import annotations
 
 from splunk_profiler.inspector.layouts import LabelSet, Limits, Slot
-from splunk_profiler.inspector.model import Correlation, Interface, Label, Problem, ProcessStorage
+from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem, ProcessStorage
 
 HOST_LIMITS = Limits(slots=10, key_bytes=25, value_bytes=53)
 
 _ELASTIC, _LABELS = Interface.ELASTIC, Interface.LABELS
-_MOST_NAME_BYTES = 128
-_MOST_ENVIRONMENT_BYTES = 128
-_MOST_PATH_BYTES = 1024
-_NO_TRACE = "0" * 32
-_NO_SPAN = "0" * 16
+_MAX_NAME_BYTES = 128
+_MAX_ENVIRONMENT_BYTES = 128
+_MAX_PATH_BYTES = 1024
+_ZERO_TRACE_ID = "0" * 32
+_ZERO_SPAN_ID = "0" * 16
 
 
 def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
@@ -25,9 +25,9 @@ def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
     for slot in label_set.slots[: HOST_LIMITS.slots]:
         if slot.key is None or slot.value is None:
             continue
-        key = _cut(slot.key, HOST_LIMITS.key_bytes)
+        key = _truncate(slot.key, HOST_LIMITS.key_bytes)
         if _is_text(key):
-            labels[key] = Label(key, _cut(slot.value, HOST_LIMITS.value_bytes))
+            labels[key] = Label(key, _truncate(slot.value, HOST_LIMITS.value_bytes))
     return tuple(labels.values())
 
 
@@ -42,7 +42,7 @@ def label_problems(label_set: LabelSet) -> list[Problem]:
             continue
         found += _slot_problems(slot)
         if slot.key in seen:
-            found.append(Problem(_LABELS, "labels-duplicate", _shown(slot.key)))
+            found.append(Problem(_LABELS, "labels-duplicate", _printable(slot.key)))
         seen.add(slot.key)
     return found
 
@@ -50,28 +50,30 @@ def label_problems(label_set: LabelSet) -> list[Problem]:
 def _slot_problems(slot: Slot) -> list[Problem]:
     assert slot.key is not None
     if slot.value is None:
-        return [Problem(_LABELS, "label-without-value", _shown(slot.key))]
+        return [Problem(_LABELS, "label-without-value", _printable(slot.key))]
     found = []
-    cut = _cut(slot.key, HOST_LIMITS.key_bytes)
-    if not _is_text(cut):
-        found.append(Problem(_LABELS, "label-key-not-text", _shown(slot.key)))
-    if slot.key_length > HOST_LIMITS.key_bytes or len(cut) < len(slot.key):
-        found.append(Problem(_LABELS, "label-key-cut", _shown(slot.key)))
-    if slot.value_length > HOST_LIMITS.value_bytes or len(_cut(slot.value, HOST_LIMITS.value_bytes)) < len(slot.value):
-        found.append(Problem(_LABELS, "label-value-cut", _shown(slot.key)))
+    truncated_key = _truncate(slot.key, HOST_LIMITS.key_bytes)
+    if not _is_text(truncated_key):
+        found.append(Problem(_LABELS, "label-key-not-text", _printable(slot.key)))
+    if slot.key_length > HOST_LIMITS.key_bytes or len(truncated_key) < len(slot.key):
+        found.append(Problem(_LABELS, "label-key-cut", _printable(slot.key)))
+    if slot.value_length > HOST_LIMITS.value_bytes or len(_truncate(slot.value, HOST_LIMITS.value_bytes)) < len(
+        slot.value
+    ):
+        found.append(Problem(_LABELS, "label-value-cut", _printable(slot.key)))
     return found
 
 
-def record_problems(record: Correlation) -> list[Problem]:
+def record_problems(record: CorrelationRecord) -> list[Problem]:
     """Why a host profiler would use nothing, or not all, of a thread's record."""
     if record.valid == 0:
         return [Problem(_ELASTIC, "record-not-valid")]
     if not record.trace_present:
         return []
     found = []
-    if record.trace_id == _NO_TRACE:
+    if record.trace_id == _ZERO_TRACE_ID:
         found.append(Problem(_ELASTIC, "trace-id-zero"))
-    if record.transaction_id == _NO_SPAN:
+    if record.transaction_id == _ZERO_SPAN_ID:
         found.append(Problem(_ELASTIC, "transaction-id-zero"))
     return found
 
@@ -79,21 +81,21 @@ def record_problems(record: Correlation) -> list[Problem]:
 def storage_problems(storage: ProcessStorage) -> list[Problem]:
     """Why a host profiler would refuse the process storage."""
     found = []
-    for code, text, most in (
-        ("service-name-too-long", storage.service_name, _MOST_NAME_BYTES),
-        ("environment-too-long", storage.service_environment, _MOST_ENVIRONMENT_BYTES),
-        ("storage-path-too-long", storage.socket_path, _MOST_PATH_BYTES),
+    for code, text, max_bytes in (
+        ("service-name-too-long", storage.service_name, _MAX_NAME_BYTES),
+        ("environment-too-long", storage.service_environment, _MAX_ENVIRONMENT_BYTES),
+        ("storage-path-too-long", storage.socket_path, _MAX_PATH_BYTES),
     ):
         size = len(text.encode("utf-8", "surrogateescape"))
-        if size > most:
-            found.append(Problem(_ELASTIC, code, f"{size} bytes, {most} are read"))
+        if size > max_bytes:
+            found.append(Problem(_ELASTIC, code, f"{size} bytes, {max_bytes} are read"))
     if not storage.service_name:
         found.append(Problem(_ELASTIC, "service-name-empty"))
     return found
 
 
-def _cut(data: bytes, most: int) -> bytes:
-    return data[:most].partition(b"\0")[0]
+def _truncate(data: bytes, max_bytes: int) -> bytes:
+    return data[:max_bytes].partition(b"\0")[0]
 
 
 def _is_text(data: bytes) -> bool:
@@ -104,5 +106,5 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _shown(data: bytes) -> str:
+def _printable(data: bytes) -> str:
     return data[:40].decode("utf-8", "backslashreplace")

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from splunk_profiler.inspector.errors import MalformedError
-from splunk_profiler.inspector.model import Correlation, Label, ProcessStorage
+from splunk_profiler.inspector.model import CorrelationRecord, Label, ProcessStorage
 
-Fetch = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+ReadMemory = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 """Reads the memory at (address, size) pairs."""
 
 _RECORD = struct.Struct("<HBBB16s8s8s")
 _STORAGE_HEAD = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
-_SET = struct.Struct("<QQQ")
+_LABEL_SET = struct.Struct("<QQQ")
 _SLOT = struct.Struct("<QQQQ")
 _WORD = struct.Struct("<Q")
 
 RECORD_BYTES = _RECORD.size
-SET_BYTES = _SET.size
+LABEL_SET_BYTES = _LABEL_SET.size
 DESCRIPTOR_BYTES = 16
 
 
@@ -48,8 +48,8 @@ class Limits:
 SPEC_LIMITS = Limits(slots=4096, key_bytes=1 << 32, value_bytes=1 << 32)
 """The specification sets none: more than this is taken for memory that holds something else."""
 
-_MOST_TEXT_BYTES = 1 << 16
-_MOST_LABEL_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 1 << 16
+_MAX_LABEL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LabelSet:
 
 def decode_word(data: bytes) -> int:
     """An address."""
-    return int(_exactly(_WORD, data, "a pointer")[0])
+    return int(_unpack(_WORD, data, "a pointer")[0])
 
 
 def decode_descriptor(data: bytes) -> tuple[int, int]:
@@ -89,60 +89,62 @@ def decode_descriptor(data: bytes) -> tuple[int, int]:
     return decode_word(data[:8]), decode_word(data[8:])
 
 
-def decode_record(data: bytes) -> Correlation:
+def decode_record(data: bytes) -> CorrelationRecord:
     """A thread's record ("Thread Local Storage Layout")."""
-    minor, valid, present, flags, trace, span, transaction = _exactly(_RECORD, data, "a thread's record")
-    return Correlation(minor, valid, present, flags, trace.hex(), span.hex(), transaction.hex())
+    minor, valid, present, flags, trace, span, transaction = _unpack(_RECORD, data, "a thread's record")
+    return CorrelationRecord(minor, valid, present, flags, trace.hex(), span.hex(), transaction.hex())
 
 
-def read_storage(fetch: Fetch, address: int) -> ProcessStorage:
+def read_storage(read_memory: ReadMemory, address: int) -> ProcessStorage:
     """The process storage at `address` ("Process Storage Layout").
 
     Raises:
         MalformedError: a length is not credible.
         UnreadableError: it reaches into memory that is not there.
     """
-    (head,) = fetch([(address, _STORAGE_HEAD.size)])
-    (minor,) = _exactly(_STORAGE_HEAD, head, "the storage's version")
+    (head,) = read_memory([(address, _STORAGE_HEAD.size)])
+    (minor,) = _unpack(_STORAGE_HEAD, head, "the storage's version")
     address += _STORAGE_HEAD.size
     texts = []
     for field in ("service-name", "service-environment", "socket-file-path"):
-        (data,) = fetch([(address, _LENGTH.size)])
-        (length,) = _exactly(_LENGTH, data, f"the length of {field}")
-        if length > _MOST_TEXT_BYTES:
+        (data,) = read_memory([(address, _LENGTH.size)])
+        (length,) = _unpack(_LENGTH, data, f"the length of {field}")
+        if length > _MAX_TEXT_BYTES:
             raise MalformedError(f"{field} states a length of {length} bytes")
         address += _LENGTH.size
-        (text,) = fetch([(address, length)]) if length else (b"",)
+        (text,) = read_memory([(address, length)]) if length else (b"",)
         texts.append(text.decode("utf-8", "surrogateescape"))
         address += length
     return ProcessStorage(minor, *texts)
 
 
-def read_label_set(fetch: Fetch, address: int, limits: Limits) -> LabelSet:
+def read_label_set(read_memory: ReadMemory, address: int, limits: Limits) -> LabelSet:
     """The label set at `address` (``custom_labels_labelset_t``), as far as `limits` go.
 
     Raises:
         MalformedError: under the specification's limits, a count or a length is not credible.
         UnreadableError: it reaches into memory that is not there.
     """
-    (data,) = fetch([(address, SET_BYTES)])
-    storage, count, _capacity = _exactly(_SET, data, "a label set")
+    (data,) = read_memory([(address, LABEL_SET_BYTES)])
+    slots_address, count, _capacity = _unpack(_LABEL_SET, data, "a label set")
     if count > limits.slots and limits is SPEC_LIMITS:
         raise MalformedError(f"a label set states {count} labels")
-    places = min(count, limits.slots)
-    if not places:
+    slot_count = min(count, limits.slots)
+    if not slot_count:
         return LabelSet(count, ())
-    (data,) = fetch([(storage, places * _SLOT.size)])
-    raw = [_exactly(_SLOT, data[at : at + _SLOT.size], "a label") for at in range(0, places * _SLOT.size, _SLOT.size)]
-    wanted = []
+    (data,) = read_memory([(slots_address, slot_count * _SLOT.size)])
+    raw = [
+        _unpack(_SLOT, data[at : at + _SLOT.size], "a label") for at in range(0, slot_count * _SLOT.size, _SLOT.size)
+    ]
+    ranges = []
     for key_length, key, value_length, value in raw:
         if key:
-            wanted.append((key, min(key_length, limits.key_bytes)))
+            ranges.append((key, min(key_length, limits.key_bytes)))
             if value:
-                wanted.append((value, min(value_length, limits.value_bytes)))
-    if sum(size for _, size in wanted) > _MOST_LABEL_BYTES:
+                ranges.append((value, min(value_length, limits.value_bytes)))
+    if sum(size for _, size in ranges) > _MAX_LABEL_BYTES:
         raise MalformedError("the keys and values of a label set state more than 1 MiB")
-    texts = iter(fetch(wanted) if wanted else [])
+    texts = iter(read_memory(ranges) if ranges else [])
     slots = []
     for key_length, key, value_length, value in raw:
         key_bytes = next(texts) if key else None
@@ -150,7 +152,7 @@ def read_label_set(fetch: Fetch, address: int, limits: Limits) -> LabelSet:
     return LabelSet(count, tuple(slots))
 
 
-def specified_labels(label_set: LabelSet) -> tuple[Label, ...]:
+def spec_labels(label_set: LabelSet) -> tuple[Label, ...]:
     """What the specification says the set means: empty places are ignored, of equal keys the first counts."""
     labels: dict[bytes, Label] = {}
     for slot in label_set.slots:
@@ -159,7 +161,7 @@ def specified_labels(label_set: LabelSet) -> tuple[Label, ...]:
     return tuple(labels.values())
 
 
-def _exactly(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
+def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
     if len(data) != layout.size:
         raise MalformedError(f"{what} has {layout.size} bytes, not {len(data)}")
     return layout.unpack(data)

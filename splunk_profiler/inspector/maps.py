@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from splunk_profiler.inspector.model import Interface
 
-_LINE = re.compile(
+_LINE_PATTERN = re.compile(
     r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S{4}) (?P<offset>[0-9a-f]+) \S+ \d+ *(?P<path>.*)"
 )
-_DELETED = " (deleted)"
+_DELETED_SUFFIX = " (deleted)"
 
 # As host profilers write them; neither is anchored at its end.
-LIBRARY_NAMES = {
+LIBRARY_PATTERNS = {
     Interface.ELASTIC: re.compile(r".*/elastic-jvmti-linux-([\w-]*)\.so"),
     Interface.LABELS: re.compile(r".*/(libcustomlabels.*\.so|customlabels\.node)"),
 }
-_PYTHON = re.compile(r"/(lib)?python\d|/libpypy|/pypy")
+_PYTHON_PATTERN = re.compile(r"/(lib)?python\d|/libpypy|/pypy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ def parse_code(text: str) -> list[Mapping]:
 def _parse(text: str) -> list[Mapping]:
     found = []
     for line in text.splitlines():
-        match = _LINE.fullmatch(line)
+        match = _LINE_PATTERN.fullmatch(line)
         if match is None:
             continue
         path = match["path"]
-        deleted = path.endswith(_DELETED)
+        deleted = path.endswith(_DELETED_SUFFIX)
         if deleted:
-            path = path[: -len(_DELETED)]
+            path = path[: -len(_DELETED_SUFFIX)]
         found.append(
             Mapping(
                 start=int(match["start"], 16),
@@ -78,7 +78,7 @@ def _parse(text: str) -> list[Mapping]:
     return found
 
 
-def code_of_each_file(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
+def code_mapping_by_path(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
     """The first executable mapping of each file."""
     found: dict[str, Mapping] = {}
     for mapping in mappings:
@@ -94,4 +94,4 @@ def runs_musl(mappings: Iterable[Mapping]) -> bool:
 
 def runs_python(mappings: Iterable[Mapping]) -> bool:
     """Whether an interpreter is among the mapped files, as the program or as a library."""
-    return any(_PYTHON.search(mapping.path) for mapping in mappings if mapping.executable)
+    return any(_PYTHON_PATTERN.search(mapping.path) for mapping in mappings if mapping.executable)

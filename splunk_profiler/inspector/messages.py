@@ -18,7 +18,7 @@ _CORRELATION = struct.Struct("=HH16s8s16sH")
 _REGISTRATION = struct.Struct("=HHI")
 _LENGTH = struct.Struct("=I")
 
-MOST_COUNT = 0xFFFF
+MAX_COUNT = 0xFFFF
 """The largest count that fits into one message."""
 
 
@@ -53,7 +53,7 @@ def encode_correlation(trace_id: str, transaction_id: str, stack_trace_id: str, 
         trace_id: 32 hexadecimal digits.
         transaction_id: 16 hexadecimal digits.
         stack_trace_id: 32 hexadecimal digits.
-        count: 1 to `MOST_COUNT`.
+        count: 1 to `MAX_COUNT`.
     """
     return _CORRELATION.pack(
         _CORRELATION_TYPE,
@@ -65,9 +65,9 @@ def encode_correlation(trace_id: str, transaction_id: str, stack_trace_id: str, 
     )
 
 
-def counts_for(samples: int) -> Iterator[int]:
+def split_count(samples: int) -> Iterator[int]:
     """The counts of the messages that report `samples` samples: as few messages as can hold them."""
     while samples > 0:
-        count = min(samples, MOST_COUNT)
+        count = min(samples, MAX_COUNT)
         yield count
         samples -= count

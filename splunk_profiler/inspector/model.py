@@ -56,7 +56,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class Correlation:
+class CorrelationRecord:
     """A thread's record of the Elastic interface ("Thread Local Storage Layout").
 
     Attributes:
@@ -78,7 +78,7 @@ class Correlation:
     transaction_id: str
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether the specification lets a reader use the ids."""
         return self.valid != 0 and self.trace_present != 0
 
@@ -110,17 +110,17 @@ class ThreadReading:
         correlation: None if its pointer is null or nothing could be read; in strict mode also if a host would see none.
         labels: None if its pointer is null or nothing could be read.
         problems: why a host profiler would see less than was published.
-        stopped: False if the thread was not stopped and read (nothing to read, or it sleeps inside the kernel).
+        was_stopped: False if the thread was not stopped and read (nothing to read, or it sleeps inside the kernel).
         memory: what else was asked for, read in the same stop.
         instruction_pointer: where in its code it stood; None unless it was asked for.
     """
 
     tid: int
     name: str
-    correlation: Correlation | None
+    correlation: CorrelationRecord | None
     labels: tuple[Label, ...] | None
     problems: tuple[Problem, ...] = ()
-    stopped: bool = True
+    was_stopped: bool = True
     memory: bytes = b""
     instruction_pointer: int | None = None
 
@@ -190,11 +190,11 @@ class Report:
     reasons: tuple[Reason, ...]
 
     @property
-    def followed(self) -> tuple[str, ...]:
+    def followed_interfaces(self) -> tuple[str, ...]:
         """The interfaces that a host profiler would follow in this process, by name."""
-        return tuple(interface.value for interface in Interface if self.visible(interface))
+        return tuple(interface.value for interface in Interface if self.is_visible(interface))
 
-    def visible(self, interface: Interface) -> bool:
+    def is_visible(self, interface: Interface) -> bool:
         """Whether a host profiler would follow `interface` in this process."""
         return any(library.interface is interface for library in self.libraries) and not any(
             reason.interface is interface and reason.level is Level.BLOCKS and not reason.tids

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from splunk_profiler.inspector.errors import NotPermittedError
 
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_PTRACE_SCOPE_PATH = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def not_permitted(pid: int, what: str) -> NotPermittedError:
     """The error for a refusal; `what` is what was refused."""
     hints = []
-    owner, own = _owner(pid), os.geteuid()
-    if owner is not None and owner != own:
-        hints.append(f"process {pid} belongs to user {owner} and this is user {own}: run as that user, or as root")
+    owner_uid, uid = _owner_uid(pid), os.geteuid()
+    if owner_uid is not None and owner_uid != uid:
+        hints.append(f"process {pid} belongs to user {owner_uid} and this is user {uid}: run as that user, or as root")
     scope = _ptrace_scope()
-    if scope in (1, 2) and own != 0:
+    if scope in (1, 2) and uid != 0:
         hints.append(f"kernel.yama.ptrace_scope is {scope}: run as root, or sysctl kernel.yama.ptrace_scope=0")
     if scope == 3:
         hints.append("kernel.yama.ptrace_scope is 3: nobody may, until the next boot with another setting")
@@ -31,7 +31,7 @@ def not_permitted(pid: int, what: str) -> NotPermittedError:
     return NotPermittedError(f"{what}; " + "; ".join(hints))
 
 
-def _owner(pid: int) -> int | None:
+def _owner_uid(pid: int) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -41,6 +41,6 @@ def _owner(pid: int) -> int | None:
 
 def _ptrace_scope() -> int | None:
     try:
-        return int(_YAMA.read_text("ascii"))
+        return int(_PTRACE_SCOPE_PATH.read_text("ascii"))
     except (OSError, ValueError):
         return None

@@ -13,19 +13,19 @@ from splunk_profiler.inspector import host, layouts
 from splunk_profiler.inspector.architecture import Architecture
 from splunk_profiler.inspector.errors import MalformedError, UnreadableError
 from splunk_profiler.inspector.memory import Memory
-from splunk_profiler.inspector.model import Correlation, Interface, Label, Problem, TlsKind
-from splunk_profiler.inspector.publishers import Publisher, Variable
+from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem, TlsKind
+from splunk_profiler.inspector.publishers import Publisher, ThreadLocalVariable
 
 _WORD_BYTES = 8
-_TABLE_ENTRY_BYTES = 16
-_UNALLOCATED = (1 << 64) - 1
+_DTV_ENTRY_BYTES = 16
+_DTV_UNALLOCATED = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedValues:
     """What was read of one thread; the fields are those of `model.ThreadReading`."""
 
-    correlation: Correlation | None = None
+    correlation: CorrelationRecord | None = None
     labels: tuple[Label, ...] | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -38,30 +38,32 @@ class ThreadMemory:
         self._architecture = architecture
         self._strict_host = strict_host
 
-    def follows(self, publisher: Publisher) -> bool:
+    def can_follow(self, publisher: Publisher) -> bool:
         """Whether the pointers of threads can be found: in strict mode only where host profilers find them."""
         if publisher.variable is None:
             return False
         return not self._strict_host or publisher.library.tls is TlsKind.STATIC
 
-    def published(self, thread_pointer: int, variables: Mapping[Interface, Variable]) -> Published:
+    def published(self, thread_pointer: int, variables: Mapping[Interface, ThreadLocalVariable]) -> PublishedValues:
         """What the thread publishes that has this thread pointer, and stands."""
         problems: list[Problem] = []
         correlation, labels = None, None
         if Interface.ELASTIC in variables:
             try:
-                correlation = self._correlation(thread_pointer, variables[Interface.ELASTIC], problems)
+                correlation = self._read_record(thread_pointer, variables[Interface.ELASTIC], problems)
             except UnreadableError as error:
                 problems.append(Problem(Interface.ELASTIC, "record-unreadable", str(error)))
         if Interface.LABELS in variables:
             try:
-                labels = self._labels(thread_pointer, variables[Interface.LABELS], problems)
+                labels = self._read_labels(thread_pointer, variables[Interface.LABELS], problems)
             except (UnreadableError, MalformedError) as error:
                 problems.append(Problem(Interface.LABELS, "labels-unreadable", str(error)))
-        return Published(correlation, labels, tuple(problems))
+        return PublishedValues(correlation, labels, tuple(problems))
 
-    def _correlation(self, thread_pointer: int, variable: Variable, problems: list[Problem]) -> Correlation | None:
-        address = self._pointer(thread_pointer, variable)
+    def _read_record(
+        self, thread_pointer: int, variable: ThreadLocalVariable, problems: list[Problem]
+    ) -> CorrelationRecord | None:
+        address = self._read_pointer(thread_pointer, variable)
         if not address:
             return None
         record = layouts.decode_record(self._memory.read([(address, layouts.RECORD_BYTES)])[0])
@@ -69,25 +71,27 @@ class ThreadMemory:
         problems += found
         return None if found and self._strict_host else record
 
-    def _labels(self, thread_pointer: int, variable: Variable, problems: list[Problem]) -> tuple[Label, ...] | None:
+    def _read_labels(
+        self, thread_pointer: int, variable: ThreadLocalVariable, problems: list[Problem]
+    ) -> tuple[Label, ...] | None:
         skew = self._architecture.host_labels_skew if self._strict_host else 0
-        address = self._pointer(thread_pointer + skew, variable)
+        address = self._read_pointer(thread_pointer + skew, variable)
         if not address:
             return None
         limits = host.HOST_LIMITS if self._strict_host else layouts.SPEC_LIMITS
         labels = layouts.read_label_set(self._memory.read, address, limits)
         problems += host.label_problems(labels)
-        return host.host_labels(labels) if self._strict_host else layouts.specified_labels(labels)
+        return host.host_labels(labels) if self._strict_host else layouts.spec_labels(labels)
 
-    def _pointer(self, thread_pointer: int, variable: Variable) -> int:
+    def _read_pointer(self, thread_pointer: int, variable: ThreadLocalVariable) -> int:
         """The value of the thread's `variable`; 0 also if it has no memory yet."""
         if variable.offset is not None:
-            return self._word(thread_pointer + variable.offset)
-        table = self._word(thread_pointer + self._architecture.dtv_at)
-        if variable.module > self._word(table - _TABLE_ENTRY_BYTES):
+            return self._read_word(thread_pointer + variable.offset)
+        dtv = self._read_word(thread_pointer + self._architecture.dtv_offset)
+        if variable.module > self._read_word(dtv - _DTV_ENTRY_BYTES):
             return 0  # the table was made before the library came; it grows at first use
-        block = self._word(table + variable.module * _TABLE_ENTRY_BYTES)
-        return 0 if block in (0, _UNALLOCATED) else self._word(block + variable.module_offset)
+        tls_block = self._read_word(dtv + variable.module * _DTV_ENTRY_BYTES)
+        return 0 if tls_block in (0, _DTV_UNALLOCATED) else self._read_word(tls_block + variable.module_offset)
 
-    def _word(self, address: int) -> int:
+    def _read_word(self, address: int) -> int:
         return layouts.decode_word(self._memory.read([(address, _WORD_BYTES)])[0])

@@ -27,16 +27,16 @@ from splunk_profiler.inspector.maps import Mapping, runs_python
 from splunk_profiler.inspector.memory import Memory
 from splunk_profiler.inspector.model import Interface, Problem, ProcessStorage, Reason, Report, ThreadReading
 from splunk_profiler.inspector.process import Process, Task
-from splunk_profiler.inspector.published import Published, ThreadMemory
-from splunk_profiler.inspector.publishers import Finder, Search, Variable
-from splunk_profiler.inspector.reasons import blocks, reasons_for
+from splunk_profiler.inspector.published import PublishedValues, ThreadMemory
+from splunk_profiler.inspector.publishers import PublisherFinder, SearchResult, ThreadLocalVariable
+from splunk_profiler.inspector.reasons import is_blocking, reasons_for
 from splunk_profiler.inspector.sockets import socket_problem
 from splunk_profiler.inspector.tracer import Tracer
 
-_FAREWELL_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
-Place = tuple[int, int]
+MemoryRange = tuple[int, int]
 """(address, size) in the memory of the process."""
 
 
@@ -64,16 +64,16 @@ class Reader:
         self.strict_host = strict_host
         self._process = Process(pid)
         architecture = _architecture(self._process)
-        self._memory = Memory(self._process.via)
-        self._threads = ThreadMemory(self._memory, architecture, strict_host)
+        self._memory = Memory(self._process.live_tid)
+        self._thread_memory = ThreadMemory(self._memory, architecture, strict_host)
         self._tracer = Tracer(pid, architecture)
-        self._finder = Finder(self._process.proc, self._memory, architecture, interfaces)
-        self._search = Search()
+        self._finder = PublisherFinder(self._process.proc_path, self._memory, architecture, interfaces)
+        self._search_result = SearchResult()
         self._storage: ProcessStorage | None = None
         self._storage_address: int | None = None
         self._storage_problems: list[Problem] = []
         self._socket_problem: Problem | None = None
-        self._variables: dict[Interface, Variable] = {}
+        self._variables: dict[Interface, ThreadLocalVariable] = {}
         self.refresh()
 
     def __enter__(self) -> Reader:
@@ -86,11 +86,11 @@ class Reader:
 
     def close(self) -> None:
         """Let go of a thread that slept in the kernel when it was asked to stop; the end of this process does too."""
-        self._tracer.settle(_FAREWELL_S)
+        self._tracer.detach_pending(_CLOSE_TIMEOUT_S)
 
-    def settle(self) -> bool:
+    def detach_pending(self) -> bool:
         """Let go of such threads if they stand by now; True if there are none. For whoever waits between reads."""
-        return self._tracer.settle()
+        return self._tracer.detach_pending()
 
     @property
     def command(self) -> str:
@@ -100,32 +100,32 @@ class Reader:
     @property
     def root(self) -> Path:
         """Where from outside the paths begin that the process names."""
-        return self._process.proc / "root"
+        return self._process.proc_path / "root"
 
     @property
     def storage(self) -> ProcessStorage | None:
         """The process storage at the last look; None if there is none, in strict mode if a host profiler refuses it."""
-        return None if self._refused(self._problems()) else self._storage
+        return None if self._is_storage_refused(self._collect_problems()) else self._storage
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why, as of the last look, a host profiler would see less of the process, worst first; nothing of threads."""
-        return reasons_for(self._problems(), ())
+        return reasons_for(self._collect_problems(), ())
 
     def code(self) -> list[Mapping]:
         """Where code lies in the process now, by ascending address."""
         return self._process.code()
 
-    def storage_moved(self) -> bool:
+    def has_storage_moved(self) -> bool:
         """Whether the process names another storage than at the last look: then `refresh`. A short question.
 
         Raises:
             ProcessEndedError: it has ended.
         """
-        publisher = self._search.publishers.get(Interface.ELASTIC)
+        publisher = self._search_result.publishers.get(Interface.ELASTIC)
         if publisher is None or publisher.process_wide is None:
             return False
         try:
-            return self._word(publisher.process_wide) != self._storage_address
+            return self._read_word(publisher.process_wide) != self._storage_address
         except UnreadableError:  # it became another program, unless the variable could not be read before either
             return self._storage_address is not None
 
@@ -135,20 +135,26 @@ class Reader:
         Raises:
             InspectorError: what keeps the process from being read (see `errors`).
         """
-        self._process.check()
+        self._process.raise_if_ended()
         mappings, program = self._process.mappings(), self._process.program()
         search = self._finder.search(mappings, program)
         if all(problem.code == "library-not-loaded" for problem in search.problems) and not (
             search.publishers or runs_python(mappings)
         ):
             raise NotPythonError(f"process {self.pid} ({program}) does not run Python and publishes nothing")
-        self._search = search
+        self._search_result = search
         self._read_storage()
-        blocked = {problem.interface for problem in self._problems() if blocks(problem)} if self.strict_host else set()
+        blocked_interfaces = (
+            {problem.interface for problem in self._collect_problems() if is_blocking(problem)}
+            if self.strict_host
+            else set()
+        )
         self._variables = {
             interface: publisher.variable
             for interface, publisher in search.publishers.items()
-            if interface not in blocked and publisher.variable is not None and self._threads.follows(publisher)
+            if interface not in blocked_interfaces
+            and publisher.variable is not None
+            and self._thread_memory.can_follow(publisher)
         }
 
     def read(self) -> Report:
@@ -160,18 +166,18 @@ class Reader:
         time_ns = time.time_ns()
         self.refresh()
         threads = self.sample()
-        problems = self._problems()
-        blocked = {problem.interface for problem in problems if blocks(problem)}
-        if Interface.ELASTIC not in blocked and not any(thread.correlation for thread in threads):
+        problems = self._collect_problems()
+        blocked_interfaces = {problem.interface for problem in problems if is_blocking(problem)}
+        if Interface.ELASTIC not in blocked_interfaces and not any(thread.correlation for thread in threads):
             problems.append(Problem(Interface.ELASTIC, "no-thread-publishes"))
-        if Interface.LABELS not in blocked and all(thread.labels is None for thread in threads):
+        if Interface.LABELS not in blocked_interfaces and all(thread.labels is None for thread in threads):
             problems.append(Problem(Interface.LABELS, "no-thread-publishes"))
         return Report(
             pid=self.pid,
             command=self.command,
             time_ns=time_ns,
             strict_host=self.strict_host,
-            libraries=tuple(publisher.library for publisher in self._search.publishers.values()),
+            libraries=tuple(publisher.library for publisher in self._search_result.publishers.values()),
             storage=self.storage,
             socket_accepted=None if self._storage is None else self._socket_problem is None,
             threads=threads,
@@ -179,38 +185,38 @@ class Reader:
         )
 
     def sample(
-        self, also: Place | None = None, *, running: bool = False, code: bool = False
+        self, extra_range: MemoryRange | None = None, *, only_running: bool = False, code: bool = False
     ) -> tuple[ThreadReading, ...]:
         """All threads; those that end meanwhile are left out.
 
         Args:
-            also: (address, size) of other memory to read of each thread while it stands.
-            running: leave out, and do not stop, threads that neither run nor wait for a processor.
+            extra_range: (address, size) of other memory to read of each thread while it stands.
+            only_running: leave out, and do not stop, threads that neither run nor wait for a processor.
             code: note where in its code each thread stands.
 
         Raises:
             InspectorError: the process has ended, or may not be read.
         """
-        tasks = [task for task in self._process.tasks() if task.runs or not running]
-        readings = self._visit(tasks, also, code)
-        if not readings and (tasks or not running):
-            self._process.check()
+        tasks = [task for task in self._process.tasks() if task.is_running or not only_running]
+        readings = self._visit(tasks, extra_range, code)
+        if not readings and (tasks or not only_running):
+            self._process.raise_if_ended()
         return tuple(readings)
 
-    def sample_one(self, tid: int, also: Place | None = None) -> ThreadReading | None:
-        """One thread; None if it has ended. `also` as in `sample`."""
+    def sample_one(self, tid: int, extra_range: MemoryRange | None = None) -> ThreadReading | None:
+        """One thread; None if it has ended. `extra_range` as in `sample`."""
         task = self._process.task(tid)
-        readings = self._visit([task], also, False) if task is not None else []
+        readings = self._visit([task], extra_range, False) if task is not None else []
         return readings[0] if readings else None
 
-    def _visit(self, tasks: Sequence[Task], also: Place | None, code: bool) -> list[ThreadReading]:
-        wanted = [task.tid for task in tasks if task.can_stop] if self._variables or also else []
-        seen = self._tracer.visit(wanted, partial(self._look, also, code))
+    def _visit(self, tasks: Sequence[Task], extra_range: MemoryRange | None, code: bool) -> list[ThreadReading]:
+        tids = [task.tid for task in tasks if task.can_stop] if self._variables or extra_range else []
+        results = self._tracer.visit(tids, partial(self._read_thread, extra_range, code))
         readings = []
         for task in tasks:
-            looked = seen.get(task.tid)
-            if looked is not None:
-                published, memory, instruction_pointer = looked
+            result = results.get(task.tid)
+            if result is not None:
+                published, memory, instruction_pointer = result
                 readings.append(
                     ThreadReading(
                         task.tid,
@@ -222,30 +228,32 @@ class Reader:
                         instruction_pointer=instruction_pointer,
                     )
                 )
-            elif task.lives and (task.tid not in wanted or task.tid in self._tracer.late):
-                readings.append(ThreadReading(task.tid, task.name, None, None, stopped=False))
+            elif task.is_alive and (task.tid not in tids or task.tid in self._tracer.pending_tids):
+                readings.append(ThreadReading(task.tid, task.name, None, None, was_stopped=False))
         return readings
 
-    def _look(self, also: Place | None, code: bool, tid: int) -> tuple[Published, bytes, int | None] | None:
+    def _read_thread(
+        self, extra_range: MemoryRange | None, code: bool, tid: int
+    ) -> tuple[PublishedValues, bytes, int | None] | None:
         thread_pointer = self._tracer.thread_pointer(tid)
         if thread_pointer is None:
             return None  # killed in the meantime
         try:
-            published = self._threads.published(thread_pointer, self._variables)
-            memory = self._memory.read([also])[0] if also else b""
+            published = self._thread_memory.published(thread_pointer, self._variables)
+            memory = self._memory.read([extra_range])[0] if extra_range else b""
             return published, memory, self._tracer.instruction_pointer(tid) if code else None
         except ProcessEndedError:
             return None
 
-    def _refused(self, problems: Sequence[Problem]) -> bool:
-        return self.strict_host and any(one.interface is Interface.ELASTIC and blocks(one) for one in problems)
+    def _is_storage_refused(self, problems: Sequence[Problem]) -> bool:
+        return self.strict_host and any(one.interface is Interface.ELASTIC and is_blocking(one) for one in problems)
 
-    def _word(self, address: int) -> int:
+    def _read_word(self, address: int) -> int:
         return layouts.decode_word(self._memory.read([(address, 8)])[0])
 
-    def _problems(self) -> list[Problem]:
+    def _collect_problems(self) -> list[Problem]:
         return [
-            *self._search.problems,
+            *self._search_result.problems,
             *self._storage_problems,
             *([self._socket_problem] if self._socket_problem is not None else []),
         ]
@@ -253,11 +261,11 @@ class Reader:
     def _read_storage(self) -> None:
         self._storage, self._storage_problems, self._socket_problem = None, [], None
         self._storage_address = None
-        publisher = self._search.publishers.get(Interface.ELASTIC)
+        publisher = self._search_result.publishers.get(Interface.ELASTIC)
         if publisher is None or publisher.process_wide is None:
             return
         try:
-            address = self._storage_address = self._word(publisher.process_wide)
+            address = self._storage_address = self._read_word(publisher.process_wide)
             if not address:
                 self._storage_problems = [Problem(Interface.ELASTIC, "storage-null")]
                 return

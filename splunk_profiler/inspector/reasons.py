@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from splunk_profiler.inspector.model import Interface, Level, Problem, Reason, ThreadReading
 
-_BUILD = "build it with -ftls-model=global-dynamic -mtls-dialect=gnu2 (x86-64) or =desc (aarch64), with GCC"
-_SURPLUS = "raise GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, or load the library with LD_PRELOAD"
-_REINSTALL = "restart the process after an upgrade or removal of its packages"
+_USE_TLSDESC = "build it with -ftls-model=global-dynamic -mtls-dialect=gnu2 (x86-64) or =desc (aarch64), with GCC"
+_RAISE_TLS_SURPLUS = "raise GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, or load the library with LD_PRELOAD"
+_RESTART = "restart the process after an upgrade or removal of its packages"
 _DEFAULT_VISIBILITY = "export it with default visibility, so that .dynsym has it"
 
 # code → what it means, what is wrong, what to do.
@@ -38,13 +38,13 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
         "one file publishes both interfaces; a host profiler takes it for one of them and loses the other",
         "build one library for each interface",
     ),
-    "file-gone": (Level.BLOCKS, "the library's file was removed or replaced since it was loaded", _REINSTALL),
+    "file-gone": (Level.BLOCKS, "the library's file was removed or replaced since it was loaded", _RESTART),
     "file-unreadable": (
         Level.BLOCKS,
         "the library's file cannot be opened from outside",
         "see that the file is readable below /proc/PID/root",
     ),
-    "file-malformed": (Level.BLOCKS, "the library's file cannot be understood", _REINSTALL),
+    "file-malformed": (Level.BLOCKS, "the library's file cannot be understood", _RESTART),
     "no-section-headers": (
         Level.BLOCKS,
         "the library has no section headers, in which the relocations are looked up",
@@ -58,11 +58,11 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
         "custom_labels_abi_version is not 1, so nothing of the interface applies",
         "use a library of version 1 of the interface",
     ),
-    "tls-dialect": (Level.BLOCKS, "the thread-local variable is not reached through a TLS descriptor", _BUILD),
+    "tls-dialect": (Level.BLOCKS, "the thread-local variable is not reached through a TLS descriptor", _USE_TLSDESC),
     "tls-dynamic": (
         Level.BLOCKS,
         "the variable got no static place in thread-local storage, and host profilers follow no other",
-        _SURPLUS,
+        _RAISE_TLS_SURPLUS,
     ),
     "tls-unresolved": (Level.BLOCKS, "the TLS descriptor was not filled in", "link the library with -z now"),
     "storage-null": (
@@ -143,27 +143,27 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
     ),
 }
 
-_ORDER = list(Level)
+_LEVEL_ORDER = list(Level)
 
 
 def reasons_for(problems: Iterable[Problem], threads: Iterable[ThreadReading]) -> tuple[Reason, ...]:
     """All problems in words, worst first; those of threads together where they are the same."""
-    found = [_reason(problem, ()) for problem in problems]
+    reasons = [_to_reason(problem, ()) for problem in problems]
     grouped: dict[tuple[Interface, str], tuple[Problem, list[int]]] = {}
     for thread in threads:
         for problem in thread.problems:
             _, tids = grouped.setdefault((problem.interface, problem.code), (problem, []))
             tids.append(thread.tid)
-    found += [_reason(problem, tuple(dict.fromkeys(tids))) for problem, tids in grouped.values()]
-    return tuple(sorted(found, key=lambda reason: (_ORDER.index(reason.level), reason.interface.value)))
+    reasons += [_to_reason(problem, tuple(dict.fromkeys(tids))) for problem, tids in grouped.values()]
+    return tuple(sorted(reasons, key=lambda reason: (_LEVEL_ORDER.index(reason.level), reason.interface.value)))
 
 
-def _reason(problem: Problem, tids: tuple[int, ...]) -> Reason:
+def _to_reason(problem: Problem, tids: tuple[int, ...]) -> Reason:
     level, text, remedy = CATALOGUE[problem.code]
     detail = f" ({problem.detail})" if problem.detail else ""
     return Reason(problem.code, level, problem.interface, text + detail, remedy, tids)
 
 
-def blocks(problem: Problem) -> bool:
+def is_blocking(problem: Problem) -> bool:
     """Whether a host profiler sees nothing because of it."""
     return CATALOGUE[problem.code][0] is Level.BLOCKS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from splunk_profiler.inspector.model import Interface, Problem
 
-_MOST_PATH_BYTES = 89
+_MAX_PATH_BYTES = 89
 """``/proc/PID/root`` is put before the path, and an address has room for 108 bytes."""
 
 
@@ -30,19 +30,19 @@ def socket_problem(root: Path, path: str) -> Problem | None:
 
 def _path_problem(path: str) -> Problem | None:
     size = len(os.fsencode(path))
-    wrong = (
+    checks = (
         (not path, "socket-path-empty", ""),
         ("\0" in path, "socket-path-not-text", ""),
         (not path.startswith("/"), "socket-path-relative", path),
         (".." in path.split("/"), "socket-path-dots", path),
-        (size > _MOST_PATH_BYTES, "socket-path-too-long", f"{size} bytes, at most {_MOST_PATH_BYTES} fit"),
+        (size > _MAX_PATH_BYTES, "socket-path-too-long", f"{size} bytes, at most {_MAX_PATH_BYTES} fit"),
     )
-    return next((_problem(code, detail) for is_wrong, code, detail in wrong if is_wrong), None)
+    return next((_problem(code, detail) for is_wrong, code, detail in checks if is_wrong), None)
 
 
-def _file_problem(outside: str, path: str) -> Problem | None:
+def _file_problem(outside_path: str, path: str) -> Problem | None:
     try:
-        mode = Path(outside).stat().st_mode
+        mode = Path(outside_path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return _problem("socket-absent", path)
     except OSError as error:
@@ -50,15 +50,15 @@ def _file_problem(outside: str, path: str) -> Problem | None:
     return None if stat.S_ISSOCK(mode) else _problem("socket-not-socket", path)
 
 
-def _connection_problem(outside: str, path: str) -> Problem | None:
+def _connection_problem(outside_path: str, path: str) -> Problem | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         try:
-            sender.connect(outside)
+            sender.connect(outside_path)
         except ConnectionRefusedError:
             return _problem("socket-refused", path)
         except OSError as error:
-            wrong_kind = error.errno == errno.EPROTOTYPE
-            return _problem("socket-not-datagram" if wrong_kind else "socket-unknown", f"{path}: {error.strerror}")
+            is_wrong_type = error.errno == errno.EPROTOTYPE
+            return _problem("socket-not-datagram" if is_wrong_type else "socket-unknown", f"{path}: {error.strerror}")
     return None
 
 

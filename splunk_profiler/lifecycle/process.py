@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 from splunk_profiler import config as settings
 from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.lifecycle.profiler import Profiler
-from splunk_profiler.lifecycle.sigterm import SigtermWatch
+from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.threads import Signal, Worker, on_own_thread
+from splunk_profiler.system.threads import WakeEvent, Worker, is_profiler_thread
 
 if TYPE_CHECKING:
     from splunk_profiler.otel.runtime_id import RuntimeId
 
-_START_WAIT_S = 5.0  # for a stop on another thread
-_LEAST_S = 0.1  # for threads to end
-_SIGTERM_S = 1.2  # less than `SigtermWatch` allows
-_EXIT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
-_FORK_WAIT_S = 0.02
-_EXEC = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
+_START_TIMEOUT_S = 5.0  # for a stop on another thread
+_MIN_STOP_S = 0.1  # for threads to end
+_SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
+_EXIT_TIMEOUT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
+_FORK_TIMEOUT_S = 0.02
+_EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 
 
 class ProcessProfiler:
@@ -47,71 +47,75 @@ class ProcessProfiler:
     def __init__(self) -> None:
         self._calls = CallQueue()
         self._pid = os.getpid()
-        self._hooked = False
-        self._told: set[str] = set()
+        self._has_fork_hooks = False
+        self._logged_messages: set[str] = set()
         # Idents of the threads that are between Python's hooks before and after a fork, and what each of them holds.
-        self._forking: dict[int, Profiler | None] = {}
+        self._held_by_forking_thread: dict[int, Profiler | None] = {}
         self._has_lost_threads = False
         self._resolved: settings.Resolved | None = None
-        self._settled = False  # these settings hold for the life of the process
+        self._has_final_settings = False  # these settings hold for the life of the process
         self._profiler: Profiler | None = None
         self._unfinished: Profiler | None = None
         self._abandoned: list[Profiler] = []
         self._finalizer: Any = None  # of `multiprocessing`
-        self._postponed: Profiler | None = None  # of the parent, in a child that is only to run another program
+        self._profiler_to_restart: Profiler | None = (
+            None  # of the parent, in a child that is only to run another program
+        )
         self._runtime_id: RuntimeId | None = (
             None  # made by the first start: it loads what a process that is off need not
         )
         self._guard = Guard("starting or stopping the profiler")
-        self._sigterm = SigtermWatch(self._send_and_end)
+        self._sigterm = SigtermHandler(self._stop_and_exit)
 
     def start(self, config: settings.Config | None = None) -> bool:
         """See `splunk_profiler.start`."""
         if config is None and self._profiler is not None and self._pid == os.getpid():
             return True
-        self._ask(lambda: self._start(config), _START_WAIT_S)
+        self._run_call(lambda: self._start(config), _START_TIMEOUT_S)
         return self._profiler is not None
 
     def stop(self, timeout_s: float) -> None:
         """See `splunk_profiler.stop`."""
-        until = time.monotonic() + timeout_s
-        self._ask(lambda: self._stop(until), timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        self._run_call(lambda: self._stop(deadline_s), timeout_s)
 
-    def _ask(self, function: Callable[[], None], timeout_s: float) -> None:
+    def _run_call(self, function: Callable[[], None], timeout_s: float) -> None:
         if self._pid != os.getpid():  # or the hook is still to come, or there was nothing to hook
-            self._after_fork_in_child(hooked=not self._hooked or _thread.get_ident() in self._forking)
+            self._after_fork_in_child(
+                is_python_fork=not self._has_fork_hooks or _thread.get_ident() in self._held_by_forking_thread
+            )
         calls = self._calls
-        if not on_own_thread():
+        if not is_profiler_thread():
             calls.run(function, timeout_s)
             return
-        with self._guard.watching():  # it may be in the middle of anything, and cannot wait for its own end
+        with self._guard.catching():  # it may be in the middle of anything, and cannot wait for its own end
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: settings.Config | None) -> None:
-        with self._guard.watching(), FORK_GATE:
-            self._end(0)
-            self._go_on()
-            resolved = self._settings(config)
-            wanted = resolved.runs and not resolved.sdk_disabled
-            if self._profiler is None and wanted and self._may_run_here() and not sys.is_finalizing():
-                self._begin(resolved)
+        with self._guard.catching(), FORK_GATE:
+            self._stop_unfinished(0)
+            self._restart_in_child()
+            resolved = self._resolve_settings(config)
+            should_run = resolved.runs and not resolved.sdk_disabled
+            if self._profiler is None and should_run and self._may_run_here() and not sys.is_finalizing():
+                self._start_profiler(resolved)
 
-    def _stop(self, until: float) -> None:
-        with self._guard.watching():
-            self._postponed = None
+    def _stop(self, deadline_s: float) -> None:
+        with self._guard.catching():
+            self._profiler_to_restart = None
             if self._profiler is not None and self._pid == os.getpid():
                 self._unfinished, self._profiler = self._profiler, None
             try:
-                self._end(until - time.monotonic())
+                self._stop_unfinished(deadline_s - time.monotonic())
             except BaseException:
-                self._end(0)  # a signal handler has raised
+                self._stop_unfinished(0)  # a signal handler has raised
                 raise
 
-    def _end(self, timeout_s: float) -> None:
+    def _stop_unfinished(self, timeout_s: float) -> None:
         """End what was begun and does not run, or not any more."""
         if self._unfinished is not None:
-            with self._guard.watching():
-                self._unfinished.stop(max(timeout_s, _LEAST_S))
+            with self._guard.catching():
+                self._unfinished.stop(max(timeout_s, _MIN_STOP_S))
             self._sigterm.stop()
             atexit.unregister(self._at_exit)
             self._unfinished = None
@@ -119,54 +123,56 @@ class ProcessProfiler:
     def _may_run_here(self) -> bool:
         """False in a subinterpreter: its end would come while threads of ours are in gRPC, which is not made for it."""
         if sys.platform == "win32":
-            self._say_once("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
+            self._warn_once("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
             return False
-        if _in_main_interpreter():
+        if _is_main_interpreter():
             return True
-        self._say_once(
+        self._warn_once(
             "the profiler runs in the main interpreter only and stays off in this subinterpreter"
             " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
         )
         return False
 
-    def _settings(self, config: settings.Config | None) -> settings.Resolved:
+    def _resolve_settings(self, config: settings.Config | None) -> settings.Resolved:
         initial = self._resolved
-        if initial is not None and (config is None or self._settled or self._profiler is not None):
+        if initial is not None and (config is None or self._has_final_settings or self._profiler is not None):
             if config is not None:
-                self._compare(initial.config, settings.from_config(config).config)
+                self._warn_of_other_settings(initial.config, settings.from_config(config).config)
             return initial  # read once: not again, and not warned of again
         resolved = settings.from_env() if config is None else settings.from_config(config)
         self._resolved = resolved
-        self._settled = config is not None or resolved.config.runs
+        self._has_final_settings = config is not None or resolved.config.runs
         for warning in resolved.warnings:
             logger.warning("%s", warning)
         if resolved.sdk_disabled and resolved.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
         return resolved
 
-    def _compare(self, initial: settings.Config, other: settings.Config) -> None:
-        different = [item.name for item in fields(initial) if getattr(initial, item.name) != getattr(other, item.name)]
-        if different:
-            self._say_once(
+    def _warn_of_other_settings(self, initial: settings.Config, other: settings.Config) -> None:
+        changed_fields = [
+            item.name for item in fields(initial) if getattr(initial, item.name) != getattr(other, item.name)
+        ]
+        if changed_fields:
+            self._warn_once(
                 "the settings of the first start() hold for the life of the process; another start() has no effect on"
-                f" {', '.join(different)}"
+                f" {', '.join(changed_fields)}"
             )
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._logged_messages:
+            self._logged_messages.add(text)
             logger.warning("%s", text)
 
-    def _begin(self, resolved: settings.Resolved, *, forked: bool = False) -> None:
-        parents = self._abandoned[-1] if self._abandoned else None
+    def _start_profiler(self, resolved: settings.Resolved, *, is_forked_child: bool = False) -> None:
+        parent = self._abandoned[-1] if self._abandoned else None
         if self._runtime_id is None:
             self._runtime_id = _new_runtime_id()
         profiler = Profiler(
             resolved,
-            self._noticed_to_be_a_child,
+            self._on_fork_detected,
             self._runtime_id,
-            parents=parents,
-            forked=forked,
+            parent=parent,
+            is_forked_child=is_forked_child,
             has_lost_threads=self._has_lost_threads,
         )
         self._unfinished = profiler
@@ -175,103 +181,103 @@ class ProcessProfiler:
                 self._unfinished = None
                 return
             self._pid = os.getpid()
-            if not self._hooked:
-                self._hooked = True
+            if not self._has_fork_hooks:
+                self._has_fork_hooks = True
                 FORK_GATE.register(
                     self._before_fork,
                     self._after_fork_in_parent,
-                    partial(self._after_fork_in_child, hooked=True),  # no frame of ours between
+                    partial(self._after_fork_in_child, is_python_fork=True),  # no frame of ours between
                 )
             atexit.register(self._at_exit)
-            self._at_exit_of_children()
+            self._register_child_exits()
             if resolved.samples:
                 self._sigterm.start()
         except BaseException:
-            self._end(0)
+            self._stop_unfinished(0)
             raise
         self._unfinished, self._profiler = None, profiler
 
     def _at_exit(self) -> None:
-        self.stop(_EXIT_S)
-        if self._sigterm.ending:
-            Signal().wait(_EXIT_S)  # for the end by that signal, with its status
+        self.stop(_EXIT_TIMEOUT_S)
+        if self._sigterm.is_ending:
+            WakeEvent().wait(_EXIT_TIMEOUT_S)  # for the end by that signal, with its status
 
-    def _send_and_end(self, end_process: Callable[[], None]) -> None:
-        until = time.monotonic() + _SIGTERM_S
+    def _stop_and_exit(self, end_process: Callable[[], None]) -> None:
+        deadline_s = time.monotonic() + _SIGTERM_TIMEOUT_S
 
-        def send_and_end() -> None:
-            self._stop(until)
+        def stop_and_exit() -> None:
+            self._stop(deadline_s)
             end_process()
 
-        self._calls.run(send_and_end, _SIGTERM_S)
+        self._calls.run(stop_and_exit, _SIGTERM_TIMEOUT_S)
 
-    def _at_exit_of_children(self, *_: object) -> None:
+    def _register_child_exits(self, *_: object) -> None:
         """Have children that skip `atexit` send what they have gathered: those of `multiprocessing` and of Celery."""
         util, celery = sys.modules.get("multiprocessing.util"), sys.modules.get("celery.signals")
         if util is not None:
-            util.register_after_fork(self, ProcessProfiler._at_exit_of_children)
+            util.register_after_fork(self, ProcessProfiler._register_child_exits)
             if self._finalizer is None or not self._finalizer.still_active():
                 self._finalizer = util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
         if celery is not None:
-            celery.worker_process_shutdown.connect(self._at_celerys_exit, weak=False, dispatch_uid=__name__)
+            celery.worker_process_shutdown.connect(self._at_celery_worker_exit, weak=False, dispatch_uid=__name__)
 
-    def _at_celerys_exit(self, **_: object) -> None:
+    def _at_celery_worker_exit(self, **_: object) -> None:
         self._at_exit()
 
     def _before_fork(self) -> None:
-        profiler = self._forking[_thread.get_ident()] = self._profiler or self._unfinished
-        with self._guard.watching():
+        profiler = self._held_by_forking_thread[_thread.get_ident()] = self._profiler or self._unfinished
+        with self._guard.catching():
             if profiler is not None:
-                profiler.hold(_FORK_WAIT_S)
+                profiler.hold(_FORK_TIMEOUT_S)
 
     def _after_fork_in_parent(self) -> None:
-        profiler = self._forking.pop(_thread.get_ident(), None)
-        with self._guard.watching():
+        profiler = self._held_by_forking_thread.pop(_thread.get_ident(), None)
+        with self._guard.catching():
             if profiler is not None:
                 profiler.release()
 
-    def _noticed_to_be_a_child(self) -> None:
+    def _on_fork_detected(self) -> None:
         """Called by the other ways of noticing a fork, which serve where Python's hooks are not run.
 
         Where they are run, these may come in the middle of them: `threading` would then take the threads that
         begin here for ones of the parent and forget them.
         """
-        if _thread.get_ident() not in self._forking:
-            self._after_fork_in_child(hooked=False)
+        if _thread.get_ident() not in self._held_by_forking_thread:
+            self._after_fork_in_child(is_python_fork=False)
 
-    def _after_fork_in_child(self, *, hooked: bool) -> None:
+    def _after_fork_in_child(self, *, is_python_fork: bool) -> None:
         """Begin again in a forked child. Called by every way of noticing a fork; the first one counts.
 
         Args:
-            hooked: Python's hooks are run, so that the interpreter knows which threads are left.
+            is_python_fork: Python's hooks are run, so that the interpreter knows which threads are left.
         """
         if self._pid == os.getpid():
             return  # asked by the portable walker at each attach: what other threads hold for their forks stays
         self._pid = os.getpid()
-        self._has_lost_threads = not hooked
+        self._has_lost_threads = not is_python_fork
         self._finalizer = None  # the parent's, which does nothing here
-        self._forking.clear()
-        self._settled = False  # this process has not been told its settings; until it is, the parent's hold
+        self._held_by_forking_thread.clear()
+        self._has_final_settings = False  # this process has not been told its settings; until it is, the parent's hold
         self._calls = CallQueue()  # a thread that is not here may have been in it
-        with self._guard.watching():
+        with self._guard.catching():
             if self._runtime_id is not None:
-                self._runtime_id = self._runtime_id.of_child()
-            self._sigterm.ending = False
+                self._runtime_id = self._runtime_id.new_for_child()
+            self._sigterm.is_ending = False
             if self._unfinished is not None:
                 self._abandoned.append(self._unfinished)
                 self._unfinished = None
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
                 self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
-                self._postponed = profiler
+                self._profiler_to_restart = profiler
             if not _is_forked_to_exec():
-                self._go_on()
+                self._restart_in_child()
 
-    def _go_on(self) -> None:
+    def _restart_in_child(self) -> None:
         """Begin in a forked child what its parent did, unless that is done."""
-        profiler, self._postponed = self._postponed, None
-        if profiler is not None and profiler.is_whole_in_child():
-            self._begin(profiler.resolved, forked=True)
+        profiler, self._profiler_to_restart = self._profiler_to_restart, None
+        if profiler is not None and profiler.can_restart_in_child():
+            self._start_profiler(profiler.resolved, is_forked_child=True)
 
 
 def _is_forked_to_exec() -> bool:
@@ -282,10 +288,10 @@ def _is_forked_to_exec() -> bool:
         frame = frame.f_back
     if frame is None:  # C code has forked
         return False
-    return frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") in _EXEC
+    return frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") in _EXEC_MODULES
 
 
-def _in_main_interpreter() -> bool:
+def _is_main_interpreter() -> bool:
     try:
         interpreters: Any = import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
     except ImportError:
@@ -301,9 +307,9 @@ def _new_runtime_id() -> RuntimeId:
     return RuntimeId.new()
 
 
-_PROCESS = ProcessProfiler()
+_PROCESS_PROFILER = ProcessProfiler()
 
 
 def process_profiler() -> ProcessProfiler:
     """The one of this process."""
-    return _PROCESS
+    return _PROCESS_PROFILER

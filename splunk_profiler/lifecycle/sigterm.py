@@ -17,26 +17,26 @@ from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import Worker
 
-_LIMIT_MS = 1500  # from the signal to the end, whatever happens
+_EXIT_TIMEOUT_MS = 1500  # from the signal to the end, whatever happens
 _JOIN_S = 0.1
 
 
-class SigtermWatch:
+class SigtermHandler:
     """Watches for SIGTERM from `start` to `stop`; in a forked child, from the next `start` on.
 
     Args:
-        send: sends what is gathered, then calls what it is given, which ends the process; on a thread of ours.
+        on_sigterm: sends what is gathered, then calls what it is given, which ends the process; on a thread of ours.
 
     Attributes:
-        ending: SIGTERM has come; the process ends by it within 1.5 seconds.
+        is_ending: SIGTERM has come; the process ends by it within 1.5 seconds.
     """
 
-    def __init__(self, send: Callable[[Callable[[], None]], None]) -> None:
-        self._send = send
-        self._decoration = MethodPatch(signal)
+    def __init__(self, on_sigterm: Callable[[Callable[[], None]], None]) -> None:
+        self._on_sigterm = on_sigterm
+        self._signal_patch = MethodPatch(signal)
         self._guard = Guard("sending what is gathered at SIGTERM")
         self._worker: Worker | None = None
-        self.ending = False
+        self.is_ending = False
 
     def start(self) -> None:
         """Watch from now on, where the native walker is there to do it.
@@ -49,12 +49,12 @@ class SigtermWatch:
         except ImportError as error:
             logger.debug("what is gathered when SIGTERM comes is not sent: %s", error)
             return
-        self.ending = False
-        watch = _walker.sigterm_open()
-        self._worker = Worker("sigterm", lambda: self._wait(_walker, watch))
+        self.is_ending = False
+        watch_id = _walker.sigterm_open()
+        self._worker = Worker("sigterm", lambda: self._wait(_walker, watch_id))
         self._worker.start()
         _walker.sigterm_install()
-        self._decoration.install({"signal": _followed(signal.signal, _walker.sigterm_install)})
+        self._signal_patch.install({"signal": _wrap_signal(signal.signal, _walker.sigterm_install)})
 
     def stop(self) -> None:
         """Watch no more, unless SIGTERM has come."""
@@ -62,28 +62,28 @@ class SigtermWatch:
             return
         from splunk_profiler import _walker  # noqa: PLC0415  # it was there at the start
 
-        self._decoration.remove()
-        self.ending = not _walker.sigterm_close()
-        if not self.ending:
+        self._signal_patch.remove()
+        self.is_ending = not _walker.sigterm_close()
+        if not self.is_ending:
             self._worker.join(_JOIN_S)
             self._worker = None
 
-    def _wait(self, extension: ModuleType, watch: int) -> None:
-        if extension.sigterm_wait(watch, _LIMIT_MS):
-            self.ending = True
-            with self._guard.watching():
-                self._send(extension.sigterm_end)
-            extension.sigterm_end()
+    def _wait(self, extension: ModuleType, watch_id: int) -> None:
+        if extension.sigterm_wait(watch_id, _EXIT_TIMEOUT_MS):
+            self.is_ending = True
+            with self._guard.catching():
+                self._on_sigterm(extension.sigterm_end_process)
+            extension.sigterm_end_process()
 
 
-def _followed(original: Callable[..., Any], install: Callable[[], bool]) -> Callable[..., Any]:
+def _wrap_signal(original: Callable[..., Any], install: Callable[[], bool]) -> Callable[..., Any]:
     """`signal.signal`, followed by `install` where it has changed the action of SIGTERM."""
 
     @wraps(original)
     def set_handler(signalnum: Any, handler: Any) -> Any:
-        before = original(signalnum, handler)
+        previous = original(signalnum, handler)
         if signalnum == signal.SIGTERM:
             install()
-        return before
+        return previous
 
     return set_handler

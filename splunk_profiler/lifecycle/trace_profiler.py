@@ -21,41 +21,43 @@ class TraceProfiler:
     """The close profiles of selected traces.
 
     Args:
-        selection: which traces.
+        trace_selector: which traces.
         capture: makes samples of what the ticker saw.
-        recording: takes them.
+        record_pipeline: takes them.
     """
 
-    def __init__(self, selection: TraceSelector, capture: TraceSnapshotBuilder, recording: RecordPipeline) -> None:
-        self.selection = selection
-        self._capture = capture
-        self._recording = recording
+    def __init__(
+        self, trace_selector: TraceSelector, capture: TraceSnapshotBuilder, record_pipeline: RecordPipeline
+    ) -> None:
+        self.trace_selector = trace_selector
+        self._snapshot_builder = capture
+        self._record_pipeline = record_pipeline
 
     def start(self, notify: Callable[[], None]) -> None:
-        """Select traces from now on; `notify` is the ticker's `focus`."""
-        self.selection.begin(notify)
-        self.selection.meet(spans.tracer_provider())
+        """Select traces from now on; `notify` is the ticker's `notify_trace_added`."""
+        self.trace_selector.begin(notify)
+        self.trace_selector.attach(spans.tracer_provider())
 
     def stop(self) -> None:
         """Select no more."""
-        self.selection.end()
-        self.selection.leave()
+        self.trace_selector.end()
+        self.trace_selector.detach()
 
     def take(self, raw: RawSnapshot) -> None:
         """Whatever the ticker saw, of all threads or of some; on the worker's thread."""
-        if self.selection.wants_any(raw.time_ns):
-            snapshot = self._capture.snapshot(raw)
+        if self.trace_selector.has_selected(raw.time_ns):
+            snapshot = self._snapshot_builder.snapshot(raw)
             if snapshot.samples:
-                self._recording.take(snapshot)
+                self._record_pipeline.take(snapshot)
 
-    def rest(self) -> None:
+    def flush_if_due(self) -> None:
         """Once a second at least, on the worker's thread."""
-        self.selection.meet(spans.tracer_provider())
-        self.selection.keep_short()
-        self._recording.rest()
+        self.trace_selector.attach(spans.tracer_provider())
+        self.trace_selector.expire_entries()
+        self._record_pipeline.flush_if_due()
 
 
-def focus_of(selection: TraceSelector) -> TraceFilter:
-    """What a ticker has to know of `selection`."""
-    traces: dict[int, Any] = selection.traces
+def make_trace_filter(trace_selector: TraceSelector) -> TraceFilter:
+    """What a ticker has to know of `trace_selector`."""
+    traces: dict[int, Any] = trace_selector.traces
     return TraceFilter(traces, spans.span_key(), spans.trace_id)

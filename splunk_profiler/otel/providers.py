@@ -1,7 +1,8 @@
-"""Has each span identified when it starts: puts the extension's `inherit` among the span processors of a provider.
+"""Identifies each span when it starts: puts the extension's `assign_identity` among the span processors of a provider.
 
-`Providers` owns what it has put where, and takes it away again. Runs on the threads of the application: at the start of
-publishing, and when the first span of a provider becomes current. Must not load the SDK: a provider is there or not.
+`SpanStartInstaller` owns what it has put where, and takes it away again. Runs on the threads of the application: at the
+start of publishing, and when the first span of a provider becomes current. Must not load the SDK: a provider is there
+or not.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ref
 
-from splunk_profiler.otel.span_listener import change
+from splunk_profiler.otel.span_listener import replace_processors
 
 
-class SpanStart:
+class SpanStartProcessor:
     """A span processor of which only `on_start` does anything, in C.
 
     Args:
@@ -30,7 +31,7 @@ class SpanStart:
         """Nothing to do."""
 
     def shutdown(self) -> None:
-        """Nothing to do: what is published ends with `Providers.leave`."""
+        """Nothing to do: what is published ends with `SpanStartInstaller.detach`."""
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002  # the SDK's signature
         """There is nothing to flush."""
@@ -41,26 +42,28 @@ class WeakIdentitySet:
     """Objects of applications, by identity and each once; where they allow it, without keeping them."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Callable[[], Any]] = {}
+        self._references: dict[int, Callable[[], Any]] = {}
 
-    def add(self, one: Any) -> bool:
+    def add(self, item: Any) -> bool:
         """True if it is new."""
-        key = id(one)
-        before = self._known.get(key)
-        if before is not None and before() is one:
+        key = id(item)
+        before = self._references.get(key)
+        if before is not None and before() is item:
             return False
         try:
-            self._known[key] = ref(one, lambda _: self._known.pop(key, None))
+            self._references[key] = ref(item, lambda _: self._references.pop(key, None))
         except TypeError:  # of a class with slots
-            self._known[key] = lambda: one
+            self._references[key] = lambda: item
         return True
 
     def __iter__(self) -> Iterator[Any]:
         """Those that are there still."""
-        return iter([one for one in [known() for known in list(self._known.values())] if one is not None])
+        return iter(
+            [item for item in [reference() for reference in list(self._references.values())] if item is not None]
+        )
 
 
-class Providers:
+class SpanStartInstaller:
     """The sets of span processors that were met, and our place in them.
 
     Args:
@@ -68,25 +71,27 @@ class Providers:
     """
 
     def __init__(self, on_start: Callable[..., None]) -> None:
-        self._ours = SpanStart(on_start)
-        self._met = WeakIdentitySet()
+        self._processor = SpanStartProcessor(on_start)
+        self._attached = WeakIdentitySet()
 
-    def meet(self, processors: Any) -> bool:
+    def attach(self, processors: Any) -> bool:
         """Take part in `processors`, a provider's set of span processors. True at the first time.
 
         Only in one that calls its processors one after another on the thread of the span, which is the SDK's
         default: on another thread the span's parent could not be told. Spans of others are identified one by one.
         """
-        if not self._met.add(processors):
+        if not self._attached.add(processors):
             return False
         if type(processors).__name__ == "SynchronousMultiSpanProcessor":
             # First: what a processor of the application does with the span is seen by host profilers, too.
-            change(processors, lambda others: (self._ours, *others))
+            replace_processors(processors, lambda others: (self._processor, *others))
         return True
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Take no part any more, anywhere."""
-        met, self._met = list(self._met), WeakIdentitySet()
-        for processors in met:
-            if self._ours in getattr(processors, "_span_processors", ()):
-                change(processors, lambda others: tuple(one for one in others if one is not self._ours))
+        attached, self._attached = list(self._attached), WeakIdentitySet()
+        for processors in attached:
+            if self._processor in getattr(processors, "_span_processors", ()):
+                replace_processors(
+                    processors, lambda others: tuple(item for item in others if item is not self._processor)
+                )

@@ -11,7 +11,7 @@ from typing import Any
 
 from splunk_profiler.system.guard import Guard
 
-_PATIENCE_S = 0.1
+_LOCK_TIMEOUT_S = 0.1
 
 
 class SpanListener:
@@ -19,26 +19,26 @@ class SpanListener:
 
     def __init__(self) -> None:
         self._provider: Any = None
-        self._coming_and_going = Guard("hearing of the application's spans")
+        self._attach_guard = Guard("hearing of the application's spans")
 
-    def meet(self, provider: Any) -> None:
+    def attach(self, provider: Any) -> None:
         """Hear of the spans of `provider` from now on, if it is one of the SDK's and not met yet; never raises."""
         if provider is not None and provider is not self._provider:
-            self.leave()
-            if not _is_free(provider):
+            self.detach()
+            if not _can_lock(provider):
                 return  # a thread of ours asks again
             self._provider = provider
             if hasattr(provider, "add_span_processor"):
-                with self._coming_and_going.watching():
+                with self._attach_guard.catching():
                     provider.add_span_processor(self)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Hear of no spans any more."""
         provider, self._provider = self._provider, None
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self in getattr(processors, "_span_processors", ()):
-            with self._coming_and_going.watching():
-                change(processors, lambda others: tuple(one for one in others if one is not self))
+            with self._attach_guard.catching():
+                replace_processors(processors, lambda others: tuple(one for one in others if one is not self))
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         """A span that is recorded begins."""
@@ -57,28 +57,28 @@ class SpanListener:
         return True
 
 
-def change(processors: Any, others: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+def replace_processors(processors: Any, others: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
     """Put `others` of a provider's span processors in the place of what is there now.
 
     Without the provider's lock if that cannot be had: who calls may be a signal handler in the middle of its holder.
     """
-    held = processors._lock.acquire(timeout=_PATIENCE_S)
+    acquired = processors._lock.acquire(timeout=_LOCK_TIMEOUT_S)
     try:
         processors._span_processors = others(processors._span_processors)
     finally:
-        if held:
+        if acquired:
             processors._lock.release()
 
 
-def _is_free(provider: Any) -> bool:
-    """Return True if the lock can be had that a provider takes to add a span processor; see `change`."""
+def _can_lock(provider: Any) -> bool:
+    """Return True if the lock can be had that a provider takes to add a span processor; see `replace_processors`."""
     lock = getattr(getattr(provider, "_active_span_processor", None), "_lock", None)
     if lock is None:
         return True
-    free: bool = lock.acquire(timeout=_PATIENCE_S)
-    if free:
+    acquired: bool = lock.acquire(timeout=_LOCK_TIMEOUT_S)
+    if acquired:
         lock.release()
-    return free
+    return acquired
 
 
 def is_local_root(span: Any) -> bool:

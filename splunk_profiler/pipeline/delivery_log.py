@@ -13,7 +13,7 @@ from splunk_profiler.system.guard import logger
 _MINUTE_NS = 60_000_000_000
 
 
-class DeliveryReport:
+class DeliveryLog:
     """Turns the outcomes of exports into log lines.
 
     Args:
@@ -22,43 +22,43 @@ class DeliveryReport:
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._now_ns = monotonic_ns
-        self._next_ns: int | None = None
-        self._failing = False
-        self._told = False
-        self._reported = 0
+        self._next_warning_ns: int | None = None
+        self._is_failing = False
+        self._has_warned = False
+        self._reported_dropped = 0
 
-    def settled(self, outcome: ExportResult, waiting: int, dropped: int) -> None:
+    def log_result(self, result: ExportResult, waiting: int, dropped: int) -> None:
         """An export was answered; `waiting` records are queued, `dropped` were lost since the start."""
-        lost = dropped - self._reported
-        if outcome.delivery is ExportStatus.DELIVERED:
-            if self._failing and self._told:
+        lost = dropped - self._reported_dropped
+        if result.export_status is ExportStatus.DELIVERED:
+            if self._is_failing and self._has_warned:
                 logger.info("profiling records are delivered again; %d were dropped meanwhile", lost)
-                self._reported, lost = dropped, 0
-            self._failing = self._told = False
-            if lost and self._due():
-                self._reported = dropped
-                why = f"the receiver refused some: {outcome.detail}" if outcome.detail else "the queue was full"
-                logger.warning("%d profiling records were dropped: %s", lost, why)
+                self._reported_dropped, lost = dropped, 0
+            self._is_failing = self._has_warned = False
+            if lost and self._is_due():
+                self._reported_dropped = dropped
+                reason = f"the receiver refused some: {result.detail}" if result.detail else "the queue was full"
+                logger.warning("%d profiling records were dropped: %s", lost, reason)
             return
-        self._failing = True
-        if self._due():
-            self._told = True
-            self._reported = dropped
+        self._is_failing = True
+        if self._is_due():
+            self._has_warned = True
+            self._reported_dropped = dropped
             logger.warning(
                 "profiling records are not delivered: %s (%d wait, %d were dropped since the last such line)",
-                outcome.detail or "no reason given",
+                result.detail or "no reason given",
                 waiting,
                 lost,
             )
 
-    def ended(self, lost: int) -> None:
+    def log_exit(self, lost: int) -> None:
         """The process ends and `lost` records were not delivered."""
         if lost:
             logger.warning("%d profiling records were not delivered before the process ended", lost)
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         now = self._now_ns()
-        if self._next_ns is not None and now < self._next_ns:
+        if self._next_warning_ns is not None and now < self._next_warning_ns:
             return False
-        self._next_ns = now + _MINUTE_NS
+        self._next_warning_ns = now + _MINUTE_NS
         return True

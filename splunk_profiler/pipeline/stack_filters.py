@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from splunk_profiler.model import Frame, Stack
 
-_BOOTSTRAP = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
-_OF_BEGINNING = ("threading.", "weakref.", "_weakrefset.")  # a collection of garbage may fall into it
-_INTERNAL = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
-_INTERNAL_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
-_GRPC_OWN = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
+_BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
+_STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a collection of garbage may fall into it
+_INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
+_INTERNAL_THREAD_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
+_GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
     {"consume_request_iterator", "_consume_request_iterator"}
 )
 
-_WAITS = {
+_WAIT_NAMES = {
     ("threading", "wait"): "condition",
     ("threading", "acquire"): "lock",
     ("threading", "_wait_for_tstate_lock"): "thread to end",
@@ -57,10 +57,10 @@ def waiting_on(stack: Stack) -> str:
         return ""
     top = stack.frames[0]
     module = top.namespace
-    wait = _WAITS.get((module, top.function))
+    wait = _WAIT_NAMES.get((module, top.function))
     while wait is None and "." in module:  # a class path hides the module: threading.Condition
         module = module.rpartition(".")[0]
-        wait = _WAITS.get((module, top.function))
+        wait = _WAIT_NAMES.get((module, top.function))
     return wait or ""
 
 
@@ -69,7 +69,7 @@ def has_internal_name(name: str) -> bool:
 
     For stacks that lost their root end to the depth limit; a user may give any name to any thread.
     """
-    return name.startswith(_INTERNAL_NAMES) or name.endswith("(channel_spin)")
+    return name.startswith(_INTERNAL_THREAD_NAMES) or name.endswith("(channel_spin)")
 
 
 def is_internal(stack: Stack) -> bool:
@@ -80,20 +80,20 @@ def is_internal(stack: Stack) -> bool:
     """
     if stack.truncated:
         return False
-    begins = False
+    is_starting = False
     for frame in reversed(stack.frames):
         if not _is_bootstrap(frame):
             # A thread that is still being started, or ends, runs nobody's code.
-            return (begins and frame.namespace.startswith(_OF_BEGINNING)) or _belongs_to_us(frame)
-        begins = frame.function == "_bootstrap_inner"
+            return (is_starting and frame.namespace.startswith(_STARTUP_NAMESPACES)) or _is_internal_frame(frame)
+        is_starting = frame.function == "_bootstrap_inner"
     return True
 
 
 def _is_bootstrap(frame: Frame) -> bool:
-    return frame.namespace.startswith("threading.") and frame.function in _BOOTSTRAP
+    return frame.namespace.startswith("threading.") and frame.function in _BOOTSTRAP_FUNCTIONS
 
 
-def _belongs_to_us(frame: Frame) -> bool:
-    if not frame.namespace.startswith(_INTERNAL):
+def _is_internal_frame(frame: Frame) -> bool:
+    if not frame.namespace.startswith(_INTERNAL_NAMESPACES):
         return False
-    return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_OWN
+    return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_THREAD_FUNCTIONS

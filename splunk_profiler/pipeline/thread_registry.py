@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splunk_profiler.model import Thread
-from splunk_profiler.pipeline.thread_times import Birth
-from splunk_profiler.system.threads import living_threads
+from splunk_profiler.pipeline.thread_times import StartTime
+from splunk_profiler.system.threads import active_threads
 
 
 @dataclass(slots=True)
-class Life:
+class ThreadInfo:
     """What is remembered of a thread from one snapshot to the next; `cpu_ns` as of the last one of all threads.
 
     `python_thread` is the `threading.Thread`; None: there is none, or none was seen yet.
     """
 
     thread: Thread
-    birth: Birth | None  # on the boot-time clock; None if not known
+    start_time: StartTime | None  # on the boot-time clock; None if not known
     cpu_ns: int
     is_sampled: bool = False  # when it was told last
     python_thread: threading.Thread | None = None
 
     @property
-    def account(self) -> int:
+    def usage_key(self) -> int:
         """Its number in the accounts."""
         return self.thread.native_id or -self.thread.index
 
     def age_ns(self, at_ns: int) -> int:
         """How long it had lived at an instant on the boot-time clock; 0 if not known."""
-        return 0 if self.birth is None else max(at_ns - self.birth.earliest_ns, 1)
+        return 0 if self.start_time is None else max(at_ns - self.start_time.earliest_ns, 1)
 
-    def follow(self, python_thread: threading.Thread | None) -> None:
+    def update_name(self, python_thread: threading.Thread | None) -> None:
         """Take over the name that it has now; `python_thread` where the walker has seen it."""
         self.python_thread = python_thread or self.python_thread
         name = "" if self.python_thread is None else name_of(self.python_thread)
@@ -46,28 +46,30 @@ class Life:
             self.thread = Thread(self.thread.index, name, self.thread.ident, self.thread.native_id)
 
 
-def new_life(ident: int, native_id: int, python_thread: threading.Thread | None, index: int, captured_ns: int) -> Life:
+def make_thread_info(
+    ident: int, native_id: int, python_thread: threading.Thread | None, index: int, captured_boottime_ns: int
+) -> ThreadInfo:
     """A thread that is seen for the first time, and may have ended by now. Its ids may then be another one's.
 
     Args:
         ident, native_id: what the walker says; the latter may be 0.
         python_thread: what the walker says, or None.
         index: see `Thread`.
-        captured_ns: when it was seen, on the boot-time clock.
+        captured_boottime_ns: when it was seen, on the boot-time clock.
     """
-    known = python_thread or _known(ident, native_id)
-    birth = _birth(native_id)
-    is_another = birth is not None and birth.earliest_ns > captured_ns
+    known = python_thread or _find_python_thread(ident, native_id)
+    start_time = _read_start_time(native_id)
+    is_another = start_time is not None and start_time.earliest_ns > captured_boottime_ns
     name = name_of(known) if known is not None else ""
     if not name and not is_another:
-        name = _name_by_system(native_id)
+        name = _read_os_thread_name(native_id)
     thread = Thread(index, name or f"Thread-{ident:#x}", ident, native_id)
-    return Life(thread, None if is_another else birth, 0, python_thread=known)
+    return ThreadInfo(thread, None if is_another else start_time, 0, python_thread=known)
 
 
-def _known(ident: int, native_id: int) -> threading.Thread | None:
+def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
     """The thread as `threading` knows it, if that is surely the one with this native id."""
-    known = living_threads().get(ident)
+    known = active_threads().get(ident)
     return known if known is not None and native_id and vars(known).get("_native_id") == native_id else None
 
 
@@ -77,7 +79,7 @@ def name_of(thread: threading.Thread) -> str:
     return name if type(name) is str else ""
 
 
-def _name_by_system(native_id: int) -> str:
+def _read_os_thread_name(native_id: int) -> str:
     """The operating system's name of a thread that `threading` does not know, unless it is only the process's."""
     if native_id <= 0:
         return ""
@@ -87,17 +89,17 @@ def _name_by_system(native_id: int) -> str:
     return names[0] if names[0] != names[1] else ""
 
 
-def _birth(native_id: int) -> Birth | None:
+def _read_start_time(native_id: int) -> StartTime | None:
     """When the thread was started, on the boot-time clock (resolution: one clock tick, 10 ms)."""
     fields = _read(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
     if len(fields) < 20:
         return None
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return Birth(int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns)
+    return StartTime(int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns)
 
 
 def boottime_ns() -> int:
-    """Now, on the clock of `Life.birth`."""
+    """Now, on the clock of `ThreadInfo.start_time`."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

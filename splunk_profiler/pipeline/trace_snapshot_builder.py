@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.model import Sample, Snapshot, Source, SpanRef, ThreadSample
-from splunk_profiler.pipeline.idle_threads import os_priority
+from splunk_profiler.model import InstrumentationSource, Sample, Snapshot, SpanRef, ThreadSample
+from splunk_profiler.pipeline.idle_threads import read_nice_value
 from splunk_profiler.pipeline.snapshot_builder import (
-    Associate,
     Labels,
     SnapshotBuilder,
-    is_left_out,
+    SpanResolver,
+    is_excluded,
     is_running,
-    on_boottime_ns,
+    to_boottime_ns,
 )
 from splunk_profiler.pipeline.stack_filters import waiting_on
-from splunk_profiler.pipeline.thread_registry import Life
-from splunk_profiler.pipeline.thread_times import Spent
+from splunk_profiler.pipeline.thread_registry import ThreadInfo
+from splunk_profiler.pipeline.thread_times import ThreadTimeDelta
 from splunk_profiler.raw import Periods, RawSnapshot, RawThread
 
 
-class Selected(Protocol):
+class SelectedTraces(Protocol):
     """Says what belongs to the traces that are profiled; see `otel.trace_selector`."""
 
-    def wants(self, trace_id: int, time_ns: int) -> bool: ...
-    def beginning(self, trace_id: int) -> Any | None: ...
+    def is_selected(self, trace_id: int, time_ns: int) -> bool: ...
+    def entry_span(self, trace_id: int) -> Any | None: ...
 
 
-class _Seen(NamedTuple):
+class _PreviousSample(NamedTuple):
     """A thread at its last sample; `time_ns`: the deadline of that."""
 
     trace_id: int
@@ -49,9 +49,9 @@ class TraceSnapshotBuilder:
     another way, its first sample stands for one period.
 
     Args:
-        capture: knows the threads.
-        associate: OpenTelemetry context → span.
-        selected: which traces.
+        snapshot_builder: knows the threads.
+        resolve_span: OpenTelemetry context → span.
+        selected_traces: which traces.
         periods: the distances of ticks, where a raw snapshot does not say others.
         include_internal: also keep the profiler's, the SDK's and gRPC's threads.
         labels_of: see `SnapshotBuilder`.
@@ -59,81 +59,91 @@ class TraceSnapshotBuilder:
 
     def __init__(
         self,
-        capture: SnapshotBuilder,
-        associate: Associate,
-        selected: Selected,
+        snapshot_builder: SnapshotBuilder,
+        resolve_span: SpanResolver,
+        selected_traces: SelectedTraces,
         periods: Periods,
         *,
         include_internal: bool = False,
         labels_of: Callable[[Any], Labels] = lambda _: (),
     ) -> None:
         self._labels_of = labels_of
-        self._capture = capture
-        self._associate = associate
-        self._selected = selected
+        self._snapshot_builder = snapshot_builder
+        self._resolve_span = resolve_span
+        self._selected_traces = selected_traces
         self._periods = periods
         self._include_internal = include_internal
-        self._before: dict[int, _Seen] = {}
-        self._focused_ns = periods.focused_ns  # the last one that a raw snapshot has said
+        self._previous_samples: dict[int, _PreviousSample] = {}
+        self._last_focused_ns = periods.focused_ns  # the last one that a raw snapshot has said
 
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """The samples of `raw` that belong to selected traces."""
-        found = [(seen, span) for seen in raw.threads if (span := self._span_of(seen, raw.time_ns)) is not None]
-        lives = self._capture.lives([seen for seen, _ in found], raw.time_ns) if found else []
+        found = [
+            (raw_thread, span)
+            for raw_thread in raw.threads
+            if (span := self._span_of(raw_thread, raw.time_ns)) is not None
+        ]
+        thread_infos = (
+            self._snapshot_builder.thread_infos([raw_thread for raw_thread, _ in found], raw.time_ns) if found else []
+        )
         before = {}
         samples = []
-        for (seen, span), life in zip(found, lives, strict=True):
-            if self._include_internal or not is_left_out(seen.stack, life.thread.name):
-                samples.append(self._sample(raw, seen, span, life))
-                before[seen.key] = _Seen(span.trace_id, raw.time_ns - raw.latency_ns, seen.cpu_ns)
-        self._before = before
-        return Snapshot(raw.time_ns, self._period_ns(raw), tuple(samples), source=Source.SNAPSHOT)
+        for (raw_thread, span), info in zip(found, thread_infos, strict=True):
+            if self._include_internal or not is_excluded(raw_thread.stack, info.thread.name):
+                samples.append(self._sample(raw, raw_thread, span, info))
+                before[raw_thread.key] = _PreviousSample(span.trace_id, raw.time_ns - raw.latency_ns, raw_thread.cpu_ns)
+        self._previous_samples = before
+        return Snapshot(raw.time_ns, self._period_ns(raw), tuple(samples), source=InstrumentationSource.SNAPSHOT)
 
     def _period_ns(self, raw: RawSnapshot) -> int:
         """How far apart the ticks are at which selected traces are looked at."""
         if not raw.period_ns:
-            return self._periods.closest_ns
-        if raw.focused:
-            self._focused_ns = raw.period_ns
+            return self._periods.min_focused_ns
+        if raw.is_focused:
+            self._last_focused_ns = raw.period_ns
             return raw.period_ns
-        if self._periods.all_leads:
-            return self._periods.stretched(raw.period_ns).closest_ns
-        return min(raw.period_ns, self._focused_ns)
+        if self._periods.is_all_threads_base:
+            return self._periods.stretched(raw.period_ns).min_focused_ns
+        return min(raw.period_ns, self._last_focused_ns)
 
-    def _span_of(self, seen: RawThread, time_ns: int) -> SpanRef | None:
-        span = None if seen.context is None or not seen.stack.frames else self._associate(seen.context)
-        return span if span is not None and self._selected.wants(span.trace_id, time_ns) else None
-
-    def _sample(self, raw: RawSnapshot, seen: RawThread, span: SpanRef, life: Life) -> Sample:
-        spent = self._spent(raw, seen, span)
-        running = is_running(seen, spent)
-        thread = ThreadSample(
-            life.thread,
-            seen.stack,
-            seen.cpu_ns,
-            life.age_ns(on_boottime_ns(raw.time_ns)),
-            os_priority(life.thread.native_id),
-            running,
-            "" if running else seen.stack.derive(waiting_on),
-            spent.wall_ns,
-            spent.cpu_ns,
+    def _span_of(self, raw_thread: RawThread, time_ns: int) -> SpanRef | None:
+        span = (
+            None
+            if raw_thread.context is None or not raw_thread.stack.frames
+            else self._resolve_span(raw_thread.context)
         )
-        labels = () if seen.labels is None else self._labels_of(seen.labels)
-        return Sample(raw.time_ns, self._period_ns(raw), thread, span, labels, source=Source.SNAPSHOT)
+        return span if span is not None and self._selected_traces.is_selected(span.trace_id, time_ns) else None
 
-    def _spent(self, raw: RawSnapshot, seen: RawThread, span: SpanRef) -> Spent:
+    def _sample(self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef, info: ThreadInfo) -> Sample:
+        delta = self._time_delta(raw, raw_thread, span)
+        running = is_running(raw_thread, delta)
+        thread = ThreadSample(
+            info.thread,
+            raw_thread.stack,
+            raw_thread.cpu_ns,
+            info.age_ns(to_boottime_ns(raw.time_ns)),
+            read_nice_value(info.thread.native_id),
+            running,
+            "" if running else raw_thread.stack.derive(waiting_on),
+            delta.wall_ns,
+            delta.cpu_ns,
+        )
+        labels = () if raw_thread.labels is None else self._labels_of(raw_thread.labels)
+        return Sample(raw.time_ns, self._period_ns(raw), thread, span, labels, source=InstrumentationSource.SNAPSHOT)
+
+    def _time_delta(self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef) -> ThreadTimeDelta:
         """Wall and CPU time that a sample stands for."""
-        period_ns, now_ns, cpu_ns = self._period_ns(raw), raw.time_ns - raw.latency_ns, seen.cpu_ns
-        before, began = self._before.get(seen.key), self._selected.beginning(span.trace_id)
-        if before is not None and began is not None and began.time_ns > before.time_ns:
+        period_ns, now_ns, cpu_ns = self._period_ns(raw), raw.time_ns - raw.latency_ns, raw_thread.cpu_ns
+        before, entry = self._previous_samples.get(raw_thread.key), self._selected_traces.entry_span(span.trace_id)
+        if before is not None and entry is not None and entry.time_ns > before.time_ns:
             before = None  # of an earlier visit: nobody ticks while there is no trace, so its end was not seen
         if before is not None and before.trace_id == span.trace_id:
             wall_ns, used_ns = now_ns - before.time_ns, cpu_ns - before.cpu_ns
-        elif began is not None and began.ident == seen.ident:
-            wall_ns, used_ns = now_ns - began.time_ns, cpu_ns - began.cpu_ns
+        elif entry is not None and entry.ident == raw_thread.ident:
+            wall_ns, used_ns = now_ns - entry.time_ns, cpu_ns - entry.cpu_ns
         else:
             wall_ns, used_ns = period_ns, 0
-        part_ns = min(max(wall_ns, 0), max(raw.since_ns, period_ns))
+        part_ns = min(max(wall_ns, 0), max(raw.since_previous_ns, period_ns))
         if not cpu_ns or wall_ns <= 0:
-            return Spent(part_ns, 0)
-        return Spent(part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns))
+            return ThreadTimeDelta(part_ns, 0)
+        return ThreadTimeDelta(part_ns, min(max(used_ns, 0) * part_ns // wall_ns, part_ns))

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
-from splunk_profiler.system.threads import Signal, Worker, real_get_ident
+from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident
 
-_LOOK_AGAIN_S = 0.05
-_MOST_IN_A_ROW = 8  # on a thread of the application: signals may come as fast as their calls are run
+_POLL_INTERVAL_S = 0.05
+_MAX_CONSECUTIVE_CALLS = 8  # on a thread of the application: signals may come as fast as their calls are run
 
 
 class _Call:
@@ -24,14 +24,14 @@ class _Call:
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
         self.ident = real_get_ident()()
-        self.over = False
-        self.ended = Signal()
+        self.is_over = False
+        self.ended = WakeEvent()
 
     def __call__(self) -> None:
         try:
             self._function()
         finally:
-            self.over = True
+            self.is_over = True
             self.ended.set()
 
 
@@ -45,7 +45,7 @@ class CallQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[_Call] = deque()
-        self._turn: dict[str, _Call] = {}  # under "call", the one whose thread runs what waits
+        self._current: dict[str, _Call] = {}  # under "call", the one whose thread runs what waits
 
     def run(self, function: Callable[[], None], timeout_s: float) -> None:
         """Run `function` once no other call runs. Exceptions of it are raised here.
@@ -57,42 +57,42 @@ class CallQueue:
             timeout_s: how long to wait for calls of other threads. Afterwards it is for them to run this one, too.
         """
         call = _Call(function)
-        until = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         self._waiting.append(call)
         while True:
             try:
-                self._work_off(call)
+                self._run_waiting(call)
             except BaseException:
-                self._work_off(call)  # what a signal handler has asked for before it raised
+                self._run_waiting(call)  # what a signal handler has asked for before it raised
                 raise
-            running = self._turn.get("call")
-            left_s = until - time.monotonic()
-            if call.over or left_s <= 0 or (running is not None and running.ident == call.ident):
+            running = self._current.get("call")
+            left_s = deadline_s - time.monotonic()
+            if call.is_over or left_s <= 0 or (running is not None and running.ident == call.ident):
                 return
-            call.ended.wait(min(left_s, _LOOK_AGAIN_S))
+            call.ended.wait(min(left_s, _POLL_INTERVAL_S))
 
-    def _work_off(self, own: _Call, most: float = _MOST_IN_A_ROW) -> None:
-        """Run what waits, unless another thread does, or another call of this one; more than `most` on another thread.
+    def _run_waiting(self, own_call: _Call, max_calls: float = _MAX_CONSECUTIVE_CALLS) -> None:
+        """Run the waiting calls, unless another call runs; more than `max_calls` are left to another thread.
 
         Taking the turn and giving it up are one operation each, and CPython runs signal handlers after an operation,
         not before one: so an exception of theirs cannot come between the turn and its end. A call stays in the queue
         until it is over, so that it is run if an exception comes before its turn.
         """
-        turn, waiting = self._turn, self._waiting
+        current, waiting = self._current, self._waiting
         try:
-            if turn.setdefault("call", own) is own:
-                while waiting and (most or waiting[0].over):
-                    if waiting[0].over:
+            if current.setdefault("call", own_call) is own_call:
+                while waiting and (max_calls or waiting[0].is_over):
+                    if waiting[0].is_over:
                         waiting.popleft()
                     else:
-                        most -= 1
+                        max_calls -= 1
                         waiting[0]()
         finally:
-            if "call" in turn and turn["call"] is own:
-                turn.clear()
-        if waiting and not most:
+            if "call" in current and current["call"] is own_call:
+                current.clear()
+        if waiting and not max_calls:
             with suppress(RuntimeError):  # there can be no more threads: the next call runs what waits
-                Worker("calls", self._work_off_all).start()
+                Worker("calls", self._run_all_waiting).start()
 
-    def _work_off_all(self) -> None:
-        self._work_off(_Call(lambda: None), inf)
+    def _run_all_waiting(self) -> None:
+        self._run_waiting(_Call(lambda: None), inf)

@@ -45,7 +45,7 @@ class Guard:
         self._place = place
         self.failures: Counter[str] = Counter()
 
-    def watching(self) -> Guard:
+    def catching(self) -> Guard:
         """``with guard.watching():`` swallows an exception of the block; the first of each type is logged."""
         return self  # nothing has to be made for a block, of which there are several in each snapshot
 
@@ -60,7 +60,7 @@ class Guard:
         return True
 
     def note(self, error: Exception) -> None:
-        """As `watching`, for an exception that was caught where a block would cost too much."""
+        """As `catching`, for an exception that was caught where a block would cost too much."""
         kind = type(error).__name__
         self.failures[kind] += 1
         if self.failures[kind] == 1:

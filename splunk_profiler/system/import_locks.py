@@ -13,17 +13,17 @@ from types import ModuleType
 from typing import Any
 
 
-def is_under_way() -> bool:
+def is_importing() -> bool:
     """Whether any thread is inside an import: the import system keeps a lock for each module under way."""
-    return bool(_kept("_module_locks"))
+    return bool(_import_state("_module_locks"))
 
 
-def held_by(threads: Collection[int]) -> list[str]:
+def modules_held_by(threads: Collection[int]) -> list[str]:
     """The modules that one of `threads`, given by idents, is importing."""
-    return [name for name, lock in _locks() if lock.owner in threads]
+    return [name for name, lock in _owned_locks() if lock.owner in threads]
 
 
-def waits_for(thread: int, other: int) -> bool:
+def is_waiting_for(thread: int, other: int) -> bool:
     """Whether `thread` waits, perhaps by way of further threads, for a module that `other` is importing."""
     seen: set[int] = set()
     pending = [thread]
@@ -32,7 +32,7 @@ def waits_for(thread: int, other: int) -> bool:
         if ident in seen:
             continue
         seen.add(ident)
-        owners = [lock.owner for lock in _awaited_by(ident)]
+        owners = [lock.owner for lock in _locks_awaited_by(ident)]
         if other in owners:
             return True
         pending += [owner for owner in owners if owner is not None]
@@ -42,7 +42,7 @@ def waits_for(thread: int, other: int) -> bool:
 def is_loaded(name: str) -> bool:
     """Whether a module has been imported and nobody is at it any more."""
     module = sys.modules.get(name)
-    return module is not None and not _is_half_done(module)
+    return module is not None and not _is_initializing(module)
 
 
 def abandon(threads: Collection[int]) -> None:
@@ -50,37 +50,37 @@ def abandon(threads: Collection[int]) -> None:
 
     An extension module cannot be: where one was half-way made, importing it is an `ImportError` from now on.
     """
-    for name in held_by(threads):
-        _kept("_module_locks").pop(name, None)
+    for name in modules_held_by(threads):
+        _import_state("_module_locks").pop(name, None)
         module = sys.modules.get(name)
-        if module is not None and _is_half_done(module):
+        if module is not None and _is_initializing(module):
             if isinstance(getattr(module.__spec__, "loader", None), ExtensionFileLoader):
                 sys.modules[name] = None  # type: ignore[assignment]  # the import system's sign for that
             else:
                 sys.modules.pop(name, None)
     for thread in threads:
-        awaited = _kept("_blocking_on").get(thread)
+        awaited = _import_state("_blocking_on").get(thread)
         if isinstance(awaited, list):
             awaited.clear()
         elif awaited is not None:
-            del _kept("_blocking_on")[thread]
+            del _import_state("_blocking_on")[thread]
 
 
-def _is_half_done(module: ModuleType) -> bool:
+def _is_initializing(module: ModuleType) -> bool:
     return bool(getattr(module.__spec__, "_initializing", False))
 
 
-def _kept(name: str) -> Any:
+def _import_state(name: str) -> Any:
     kept = getattr(sys.modules.get("_frozen_importlib"), name, None)
     return {} if kept is None else kept
 
 
-def _locks() -> list[tuple[str, Any]]:
-    found = ((name, reference()) for name, reference in list(_kept("_module_locks").items()))
+def _owned_locks() -> list[tuple[str, Any]]:
+    found = ((name, reference()) for name, reference in list(_import_state("_module_locks").items()))
     return [(name, lock) for name, lock in found if getattr(lock, "owner", None) is not None]
 
 
-def _awaited_by(thread: int) -> list[Any]:
+def _locks_awaited_by(thread: int) -> list[Any]:
     """One lock up to CPython 3.11, then a list."""
-    awaited = _kept("_blocking_on").get(thread)
+    awaited = _import_state("_blocking_on").get(thread)
     return list(awaited) if isinstance(awaited, list) else [] if awaited is None else [awaited]

@@ -22,30 +22,30 @@ class MethodPatch:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._ours: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
+        self._replacements: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
 
     @property
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """Whether `install` has been called, and not `remove` since."""
-        return bool(self._ours)
+        return bool(self._replacements)
 
     def install(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         """Put `functions` in place of the methods of these names; does nothing while some are there."""
-        if self._ours:
+        if self._replacements:
             return
-        own = vars(self._target)
-        self._before = {name: own.get(name, _MISSING) for name in functions}
-        self._ours = dict(functions)
-        own.update(functions)
+        instance_dict = vars(self._target)
+        self._originals = {name: instance_dict.get(name, _MISSING) for name in functions}
+        self._replacements = dict(functions)
+        instance_dict.update(functions)
 
     def remove(self) -> None:
         """Put back what was there, except where somebody else's stands now."""
-        own = vars(self._target)
-        for name, function in [*self._ours.items()]:
-            before = self._before[name]
-            if own.get(name) is function and before is _MISSING:
-                del own[name]
-            elif own.get(name) is function:
-                own[name] = before
-            self._ours.pop(name, None)  # only now: who is interrupted here can be called again
+        instance_dict = vars(self._target)
+        for name, function in [*self._replacements.items()]:
+            original = self._originals[name]
+            if instance_dict.get(name) is function and original is _MISSING:
+                del instance_dict[name]
+            elif instance_dict.get(name) is function:
+                instance_dict[name] = original
+            self._replacements.pop(name, None)  # only now: who is interrupted here can be called again

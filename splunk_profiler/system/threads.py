@@ -21,11 +21,11 @@ from typing import Any
 
 NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's words for a thread that waits
-_PATIENCE_S, _LOOK_AGAIN_S = 0.1, 0.002
-_STANDSTILL_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
+_THREADING_LOCK_TIMEOUT_S, _POLL_INTERVAL_S = 0.1, 0.002
+_STALL_TIMEOUTS_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
-class Signal:
+class WakeEvent:
     """Wakes one waiting thread. Real in every process; a wake-up while nobody waits is not lost.
 
     A lock, which is free while somebody is to be woken. Not a `SimpleQueue`: before CPython 3.14 its `get` waits for
@@ -33,17 +33,17 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._nothing = real_lock()
-        self._nothing.acquire()
+        self._lock = real_lock()
+        self._lock.acquire()
 
     def set(self) -> None:
         """Wake the waiter, or the next one; safe from any thread and from signal handlers."""
         with suppress(RuntimeError):  # it is free already
-            self._nothing.release()
+            self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
         """True if woken within `timeout_s` seconds."""
-        return self._nothing.acquire(timeout=max(timeout_s, 0.0))
+        return self._lock.acquire(timeout=max(timeout_s, 0.0))
 
 
 class _Thread(threading.Thread):
@@ -53,7 +53,7 @@ class _Thread(threading.Thread):
         try:
             super()._delete()  # type: ignore[misc]
         except KeyError:
-            active = living_threads()
+            active = active_threads()
             for ident in [ident for ident, thread in active.copy().items() if thread is self]:
                 active.pop(ident, None)
 
@@ -65,7 +65,7 @@ class Worker:
         self.name = NAME_PREFIX + role
         self.ident = self.native_id = 0
         self._body = body
-        self._ended = Signal()
+        self._ended = WakeEvent()
         self._started = real_lock()
         self._failure: BaseException | None = None  # of what comes before the body
         self._thread: threading.Thread | None = None
@@ -78,7 +78,7 @@ class Worker:
         """
         self._started.acquire()
         if threads_are_greenlets() or not _may_use_threading():
-            _original("_thread", "start_new_thread")(self._run_unknown, ())
+            _original("_thread", "start_new_thread")(self._run_without_threading, ())
         else:
             self._thread = _Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
@@ -97,7 +97,7 @@ class Worker:
 
     def cpu_ns(self) -> int:
         """CPU time that the thread has used; 0 if that is not known, or it has ended."""
-        return cpu_ns_of(self.native_id)
+        return cpu_ns_or_zero(self.native_id)
 
     def _run(self) -> None:
         try:
@@ -106,31 +106,31 @@ class Worker:
             if self._failure is None:
                 self._body()
         finally:
-            _be_known_to_walker(False)
-            _OWN_THREADS.discard((os.getpid(), self.ident))
+            _register_with_walker(False)
+            _PROFILER_THREADS.discard((os.getpid(), self.ident))
             self._ended.set()
 
-    def _run_unknown(self) -> None:
+    def _run_without_threading(self) -> None:
         """Run on a thread that `threading` has not made: who asks it for the current thread would wait for its lock."""
         ident = _original("_thread", "get_ident")()
         known = None if threads_are_greenlets() else threading.Thread(name=self.name, daemon=True)
         if known is not None:
             known._set_ident()  # type: ignore[attr-defined]
             known._started.set()  # type: ignore[attr-defined]
-            living_threads()[ident] = known
+            active_threads()[ident] = known
         try:
             self._run()
         finally:
             if known is not None:
-                living_threads().pop(ident, None)
+                active_threads().pop(ident, None)
 
     def _prepare(self) -> None:
         try:
-            _leave_signals_to_the_application()
+            _block_signals()
             self.ident = _original("_thread", "get_ident")()
             self.native_id = _original("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
-            _OWN_THREADS.add((os.getpid(), self.ident))
-            _be_known_to_walker(True)
+            _PROFILER_THREADS.add((os.getpid(), self.ident))
+            _register_with_walker(True)
         except BaseException as error:  # is the starter's to hear of, who waits
             self._failure = error
 
@@ -142,23 +142,23 @@ def _may_use_threading() -> bool:
     child that C code has forked while a thread was in one.
     """
     lock = vars(threading).get("_active_limbo_lock")
-    until = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _THREADING_LOCK_TIMEOUT_S
     while lock is not None and not repr(lock).startswith("<unlocked"):  # taken, a handler that raises could keep it
-        if lock._is_owned() or time.monotonic() > until:
+        if lock._is_owned() or time.monotonic() > deadline_s:
             return False
-        Signal().wait(_LOOK_AGAIN_S)
+        WakeEvent().wait(_POLL_INTERVAL_S)
     return True
 
 
-_OWN_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child has none of its parent's
+_PROFILER_THREADS: set[tuple[int, int]] = set()  # process and ident; a forked child has none of its parent's
 
 
-def on_own_thread() -> bool:
+def is_profiler_thread() -> bool:
     """Whether a `Worker` calls, perhaps from a finaliser or a callback of the application."""
-    return (os.getpid(), _original("_thread", "get_ident")()) in _OWN_THREADS
+    return (os.getpid(), _original("_thread", "get_ident")()) in _PROFILER_THREADS
 
 
-class Activity:
+class ThreadProgress:
     """Progress of the thread that makes it: it uses the processor, or a disk. Known on Linux only.
 
     Args:
@@ -172,24 +172,24 @@ class Activity:
         self.ident = _thread.get_ident() if thread is None else thread.ident or 0
         own_id = _original("_thread", "get_native_id") if sys.platform.startswith("linux") else int
         self._native_id: int = own_id() if thread is None else thread.native_id or 0
-        self._seen: object = None
-        self._since = 0.0
+        self._last_progress: object = None
+        self._last_progress_s = 0.0
 
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         """Return True after 5 seconds without progress, or a minute on a disk, which may be a dead server's."""
         now = time.monotonic()
         try:
-            cpu_ns = cpu_time_ns(self._native_id) if self._native_id else 0
+            cpu_ns = read_cpu_ns(self._native_id) if self._native_id else 0
             state = Path(f"/proc/self/task/{self._native_id}/stat").read_text("ascii", "replace").rpartition(")")[2]
-            seen = (cpu_ns, state.split()[0])
+            progress = (cpu_ns, state.split()[0])
         except OSError:
-            seen = (0, _ASLEEP)
-        if seen != self._seen or seen[1] not in _STANDSTILL_S:
-            self._seen, self._since = seen, now
-        return now - self._since > _STANDSTILL_S.get(seen[1], inf)
+            progress = (0, _ASLEEP)
+        if progress != self._last_progress or progress[1] not in _STALL_TIMEOUTS_S:
+            self._last_progress, self._last_progress_s = progress, now
+        return now - self._last_progress_s > _STALL_TIMEOUTS_S.get(progress[1], inf)
 
 
-def cpu_time_ns(native_id: int) -> int:
+def read_cpu_ns(native_id: int) -> int:
     """CPU time that a thread of this process has used. Linux only.
 
     Raises:
@@ -199,22 +199,22 @@ def cpu_time_ns(native_id: int) -> int:
     return time.clock_gettime_ns((~native_id << 3) | 6)
 
 
-def cpu_ns_of(native_id: int) -> int:
+def cpu_ns_or_zero(native_id: int) -> int:
     """CPU time that a thread of this process has used; 0 if that is not known, or it has ended."""
     try:
-        return cpu_time_ns(native_id) if native_id > 0 and sys.platform.startswith("linux") else 0
+        return read_cpu_ns(native_id) if native_id > 0 and sys.platform.startswith("linux") else 0
     except OSError:
         return 0
 
 
-def _be_known_to_walker(begins: bool) -> None:
+def _register_with_walker(is_starting: bool) -> None:
     """Say that the calling thread is one of ours, or ends: C code may fork without the GIL when none of ours has it."""
     walker = sys.modules.get("splunk_profiler._walker")
     if walker is not None:
-        walker.own_thread(begins)
+        walker.mark_profiler_thread(is_starting)
 
 
-def _leave_signals_to_the_application() -> None:
+def _block_signals() -> None:
     """Block all signals on this thread, and on those that gRPC starts from it.
 
     A signal that is delivered to a thread of ours does not interrupt the system call in which the thread waits that
@@ -224,19 +224,19 @@ def _leave_signals_to_the_application() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
 
 
-def living_threads() -> dict[int, threading.Thread]:
+def active_threads() -> dict[int, threading.Thread]:
     """The threads that `threading` knows, by ident: its own table, of which a copy is whole."""
     # `threading.enumerate` takes a lock that a thread of the application may hold.
     active: dict[int, threading.Thread] = vars(threading)["_active"]
     return active
 
 
-def let_others_run() -> None:
+def yield_gil() -> None:
     """Offer the GIL to threads that wait for it: long work of ours is done in slices of less than a millisecond."""
     _original("time", "sleep")(0)
 
 
-def let_the_application_run(seconds: float) -> None:
+def sleep_cooperatively(seconds: float) -> None:
     """Sleep as the application would: where its threads are greenlets the others run meanwhile. On its threads only."""
     time.sleep(seconds)
 
@@ -263,7 +263,7 @@ def threads_are_greenlets() -> bool:
     return _original("_thread", "start_new_thread") is not _thread.start_new_thread
 
 
-def patch_pending() -> bool:
+def is_patch_pending() -> bool:
     """Whether gevent or eventlet is loaded and has not replaced `threading` yet, which it may do at any moment.
 
     An import that is under way in another thread then does not end: its locks know a thread by its ident, and

@@ -16,13 +16,13 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
-MOST_LABELS = 7  # readers take ten; three are the profiler's own
-MOST_KEY_BYTES = 25
-MOST_VALUE_BYTES = 53
-RESERVED = frozenset({"trace_id", "span_id", "local_root_span_id"})
+MAX_LABELS = 7  # readers take ten; three are the profiler's own
+MAX_KEY_BYTES = 25
+MAX_VALUE_BYTES = 53
+RESERVED_NAMES = frozenset({"trace_id", "span_id", "local_root_span_id"})
 
 Pairs = tuple[tuple[bytes, bytes], ...]
-Make = Callable[[Pairs], Any]
+LabelEncoder = Callable[[Pairs], Any]
 Made = TypeVar("Made")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -35,73 +35,81 @@ class LabelSet:
         outer: the set that comes back in force after this one.
     """
 
-    __slots__ = ("_form", "_made_by", "_on_samples", "outer", "pairs")
+    __slots__ = ("_encoded_by", "_published_form", "_sample_form", "outer", "pairs")
 
     def __init__(self, pairs: dict[str, str], outer: LabelSet | None) -> None:
         self.pairs = pairs
         self.outer = outer
-        self._made_by: Make | None = None
-        self._form: Any = None
-        self._on_samples: Any = None
+        self._encoded_by: LabelEncoder | None = None
+        self._published_form: Any = None
+        self._sample_form: Any = None
 
-    def published_form(self, make: Make, say: Callable[[str, str], None]) -> Any:
-        """What is published of it, made once by `make`; `say` is told what the limits cost."""
-        if self._made_by is not make:
-            self._form = make(encode(self.pairs, say))
-            self._made_by = make
-        return self._form
+    def encode_for_publishing(self, encoder: LabelEncoder, warn: Callable[[str, str], None]) -> Any:
+        """What is published of it, made once by `encoder`; `warn` is told what the limits cost."""
+        if self._encoded_by is not encoder:
+            self._published_form = encoder(encode(self.pairs, warn))
+            self._encoded_by = encoder
+        return self._published_form
 
-    def on_samples(self, make: Callable[[dict[str, str]], Made]) -> Made:
-        """What samples carry of it, made once by `make`, which is always the same."""
-        if self._on_samples is None:
-            self._on_samples = make(self.pairs)
-        made: Made = self._on_samples
-        return made
+    def encode_for_samples(self, encoder: Callable[[dict[str, str]], Made]) -> Made:
+        """What samples carry of it, made once by `encoder`, which is always the same."""
+        if self._sample_form is None:
+            self._sample_form = encoder(self.pairs)
+        form: Made = self._sample_form
+        return form
 
 
 CURRENT_LABELS: ContextVar[LabelSet | None] = ContextVar("splunk_profiler_labels", default=None)
-PUBLISHED: ContextVar[Any] = ContextVar("splunk_profiler_published_labels", default=None)
+PUBLISHED_LABELS: ContextVar[Any] = ContextVar("splunk_profiler_published_labels", default=None)
 
 
 class LabelPublisher:
     """Where labels go while publishing is on. There is one in a process."""
 
     def __init__(self) -> None:
-        self._make: Make | None = None
-        self._put: Callable[[ContextVar[Any], Any], None] | None = None
-        self._said: dict[str, object] = {}
-        self._watcher: Callable[[LabelSet | None], None] | None = None
+        self._encoder: LabelEncoder | None = None
+        self._set_variable: Callable[[ContextVar[Any], Any], None] | None = None
+        self._warned: dict[str, object] = {}
+        self._listener: Callable[[LabelSet | None], None] | None = None
 
-    def open(self, make: Make, put: Callable[[ContextVar[Any], Any], None]) -> None:
-        """Publish labels from the next change on: `make` encodes a set, `put` gives the variable this value and has the
-        calling thread show it."""
-        self._put = put
-        self._make = make
-        self.show(CURRENT_LABELS.get())
+    def open(self, encoder: LabelEncoder, set_variable: Callable[[ContextVar[Any], Any], None]) -> None:
+        """Publish labels from the next change on.
+
+        Args:
+            encoder: encodes a set.
+            set_variable: gives the variable this value, and has the calling thread show it.
+        """
+        self._set_variable = set_variable
+        self._encoder = encoder
+        self.publish(CURRENT_LABELS.get())
 
     def close(self) -> None:
         """Publish no labels any more."""
-        self._make = self._put = None
+        self._encoder = self._set_variable = None
 
-    def watch(self, watcher: Callable[[LabelSet | None], None] | None) -> None:
-        """Have `watcher`, which must not raise, called with the labels that come into force on the calling thread."""
-        self._watcher = watcher
+    def set_listener(self, listener: Callable[[LabelSet | None], None] | None) -> None:
+        """Have `listener`, which must not raise, called with the labels that come into force on the calling thread."""
+        self._listener = listener
 
-    def show(self, labels: LabelSet | None) -> None:
+    def publish(self, labels: LabelSet | None) -> None:
         """Labels have changed on the calling thread, to these."""
-        watcher = self._watcher
-        if watcher is not None:
-            watcher(labels)
-        make, put = self._make, self._put
-        if make is not None and put is not None:
-            put(PUBLISHED, None if labels is None else labels.published_form(make, self.say_once))
-        elif PUBLISHED.get() is not None:  # from before publishing ended: it must not be there when it begins again
-            PUBLISHED.set(None)
+        listener = self._listener
+        if listener is not None:
+            listener(labels)
+        encoder, set_variable = self._encoder, self._set_variable
+        if encoder is not None and set_variable is not None:
+            set_variable(
+                PUBLISHED_LABELS, None if labels is None else labels.encode_for_publishing(encoder, self.warn_once)
+            )
+        elif (
+            PUBLISHED_LABELS.get() is not None
+        ):  # from before publishing ended: it must not be there when it begins again
+            PUBLISHED_LABELS.set(None)
 
-    def say_once(self, kind: str, text: str) -> None:
+    def warn_once(self, kind: str, text: str) -> None:
         """Log a warning, the first one of its kind only."""
-        said = object()
-        if self._said.setdefault(kind, said) is said:
+        marker = object()
+        if self._warned.setdefault(kind, marker) is marker:
             from splunk_profiler.system.guard import logger  # noqa: PLC0415  # `logging` is not loaded for labels alone
 
             logger.warning("%s; this is said once", text)
@@ -129,25 +137,25 @@ class labels:  # noqa: N801  # used like a function
     """
 
     def __init__(self, /, **pairs: object) -> None:
-        self._pairs = {name: value if type(value) is str else _text(value) for name, value in pairs.items()}
-        self._alone: LabelSet | None = None  # the set where no others are in force: made once
+        self._pairs = {name: value if type(value) is str else _to_text(value) for name, value in pairs.items()}
+        self._standalone_set: LabelSet | None = None  # the set where no others are in force: made once
 
     def __enter__(self) -> None:
         outer = CURRENT_LABELS.get()
         if outer is not None:
             entered = LabelSet({**outer.pairs, **self._pairs}, outer)
         else:
-            entered = self._alone = self._alone or LabelSet(self._pairs, None)
+            entered = self._standalone_set = self._standalone_set or LabelSet(self._pairs, None)
         CURRENT_LABELS.set(entered)
-        LABEL_PUBLISHER.show(entered)
+        LABEL_PUBLISHER.publish(entered)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        left = CURRENT_LABELS.get()
-        outer = None if left is None else left.outer
+        current = CURRENT_LABELS.get()
+        outer = None if current is None else current.outer
         CURRENT_LABELS.set(outer)
-        LABEL_PUBLISHER.show(outer)
+        LABEL_PUBLISHER.publish(outer)
 
     def __call__(self, function: Decorated) -> Decorated:
         """`function`, run with these labels."""
@@ -173,42 +181,42 @@ class labels:  # noqa: N801  # used like a function
         return labelled  # type: ignore[return-value]
 
 
-def encode(pairs: dict[str, str], say: Callable[[str, str], None]) -> Pairs:
+def encode(pairs: dict[str, str], warn: Callable[[str, str], None]) -> Pairs:
     """The labels as readers take them, never two of one name: the last one counts.
 
     Args:
         pairs: name → value.
-        say: told (kind, sentence) of each thing that is not as the user wrote it.
+        warn: told (kind, sentence) of each thing that is not as the user wrote it.
     """
     encoded: dict[bytes, bytes] = {}
     for name, value in pairs.items():
-        key = _cut(name, MOST_KEY_BYTES, f"the name of the label {name!r}", say)
+        key = _truncate(name, MAX_KEY_BYTES, f"the name of the label {name!r}", warn)
         if not key:
-            say("empty", f"a label without a name is not published (its value is {value[:MOST_VALUE_BYTES]!r})")
-        elif key.decode() in RESERVED:
-            say("reserved", f"the label {name!r} is not published: the profiler publishes the span's own {name}")
-        elif key not in encoded and len(encoded) == MOST_LABELS:
-            say("many", f"the label {name!r} is not published: readers show {MOST_LABELS} of the user's labels")
+            warn("empty", f"a label without a name is not published (its value is {value[:MAX_VALUE_BYTES]!r})")
+        elif key.decode() in RESERVED_NAMES:
+            warn("reserved", f"the label {name!r} is not published: the profiler publishes the span's own {name}")
+        elif key not in encoded and len(encoded) == MAX_LABELS:
+            warn("many", f"the label {name!r} is not published: readers show {MAX_LABELS} of the user's labels")
         else:
             if key in encoded:
-                say("twice", f"the label {name!r} is the same as another one for readers, and replaces it")
-            encoded[key] = _cut(value, MOST_VALUE_BYTES, f"the value of the label {name!r}", say)
+                warn("twice", f"the label {name!r} is the same as another one for readers, and replaces it")
+            encoded[key] = _truncate(value, MAX_VALUE_BYTES, f"the value of the label {name!r}", warn)
     return tuple(encoded.items())
 
 
-def _cut(text: str, most_bytes: int, what: str, say: Callable[[str, str], None]) -> bytes:
+def _truncate(text: str, max_bytes: int, what: str, warn: Callable[[str, str], None]) -> bytes:
     """The UTF-8 of `text` up to a NUL, cut before the character that does not fit."""
     whole = text.encode("utf-8", "replace")
     shown = whole.partition(b"\0")[0]
     if shown != whole:
-        say("nul", f"{what} is cut at its NUL character, as readers do")
-    if len(shown) > most_bytes:
-        say("long", f"{what} is cut: it has {len(shown)} bytes, and readers show {most_bytes}")
-        shown = shown[:most_bytes].decode("utf-8", "ignore").encode()
+        warn("nul", f"{what} is cut at its NUL character, as readers do")
+    if len(shown) > max_bytes:
+        warn("long", f"{what} is cut: it has {len(shown)} bytes, and readers show {max_bytes}")
+        shown = shown[:max_bytes].decode("utf-8", "ignore").encode()
     return shown
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     try:
         return str(value)
     except Exception:  # of the application's class: a label is not worth an error

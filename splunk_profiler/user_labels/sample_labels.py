@@ -10,55 +10,55 @@ from collections.abc import Callable
 
 from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, LabelSet
 
-MOST_LABELS = 10
-MOST_NAME_CHARACTERS = 64
-MOST_VALUE_CHARACTERS = 128
+MAX_LABELS = 10
+MAX_NAME_CHARACTERS = 64
+MAX_VALUE_CHARACTERS = 128
 
 # What the profiler puts on samples itself, and the first parts of such names. A label of the user's with a name like
 # that is sent under another one: a reader must not take what a program says for what was measured.
 # The second half are the names that a Datadog agent is sent in place of some of them (`formats/datadog_pprof.py`).
-OWN_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"}) | frozenset(
+RESERVED_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"}) | frozenset(
     {"thread id", "thread native id", "thread name", "span id", "local root span id", "trace endpoint"}
 )
-OWN_PREFIXES = ("source.event.", "thread.", "gc.", "profiling.")
-INSTEAD = "user."
+RESERVED_PREFIXES = ("source.event.", "thread.", "gc.", "profiling.")
+USER_PREFIX = "user."
 
 Labels = tuple[tuple[str, str], ...]
 
 
-Say = Callable[[str, str], None]
+Warn = Callable[[str, str], None]
 
 
-def on_samples(labels: LabelSet | None) -> Labels:
+def encode_for_samples(labels: LabelSet | None) -> Labels:
     """The labels of a sample, in one order however they came about."""
-    return () if labels is None else labels.on_samples(_made)
+    return () if labels is None else labels.encode_for_samples(_encode_bounded)
 
 
-def bounded(pairs: dict[str, str], say: Say) -> Labels:
-    """Labels as samples carry them; `say` is told (kind, sentence) of each thing that is not as the user wrote it."""
-    shown: dict[str, str] = {}
+def bound_labels(pairs: dict[str, str], warn: Warn) -> Labels:
+    """Labels as samples carry them; `warn` is told (kind, sentence) of each thing that is not as the user wrote it."""
+    kept_labels: dict[str, str] = {}
     for name, value in pairs.items():
-        sent = _cut(_renamed(name), MOST_NAME_CHARACTERS, f"the name of the label {name!r}", say)
+        sample_name = _truncate(_avoid_reserved(name), MAX_NAME_CHARACTERS, f"the name of the label {name!r}", warn)
         if not name:
-            say("sample.empty", "a label without a name is not on the samples")
-        elif sent not in shown and len(shown) == MOST_LABELS:
-            say("sample.many", f"the label {name!r} is not on the samples: they carry {MOST_LABELS}")
+            warn("sample.empty", "a label without a name is not on the samples")
+        elif sample_name not in kept_labels and len(kept_labels) == MAX_LABELS:
+            warn("sample.many", f"the label {name!r} is not on the samples: they carry {MAX_LABELS}")
         else:
-            shown[sent] = _cut(value, MOST_VALUE_CHARACTERS, f"the value of the label {name!r}", say)
-    return tuple(sorted(shown.items()))
+            kept_labels[sample_name] = _truncate(value, MAX_VALUE_CHARACTERS, f"the value of the label {name!r}", warn)
+    return tuple(sorted(kept_labels.items()))
 
 
-def _made(pairs: dict[str, str]) -> Labels:
-    return bounded(pairs, LABEL_PUBLISHER.say_once)
+def _encode_bounded(pairs: dict[str, str]) -> Labels:
+    return bound_labels(pairs, LABEL_PUBLISHER.warn_once)
 
 
-def _renamed(name: str) -> str:
+def _avoid_reserved(name: str) -> str:
     name = str.__str__(name)  # a subclass may make of itself what it likes; from here on names are keys
-    return INSTEAD + name if name in OWN_NAMES or name.startswith(OWN_PREFIXES) else name
+    return USER_PREFIX + name if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES) else name
 
 
-def _cut(text: str, most: int, what: str, say: Say) -> str:
-    if len(text) <= most:
+def _truncate(text: str, max_characters: int, what: str, warn: Warn) -> str:
+    if len(text) <= max_characters:
         return text
-    say("sample.long", f"{what} is cut on samples: it has {len(text)} characters, and they carry {most}")
-    return text[:most]
+    warn("sample.long", f"{what} is cut on samples: it has {len(text)} characters, and they carry {max_characters}")
+    return text[:max_characters]

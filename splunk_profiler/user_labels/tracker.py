@@ -1,9 +1,10 @@
 """Remembers which of the user's labels each thread has, for walkers that cannot read it from the interpreter.
 
-`labels` blocks tell of themselves (`LabelPublisher.watch`). In an event loop what counts is the task that runs: its own
-context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have changed its
-context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong. `note` runs on the
-application's threads: must be short and must not raise; `labels_of` runs on the ticker's.
+`labels` blocks tell of themselves (`LabelPublisher.set_listener`). In an event loop what counts is the task that runs:
+its own context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have
+changed its context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong.
+`on_labels_changed` runs on the application's threads: must be short and must not raise; `labels_of` runs on the
+ticker's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from splunk_profiler.system.threads import real_get_ident, threads_are_greenlets
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, LabelSet
 
 
-class _Life:
+class _ThreadCleanup:
     """Sits in a thread's local memory and takes what is known of the thread with it."""
 
     def __init__(self, ident: int, *known: dict[int, Any]) -> None:
@@ -34,56 +35,56 @@ class LabelTracker:
 
     def __init__(self) -> None:
         self._get_ident = real_get_ident()
-        self._of_thread: dict[int, LabelSet] = {}
-        self._loops: dict[int, Any] = {}  # the event loop in which labels were set, of each thread
-        self._of_task: WeakKeyDictionary[Any, LabelSet] = WeakKeyDictionary()
+        self._labels_by_thread: dict[int, LabelSet] = {}
+        self._loop_by_thread: dict[int, Any] = {}  # the event loop in which labels were set, of each thread
+        self._labels_by_task: WeakKeyDictionary[Any, LabelSet] = WeakKeyDictionary()
         self._local = _thread._local()
 
     def install(self) -> None:
         """Be told of labels from now on."""
-        LABEL_PUBLISHER.watch(self.note)
+        LABEL_PUBLISHER.set_listener(self.on_labels_changed)
 
     def remove(self) -> None:
         """Be told no more, and forget."""
-        LABEL_PUBLISHER.watch(None)
-        self._of_thread.clear()
-        self._loops.clear()
-        self._of_task.clear()
+        LABEL_PUBLISHER.set_listener(None)
+        self._labels_by_thread.clear()
+        self._loop_by_thread.clear()
+        self._labels_by_task.clear()
 
-    def note(self, labels: LabelSet | None) -> None:
+    def on_labels_changed(self, labels: LabelSet | None) -> None:
         """These are the labels of the calling thread, or of its task."""
-        if threads_are_greenlets() or _in_trio():
+        if threads_are_greenlets() or _is_in_trio():
             return
         ident = self._get_ident()
-        if getattr(self._local, "life", None) is None:
-            self._local.life = _Life(ident, self._of_thread, self._loops)
+        if getattr(self._local, "cleanup", None) is None:
+            self._local.cleanup = _ThreadCleanup(ident, self._labels_by_thread, self._loop_by_thread)
         asyncio = sys.modules.get("asyncio")
         loop = None if asyncio is None else asyncio._get_running_loop()
         if loop is None:
-            _put(self._of_thread, ident, labels)
+            _set_or_remove(self._labels_by_thread, ident, labels)
             return
-        self._loops[ident] = loop
+        self._loop_by_thread[ident] = loop
         task = asyncio.current_task(loop) if asyncio is not None else None
         if task is not None:
-            _put(self._of_task, task, labels)
+            _set_or_remove(self._labels_by_task, task, labels)
 
     def labels_of(self, ident: int) -> LabelSet | None:
         """The labels of the thread with this ident, or None."""
-        loop = self._loops.get(ident)
+        loop = self._loop_by_thread.get(ident)
         if loop is not None and loop.is_closed():
-            self._loops.pop(ident, None)
+            self._loop_by_thread.pop(ident, None)
             loop = None
         task = None if loop is None else sys.modules["asyncio"].current_task(loop)
         if task is None:
-            return self._of_thread.get(ident)
+            return self._labels_by_thread.get(ident)
         context_of = getattr(task, "get_context", None)  # CPython 3.12
         if context_of is None:
-            return self._of_task.get(task)
+            return self._labels_by_task.get(task)
         labels: LabelSet | None = context_of().get(CURRENT_LABELS)
         return labels
 
 
-def _in_trio() -> bool:
+def _is_in_trio() -> bool:
     """Whether this thread runs a loop whose tasks nobody can ask for from outside."""
     trio = sys.modules.get("trio")
     if trio is None:
@@ -92,7 +93,7 @@ def _in_trio() -> bool:
     return in_trio_run is None or bool(in_trio_run())
 
 
-def _put(known: Any, key: Any, labels: LabelSet | None) -> None:
+def _set_or_remove(known: Any, key: Any, labels: LabelSet | None) -> None:
     if labels is None:
         known.pop(key, None)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _SAMPLES = 500
 _MARK = re.compile(r"\.(?:work_in_(span_\d\d)|work_outside_spans)\(")
@@ -29,7 +29,7 @@ def _is_marked(record: dict[str, Any]) -> bool:
 def _run(scenario: str, walker: str, interval_ms: int = 2) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run a scenario until enough samples have arrived; (its marked records, its ledger)."""
     with Receiver() as receiver:
-        env = profiled(receiver.url, interval_ms, walker)
+        env = profiling_settings(receiver.url, interval_ms, walker)
         with Target("association.py", scenario, env=env) as target:
             target.line("ready")
             receiver.records(_SAMPLES, _is_marked)

@@ -9,12 +9,12 @@ from collections import Counter
 from profile_schema import decode
 from received_profiles import read
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 
 def test_events_of_another_data_type_come_in_records_of_their_own() -> None:
     with Receiver() as receiver:
-        env = profiled(
+        env = profiling_settings(
             receiver.url,
             10,
             SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64",

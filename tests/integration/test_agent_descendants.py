@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import pytest
 from target_process import Target
 
-from splunk_profiler.inspector.descendants import descendants, searched
+from splunk_profiler.inspector.descendants import descendants, search_descendants
 
 FAMILY = r"""
 import os, sys, threading
@@ -32,7 +32,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("find", [descendants, searched])
+@pytest.mark.parametrize("find", [descendants, search_descendants])
 def test_all_generations_are_found_also_those_of_other_threads(find: Callable[[Collection[int]], set[int]]) -> None:
     with Target(sys.executable, "-W", "ignore", "-c", FAMILY) as family:
         children = {int(line) for line in family.lines(2, "child")}
@@ -42,7 +42,7 @@ def test_all_generations_are_found_also_those_of_other_threads(find: Callable[[C
         assert find([]) == set()
 
 
-@pytest.mark.parametrize("find", [descendants, searched])
+@pytest.mark.parametrize("find", [descendants, search_descendants])
 def test_a_process_that_is_gone_has_none(find: Callable[[Collection[int]], set[int]]) -> None:
     with Target(sys.executable, "-c", "") as target:
         target.finish()

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from collecting_terminal import collecting_on_a_terminal
-from command_line import DEADLINE_S, Collector, collecting, sending, splunk_profiler
-from modes import nothing_masked, open_to_others
+from collecting_terminal import run_collector_on_terminal
+from command_line import DEADLINE_S, Collector, run_collector, run_sender, splunk_profiler
+from modes import find_open_to_others, umask_cleared
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
@@ -41,8 +41,8 @@ def numbers(collector: Collector) -> list[int]:
 
 
 def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_taken(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             sent = sender.do("everything")
         output, errors = collector.end()
     logs, traces = collector.lines("logs.jsonl"), collector.lines("traces.jsonl")
@@ -63,8 +63,8 @@ def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_take
 
 
 def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("raw", "logs", "Logs", 100) == "INVALID_ARGUMENT"
             assert sender.do("raw", "trace", "Trace", 100) == "INVALID_ARGUMENT"
             assert sender.do("numbered", 1, 10) == "OK"
@@ -74,8 +74,8 @@ def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tm
 
 
 def test_a_request_that_is_too_large_is_refused_and_counted(tmp_path: Path) -> None:
-    with collecting(tmp_path, "--max-request-mib", "1") as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path, "--max-request-mib", "1") as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("numbered", 1, 3 << 19) == "RESOURCE_EXHAUSTED"
             assert sender.do("numbered", 2, 1000) == "OK"
         output, _ = collector.end()
@@ -97,8 +97,8 @@ def most_memory_mib(pid: int) -> float:
 
 
 def test_a_request_that_holds_too_much_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("numbered", 1, 10) == "OK"
             before = most_memory_mib(collector.process.pid)
             assert sender.do("message", "logs", "Logs", empty_records(3 << 19)) == "RESOURCE_EXHAUSTED"
@@ -111,7 +111,7 @@ def test_a_request_that_holds_too_much_is_refused_before_it_takes_memory(tmp_pat
 
 def test_values_in_values_to_any_depth_do_not_end_the_collector(tmp_path: Path) -> None:
     answers = []
-    with collecting(tmp_path) as collector, sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector, run_sender(collector.address) as sender:
         for depth in (5, 40, 45, 60, 5000):
             value = b"\x0a\x00"  # a text
             for _ in range(depth):
@@ -123,7 +123,7 @@ def test_values_in_values_to_any_depth_do_not_end_the_collector(tmp_path: Path) 
 
 
 def test_of_requests_at_once_those_beyond_a_bound_are_refused(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector, sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector, run_sender(collector.address) as sender:
         assert sender.do("begun", 128) == "RESOURCE_EXHAUSTED"
         while sender.do("numbered", 1, 10) != "OK":
             pass  # until the collector has heard that the others are given up
@@ -135,33 +135,33 @@ def test_services_beyond_a_bound_are_not_kept_and_long_names_are_cut(tmp_path: P
         resource = request.resource_logs.add()
         resource.resource.attributes.add(key="service.name").value.string_value = f"{number:03}" + "x" * 1000
         resource.scope_logs.add().log_records.add()
-    with collecting_on_a_terminal(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector_on_terminal(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("message", "logs", "Logs", request.SerializeToString().hex()) == "OK"
-        collector.until("services: 000" + "x" * 97 + ",")
-        collector.until("and others")
+        collector.read_until("services: 000" + "x" * 97 + ",")
+        collector.read_until("and others")
         collector.end()
-    assert str(MAX_SERVICES).encode() in collector.seen
-    assert b"x" * 98 not in collector.seen
+    assert str(MAX_SERVICES).encode() in collector.output
+    assert b"x" * 98 not in collector.output
 
 
 def test_what_is_saved_is_its_owners_alone_also_what_was_not_before(tmp_path: Path) -> None:
     directory = tmp_path / "made" / "here"
-    with nothing_masked(), collecting(directory) as collector, sending(collector.address) as sender:
+    with umask_cleared(), run_collector(directory) as collector, run_sender(collector.address) as sender:
         assert sender.do("numbered", 1, 10) == "OK"
-    assert open_to_others(tmp_path / "made") == []
+    assert find_open_to_others(tmp_path / "made") == []
     directory.chmod(0o755)
     for path in directory.iterdir():
         path.chmod(0o644)
-    with collecting(directory) as collector:
-        assert open_to_others(tmp_path / "made") == [directory]
+    with run_collector(directory) as collector:
+        assert find_open_to_others(tmp_path / "made") == [directory]
 
 
 def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_when_there_is_space(
     tmp_path: Path,
 ) -> None:
-    with collecting(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("numbered", 1, FILLED) == "OK"
             _, hard = resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (2 * FILLED, hard))
@@ -182,20 +182,20 @@ def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_whe
 def test_what_was_acknowledged_survives_the_collectors_sudden_death_and_the_next_one_continues_it(
     tmp_path: Path,
 ) -> None:
-    with collecting(tmp_path) as collector, sending(collector.address) as sender:
+    with run_collector(tmp_path) as collector, run_sender(collector.address) as sender:
         assert [sender.do("numbered", number, 100) for number in range(20)] == ["OK"] * 20
         collector.process.send_signal(signal.SIGKILL)
         collector.process.wait(DEADLINE_S)
     with (tmp_path / "logs.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"resourceLogs":[{"a piece of a li')
-    with collecting(tmp_path, "--sync") as collector, sending(collector.address) as sender:
+    with run_collector(tmp_path, "--sync") as collector, run_sender(collector.address) as sender:
         assert sender.do("numbered", 20, 100) == "OK"
     assert numbers(collector) == list(range(21))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
-    with collecting(tmp_path) as collector:
+    with run_collector(tmp_path) as collector:
         collector.process.send_signal(number)
         output, errors = collector.process.communicate(timeout=DEADLINE_S)
     assert (collector.process.returncode, errors) == (0, "")
@@ -203,19 +203,19 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_it_ends_by_itself_after_the_number_of_samples_asked_for(tmp_path: Path) -> None:
-    with collecting(tmp_path, "--max-records", "2") as collector:
-        with sending(collector.address) as sender:
+    with run_collector(tmp_path, "--max-records", "2") as collector:
+        with run_sender(collector.address) as sender:
             sender.do("everything")
         assert collector.process.wait(DEADLINE_S) == 0
 
 
 def test_it_ends_by_itself_after_the_time_asked_for(tmp_path: Path) -> None:
-    with collecting(tmp_path, "--duration", "0.2") as collector:
+    with run_collector(tmp_path, "--duration", "0.2") as collector:
         assert collector.process.wait(DEADLINE_S) == 0
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with collecting(tmp_path / "one") as collector:
+    with run_collector(tmp_path / "one") as collector:
         port = collector.address.rpartition(":")[2]
         second = splunk_profiler("collect", "--port", port, "--output", tmp_path / "two")
     assert second.returncode == 1
@@ -225,7 +225,7 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def test_two_collectors_never_write_to_the_same_files(tmp_path: Path) -> None:
-    with collecting(tmp_path):
+    with run_collector(tmp_path):
         second = splunk_profiler("collect", "--port", "0", "--output", tmp_path)
     assert second.returncode == 1
     assert "another collector" in second.stderr

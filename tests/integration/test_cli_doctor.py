@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering_server import Answering, answer
-from certificates import Files
-from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, collecting, splunk_profiler
+from answering_server import AnsweringServer, http_response
+from certificates import CertificateFiles
+from command_line import COMMAND, DEADLINE_S, ROOT, Collector, clean_environment, run_collector, splunk_profiler
 from receiver_process import Receiver
 
 from splunk_profiler.config.settings import SETTINGS
@@ -25,7 +25,7 @@ ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 
 @pytest.fixture
 def collector(tmp_path: Path) -> Iterator[Collector]:
-    with collecting(tmp_path / "collected") as running:
+    with run_collector(tmp_path / "collected") as running:
         yield running
 
 
@@ -121,7 +121,7 @@ def test_a_directory_that_no_file_system_can_hold_is_the_reason(tmp_path: Path) 
 
 def test_a_datadog_agent_is_asked_who_it_is_and_gets_a_real_profile() -> None:
     information = '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
-    with Answering(answer(200, information), answer(200)) as server:
+    with AnsweringServer(http_response(200, information), http_response(200)) as server:
         code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:http://127.0.0.1:{server.port}"})
     assert (code, findings(data, "failure")) == (0, "")
     said = findings(data, "ok")
@@ -141,7 +141,7 @@ def test_a_datadog_agent_that_is_not_there_is_the_reason() -> None:
 def test_a_datadog_agent_at_a_unix_socket_is_asked_and_gets_a_real_profile(tmp_path: Path) -> None:
     path = tmp_path / "apm.socket"
     env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:unix://{path}"}
-    with Answering(answer(200, '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'), path=path):
+    with AnsweringServer(http_response(200, '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'), path=path):
         code, data = examined(env)
     assert (code, findings(data, "failure")) == (0, "")
     assert f"connection: the socket {path} accepts connections" in findings(data, "ok")
@@ -153,10 +153,10 @@ def test_a_datadog_agent_at_a_unix_socket_is_asked_and_gets_a_real_profile(tmp_p
 
 
 def test_a_datadog_agent_behind_tls_is_asked_and_gets_a_real_profile(tmp_path: Path) -> None:
-    files, information = Files(tmp_path), '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
+    files, information = CertificateFiles(tmp_path), '{"version": "7.60.0", "endpoints": ["/profiling/v1/input"]}'
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.cert, files.key)
-    with Answering(answer(200, information), tls=context) as server:
+    with AnsweringServer(http_response(200, information), tls=context) as server:
         env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:https://localhost:{server.port}"}
         code, data = examined({**env, "SSL_CERT_FILE": str(files.authority)})
         assert (code, findings(data, "failure")) == (0, "")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_process import Correlated, Receiver, correlated, is_registration
+from agent_process import CorrelationMessage, DatagramReceiver, decode_correlations, is_registration
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
-from inspected_process import Inspected, Workshop, inspected, record_bytes
+from inspected_process import InspectedProcess, TargetBuilder, record_bytes, run_inspected
 from inspecting_verb import assert_unreadable_processes_are_one_line
 from publishing_target import socket_folder
 from target_process import Target
@@ -64,12 +64,14 @@ class Agent:
     def of(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] in kinds]
 
-    def sent(self, path: str) -> Counter[Correlated]:
+    def sent(self, path: str) -> Counter[CorrelationMessage]:
         """The counts of what it says that it sent to that socket."""
-        found: Counter[Correlated] = Counter()
+        found: Counter[CorrelationMessage] = Counter()
         for event in self.of("sent"):
             if event["socket_path"] == path:
-                found[Correlated(event["trace_id"], event["transaction_id"], event["stack_trace_id"])] += event["count"]
+                found[CorrelationMessage(event["trace_id"], event["transaction_id"], event["stack_trace_id"])] += event[
+                    "count"
+                ]
         return found
 
 
@@ -106,11 +108,11 @@ def received(target: Target, processes: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
-def in_a_transaction(target: Inspected, workshop: Workshop, path: str) -> None:
+def in_a_transaction(target: InspectedProcess, workshop: TargetBuilder, path: str) -> None:
     target.publish(workshop.elastic(), socket_path=path)
     target.do("record " + record_bytes().hex())
 
@@ -131,7 +133,7 @@ def test_everything_that_was_sampled_is_received_or_said_to_be_lost(
         (service,) = received(target)
     messages = [bytes.fromhex(message) for message in service["messages"]]
     assert is_registration(messages[0])
-    assert correlated(messages) == agent.sent(service["path"])
+    assert decode_correlations(messages) == agent.sent(service["path"])
     assert len(messages) == 1 + len(agent.of("sent"))
     assert {event["trace_id"] for event in agent.of("sent", "lost")} <= set(service["traces"])
     assert all(event["stack_trace_id"] != "00" * 16 for event in agent.of("sent"))
@@ -153,7 +155,7 @@ def test_children_are_followed_each_with_its_own_socket() -> None:
     for service in services:
         messages = [bytes.fromhex(message) for message in service["messages"]]
         assert is_registration(messages[0])
-        assert correlated(messages) == agent.sent(service["path"])
+        assert decode_correlations(messages) == agent.sent(service["path"])
     for service in services[:2]:
         ours = [event for event in agent.of("sent") if event["socket_path"] == service["path"]]
         assert ours
@@ -172,7 +174,9 @@ def test_a_process_that_publishes_long_after_its_start_is_found() -> None:
             agent.signal(signal.SIGTERM)
             assert agent.finish() == 0
         (service,) = received(target)
-    assert correlated([bytes.fromhex(message) for message in service["messages"]]) == agent.sent(service["path"])
+    assert decode_correlations([bytes.fromhex(message) for message in service["messages"]]) == agent.sent(
+        service["path"]
+    )
 
 
 def test_two_agents_at_once_and_one_that_comes_after_a_kill_lose_nothing_unsaid() -> None:
@@ -187,7 +191,7 @@ def test_two_agents_at_once_and_one_that_comes_after_a_kill_lose_nothing_unsaid(
                 agent.signal(signal.SIGINT)
                 assert agent.finish() == 0
         (service,) = received(target)
-    found = correlated([bytes.fromhex(message) for message in service["messages"]])
+    found = decode_correlations([bytes.fromhex(message) for message in service["messages"]])
     known = one.sent(service["path"]) + other.sent(service["path"])
     assert found - known >= killed.sent(service["path"]), (
         "of the one that was killed, more may have been sent than told"
@@ -195,39 +199,41 @@ def test_two_agents_at_once_and_one_that_comes_after_a_kill_lose_nothing_unsaid(
     assert known <= found
 
 
-def test_the_duration_ends_it_and_the_options_of_the_registration_are_sent(workshop: Workshop, tmp_path: Path) -> None:
+def test_the_duration_ends_it_and_the_options_of_the_registration_are_sent(
+    workshop: TargetBuilder, tmp_path: Path
+) -> None:
     options = ("--duration", "0.3", "--host-id", "", "--registration-minor", "2", "--samples-delay", "5000")
-    with inspected(workshop) as target, Receiver(tmp_path / "s") as receiver:
+    with run_inspected(workshop) as target, DatagramReceiver(tmp_path / "s") as receiver:
         in_a_transaction(target, workshop, receiver.path)
         with following(target.pid, "--off-cpu", "--rate", "10", *options) as agent:
             assert agent.finish() == 0
         messages = receiver.messages()
     assert messages[0] == bytes.fromhex("020002008813000000000000")
-    assert correlated(messages) == agent.sent(receiver.path)
+    assert decode_correlations(messages) == agent.sent(receiver.path)
     assert agent.events[-1]["samples"] >= 1
 
 
-def test_without_registering_the_first_message_is_a_correlation(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target, Receiver(tmp_path / "s") as receiver:
+def test_without_registering_the_first_message_is_a_correlation(workshop: TargetBuilder, tmp_path: Path) -> None:
+    with run_inspected(workshop) as target, DatagramReceiver(tmp_path / "s") as receiver:
         in_a_transaction(target, workshop, receiver.path)
         with following(target.pid, "--off-cpu", "--no-register", "--duration", "0.1") as agent:
             assert agent.finish() == 0
         assert not is_registration(receiver.messages()[0])
 
 
-def test_it_ends_with_the_last_process(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target, Receiver(tmp_path / "s") as receiver:
+def test_it_ends_with_the_last_process(workshop: TargetBuilder, tmp_path: Path) -> None:
+    with run_inspected(workshop) as target, DatagramReceiver(tmp_path / "s") as receiver:
         in_a_transaction(target, workshop, receiver.path)
         with following(target.pid, "--off-cpu") as agent:
             agent.until("sent")
-            target.hang_up()
+            target.close_stdin()
             assert target.finish() == 0
             assert "ended" in agent.until("ended", pid=target.pid)["text"]
             assert agent.finish() == 0
 
 
-def test_lines_for_a_person_say_what_was_sent_and_what_was_lost(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target, Receiver(tmp_path / "s") as receiver:
+def test_lines_for_a_person_say_what_was_sent_and_what_was_lost(workshop: TargetBuilder, tmp_path: Path) -> None:
+    with run_inspected(workshop) as target, DatagramReceiver(tmp_path / "s") as receiver:
         in_a_transaction(target, workshop, receiver.path)
         target.do("hold 1", "started")
         receiver.fill(2)  # room for the registration and one of two samples
@@ -260,17 +266,17 @@ def test_a_process_in_which_nothing_can_be_seen_gives_exit_code_1_and_the_reason
     assert "[library-not-loaded]" in done.stdout
 
 
-def test_errors_are_one_line_and_exit_code_1(workshop: Workshop) -> None:
+def test_errors_are_one_line_and_exit_code_1(workshop: TargetBuilder) -> None:
     assert_unreadable_processes_are_one_line("host-agent", workshop)
 
 
-def test_a_supervisor_that_runs_no_python_is_waited_with_for_children(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_supervisor_that_runs_no_python_is_waited_with_for_children(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         with following(target.pid, "--children", "--duration", "0.1") as agent:
             assert agent.finish() == 1
         with following(target.pid, "--children") as agent:
             assert "does not run Python" in agent.until("skipped")["text"]
-            target.hang_up()
+            target.close_stdin()
             assert target.finish() == 0
             assert agent.finish() == 1
         assert agent.of("ended", "unseen", "followed") == []

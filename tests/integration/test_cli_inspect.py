@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
-from inspected_process import Inspected, Workshop, inspected, labels, receiving, record_bytes
+from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, run_inspected
 from inspecting_verb import assert_unreadable_processes_are_one_line
 from target_process import Target
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
-def publish(target: Inspected, workshop: Workshop, socket_path: str) -> None:
+def publish(target: InspectedProcess, workshop: TargetBuilder, socket_path: str) -> None:
     target.publish(workshop.elastic(), workshop.labels(), socket_path=socket_path)
     target.do("record " + record_bytes().hex())
     target.do(labels((b"route", b"/checkout"), (b"long", b"v" * 60), (b"raw", b"\xff")))
 
 
-def test_a_page_shows_values_reasons_and_the_verdict_in_100_columns(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target, receiving(tmp_path) as path:
+def test_a_page_shows_values_reasons_and_the_verdict_in_100_columns(workshop: TargetBuilder, tmp_path: Path) -> None:
+    with run_inspected(workshop) as target, datagram_socket(tmp_path) as path:
         publish(target, workshop, path)
         done = splunk_profiler("inspect", str(target.pid), env={"NO_COLOR": "1"})
     assert done.returncode == 0, done.stderr
@@ -48,8 +48,8 @@ def test_a_page_shows_values_reasons_and_the_verdict_in_100_columns(workshop: Wo
         assert text in done.stdout
 
 
-def test_json_has_the_same_and_strict_mode_has_the_values_of_hosts(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target, receiving(tmp_path) as path:
+def test_json_has_the_same_and_strict_mode_has_the_values_of_hosts(workshop: TargetBuilder, tmp_path: Path) -> None:
+    with run_inspected(workshop) as target, datagram_socket(tmp_path) as path:
         publish(target, workshop, path)
         done = splunk_profiler("inspect", str(target.pid), "--json", "--strict-host")
     found = json.loads(done.stdout)
@@ -67,9 +67,9 @@ def test_json_has_the_same_and_strict_mode_has_the_values_of_hosts(workshop: Wor
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_watch_prints_a_line_for_each_read_until_it_is_ended(
-    workshop: Workshop, tmp_path: Path, number: signal.Signals
+    workshop: TargetBuilder, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with inspected(workshop) as target, receiving(tmp_path) as path:
+    with run_inspected(workshop) as target, datagram_socket(tmp_path) as path:
         publish(target, workshop, path)
         command = [*COMMAND, "inspect", str(target.pid), "--watch", "--json", "--interval", "0.01"]
         with subprocess.Popen(
@@ -87,8 +87,8 @@ def test_a_watch_prints_a_line_for_each_read_until_it_is_ended(
         target.do("record null")
 
 
-def test_a_watch_ends_with_the_process(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_watch_ends_with_the_process(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         command = [*COMMAND, "inspect", str(target.pid), "--watch", "--json", "--interval", "0.01"]
         with subprocess.Popen(
@@ -96,7 +96,7 @@ def test_a_watch_ends_with_the_process(workshop: Workshop) -> None:
         ) as watch:
             assert watch.stdout is not None
             watch.stdout.readline()
-            target.hang_up()
+            target.close_stdin()
             assert target.finish() == 0
             assert watch.stderr is not None
             assert f"process {target.pid} ended" in watch.stderr.read()
@@ -112,7 +112,7 @@ def test_a_process_that_nobody_would_see_gives_exit_code_1_and_says_why() -> Non
     assert "[library-not-loaded]" in done.stdout
 
 
-def test_errors_are_one_line_and_exit_code_1(workshop: Workshop) -> None:
+def test_errors_are_one_line_and_exit_code_1(workshop: TargetBuilder) -> None:
     assert_unreadable_processes_are_one_line("inspect", workshop)
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, DEADLINE_S, NOWHERE, clean_environment, splunk_profiler
+from command_line import COMMAND, DEADLINE_S, UNREACHABLE_URL, clean_environment, splunk_profiler
 
 import splunk_profiler as package
 
@@ -28,7 +28,7 @@ print(json.dumps({"mapped": sorted(mapped), "preload": os.environ.get("LD_PRELOA
 
 
 def launched(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return splunk_profiler("run", "--", *command, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": NOWHERE, **env})
+    return splunk_profiler("run", "--", *command, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": UNREACHABLE_URL, **env})
 
 
 def preloaded(**env: str) -> str:

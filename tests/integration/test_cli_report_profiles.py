@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_line import DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
+from command_line import DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
 
 
 def test_what_a_service_sends_as_profiles_is_collected_and_reported_with_the_code_of_the_service_first(
@@ -20,7 +20,7 @@ def test_what_a_service_sends_as_profiles_is_collected_and_reported_with_the_cod
         "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    with collecting(tmp_path) as collector:
+    with run_collector(tmp_path) as collector:
         subprocess.run(
             [sys.executable, ROOT / "examples" / "batch.py", "100000", "150000"],
             env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),

@@ -12,7 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, DEADLINE_S, NOWHERE, ROOT, clean_environment, splunk_profiler
+from command_line import COMMAND, DEADLINE_S, ROOT, UNREACHABLE_URL, clean_environment, splunk_profiler
 
 REPORTER = """
 import json, os, sys, threading
@@ -38,7 +38,7 @@ def reporter(tmp_path: Path) -> Path:
 
 
 def launched(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return splunk_profiler("run", *arguments, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": NOWHERE, **(env or {})})
+    return splunk_profiler("run", *arguments, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": UNREACHABLE_URL, **(env or {})})
 
 
 def test_a_python_program_runs_with_the_profiler_and_its_arguments_as_they_were(reporter: Path) -> None:
@@ -171,7 +171,7 @@ def test_children_with_another_interpreter_run_as_without_us(tmp_path: Path, oth
     code = "import sys; print(sys.own_ran); print([entry for entry in sys.path if 'autostart' in entry])"
     child = f"import subprocess; subprocess.run({[other, '-c', code]!r}, check=True)"
     ended = subprocess.run(
-        [*COMMAND, "run", "--endpoint", NOWHERE, "--", sys.executable, "-c", child],
+        [*COMMAND, "run", "--endpoint", UNREACHABLE_URL, "--", sys.executable, "-c", child],
         env=clean_environment({"PYTHONPATH": str(own)}),
         cwd=ROOT,
         capture_output=True,
@@ -210,7 +210,7 @@ def test_signals_reach_the_program_which_has_the_launchers_process_id(tmp_path: 
         "utf-8",
     )
     process = subprocess.Popen(
-        [*COMMAND, "run", "--endpoint", NOWHERE, "--", sys.executable, str(program)],
+        [*COMMAND, "run", "--endpoint", UNREACHABLE_URL, "--", sys.executable, str(program)],
         env=clean_environment(),
         cwd=ROOT,
         stdout=subprocess.PIPE,

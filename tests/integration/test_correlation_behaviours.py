@@ -22,11 +22,11 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from correlated_process import Lines, correlated
-from host_profiler import OTHER_STACK, STACK, TEXT, Exported, Host
+from correlated_process import LogCapture, correlated
+from host_profiler import ENCODED_STACKS, OTHER_STACK, STACK, HostProfiler, RecordingExporter
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from own_memory import OwnMemory
-from published_process import ids_of, publishing, shown, told
+from published_process import ids_of, published_ids, publishing, read_storage
 from published_process import provider as named_provider
 
 _FULL = "more transactions end than can wait"
@@ -91,7 +91,7 @@ def test_nothing_waits_in_auto_before_a_profiler_is_heard_of(directory: Path) ->
         assert here.exported.names == ["met"]
         here.span("root").end()
         assert here.exported.names == ["met", "root"]
-        here.begin_to_hold()
+        here.start_holding()
         here.span("afterwards").end()
         assert here.exported.names == []
 
@@ -104,7 +104,7 @@ def test_the_first_stack_trace_is_as_good_as_a_registration_in_auto(directory: P
         begun.end()
         assert here.exported.names == ["met"]
         here.exported.wait_for("begun before")
-        assert here.exported.ids("begun before") == {TEXT[STACK]: 2}
+        assert here.exported.ids("begun before") == {ENCODED_STACKS[STACK]: 2}
 
 
 def test_neither_an_unknown_nor_a_broken_message_is_as_good_as_a_registration(directory: Path) -> None:
@@ -119,14 +119,14 @@ def test_neither_an_unknown_nor_a_broken_message_is_as_good_as_a_registration(di
 
 @pytest.mark.parametrize("mode", ["true", "auto"])
 def test_nothing_waits_for_a_service_without_a_name_and_the_log_says_so_once(directory: Path, mode: str) -> None:
-    exported = Exported()
+    exported = RecordingExporter()
     own = named_provider("unknown_service:python")
     own.add_span_processor(SimpleSpanProcessor(exported))
-    with Lines().kept() as log, publishing(directory, correlation=mode, enabled=True) as life:
+    with LogCapture().capture() as log, publishing(directory, correlation=mode, enabled=True) as life:
         for _ in range(3):
             with own.get_tracer("t").start_as_current_span("root"):
-                life.catch_up()
-                assert told() is None
+                life.run_pending_work()
+                assert read_storage() is None
         assert exported.names == ["root"] * 3
         assert log.count("WARNING host profilers are not told of this process, because its service has no name") == 1
     own.shutdown()
@@ -139,7 +139,7 @@ def test_after_a_stop_nothing_waits_and_what_waited_has_been_exported(directory:
         here.host.report(root)
         root.end()
         here.life.stop()
-        assert here.exported.ids("root") == {TEXT[STACK]: 1}
+        assert here.exported.ids("root") == {ENCODED_STACKS[STACK]: 1}
         here.span("later").end()
         assert here.exported.names == ["root", "later"]
         assert not {"on_start", "on_end", "force_flush", "shutdown"} & vars(here.processor).keys()
@@ -182,7 +182,7 @@ def test_what_was_sent_before_a_flush_is_on_the_spans_that_it_exports(directory:
             root.end()
             here.host.report(root, STACK, number + 1)
             here.flush()
-            assert here.exported.ids(f"root {number}") == {TEXT[STACK]: number + 1}
+            assert here.exported.ids(f"root {number}") == {ENCODED_STACKS[STACK]: number + 1}
 
 
 def test_a_transaction_of_which_nothing_was_seen_has_no_attribute(directory: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_transaction_of_which_nothing_was_seen_has_no_attribute(directory: Pat
         seen.end()
         unseen.end()
         here.flush()
-        assert here.exported.ids("seen") == {TEXT[STACK]: 1}
+        assert here.exported.ids("seen") == {ENCODED_STACKS[STACK]: 1}
         assert here.exported.ids("unseen") is None
 
 
@@ -203,7 +203,7 @@ def test_the_count_of_a_message_is_unsigned(directory: Path) -> None:
         here.host.report(root, count=0xFFFF)
         root.end()
         here.flush()
-        assert here.exported.ids("root") == {TEXT[STACK]: 65_535}
+        assert here.exported.ids("root") == {ENCODED_STACKS[STACK]: 65_535}
 
 
 def test_two_local_roots_of_one_trace_have_their_own_ids(directory: Path) -> None:
@@ -214,8 +214,8 @@ def test_two_local_roots_of_one_trace_have_their_own_ids(directory: Path) -> Non
         for span in (first, second):
             span.end()
         here.flush()
-        assert here.exported.ids("first") == {TEXT[STACK]: 3}
-        assert here.exported.ids("second") == {TEXT[OTHER_STACK]: 2}
+        assert here.exported.ids("first") == {ENCODED_STACKS[STACK]: 3}
+        assert here.exported.ids("second") == {ENCODED_STACKS[OTHER_STACK]: 2}
 
 
 def test_what_is_said_of_transactions_of_nobody_changes_nothing(directory: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_is_said_of_transactions_of_nobody_changes_nothing(directory: Path)
         here.host.report(root)
         root.end()
         here.flush()
-        assert here.exported.ids("root") == {TEXT[STACK]: 1}
+        assert here.exported.ids("root") == {ENCODED_STACKS[STACK]: 1}
 
 
 def test_messages_of_unknown_types_are_ignored_and_ones_that_are_cut_off_are_discarded(directory: Path) -> None:
@@ -242,7 +242,7 @@ def test_messages_of_unknown_types_are_ignored_and_ones_that_are_cut_off_are_dis
         here.host.send(whole + b"and a field of a later minor version")
         root.end()
         here.flush()
-        assert here.exported.ids("root") == {TEXT[STACK]: 5}
+        assert here.exported.ids("root") == {ENCODED_STACKS[STACK]: 5}
         assert here.log.count("DEBUG a message of a host profiler was ignored: type 65535") == 1
         assert here.log.count("DEBUG a message of a host profiler was discarded") == 2
         assert not [line for line in here.log.lines if line.startswith(("WARNING", "ERROR"))]
@@ -304,7 +304,7 @@ def test_the_socket_is_made_with_its_directory_and_removed_at_the_end(directory:
         assert re.fullmatch(r"splunk-profiler-\d+-[0-9a-f]{8}\.sock", path.name)
         assert stat.S_ISSOCK(path.stat().st_mode)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        seen = told()
+        seen = read_storage()
         assert seen is not None
         assert seen.socket == path
         here.life.stop()
@@ -324,7 +324,7 @@ def test_the_environment_is_the_newer_conventions_then_the_older_ones(
     directory: Path, attributes: dict[str, str], environment: str
 ) -> None:
     with correlated(directory, provider=named_provider("shop", **attributes)):
-        seen = told()
+        seen = read_storage()
         assert seen is not None
         assert seen.environment == environment
 
@@ -334,20 +334,20 @@ def test_a_span_that_is_remote_or_invalid_is_not_shown(directory: Path) -> None:
         memory = OwnMemory()
         for context in (remote_parent(), trace.set_span_in_context(trace.INVALID_SPAN)):
             with here.tracer.start_as_current_span("root") as root:
-                assert shown() == ids_of(root)
+                assert published_ids() == ids_of(root)
                 (span,) = (trace.get_current_span(context),)
                 with trace.use_span(span):
                     record = memory.elastic()
                     assert record is not None
                     assert (record.valid, record.present) == (1, 0)
-                assert shown() == ids_of(root)
+                assert published_ids() == ids_of(root)
 
 
 def test_two_host_profilers_at_once_are_both_heard(directory: Path) -> None:
     with correlated(directory) as here:
-        seen = told()
+        seen = read_storage()
         assert seen is not None
-        with Host(seen.socket) as other:
+        with HostProfiler(seen.socket) as other:
             other.register(minor=2, host_id="")
             root = here.span("root")
             for _ in range(20):
@@ -355,4 +355,4 @@ def test_two_host_profilers_at_once_are_both_heard(directory: Path) -> None:
                 other.report(root, OTHER_STACK, 2)
             root.end()
             here.flush()
-        assert here.exported.ids("root") == Counter({TEXT[STACK]: 20, TEXT[OTHER_STACK]: 40})
+        assert here.exported.ids("root") == Counter({ENCODED_STACKS[STACK]: 20, ENCODED_STACKS[OTHER_STACK]: 40})

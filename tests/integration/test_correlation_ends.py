@@ -14,9 +14,9 @@ from signal import SIGTERM
 
 import pytest
 from command_line import COMMAND
-from host_profiler import Host
+from host_profiler import HostProfiler
 from publishing_target import socket_folder
-from spoken_target import by_process, correlating, ids_of, names, register, report_to, socket_of, stack_of
+from spoken_target import by_process, correlation_settings, ids_of, names, register, report_to, socket_of, stack_of
 from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
@@ -32,9 +32,9 @@ _ENDS_S = 25  # whoever waits for a hanging exporter as the SDK does would take 
 @contextmanager
 def told(*command: str, mode: str = "true", delay_ms: int = 60_000) -> Iterator[Target]:
     """A target that has introduced itself, has been told what was seen in its transaction, and goes on."""
-    with socket_folder() as folder, Target(*command, env=correlating(folder, mode)) as target:
+    with socket_folder() as folder, Target(*command, env=correlation_settings(folder, mode)) as target:
         process = target.json("ready")
-        with Host(socket_of(target.pid)) as host:
+        with HostProfiler(socket_of(target.pid)) as host:
             register(target, host, delay_ms)
             report_to(host, process, stack_of(process["pid"]))
         target.tell("on")

@@ -15,11 +15,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from host_profiler import Host
+from host_profiler import HostProfiler
 from publishing_target import socket_folder
 from spoken_target import (
     by_process,
-    correlating,
+    correlation_settings,
     exported,
     ids_of,
     register,
@@ -50,9 +50,9 @@ def folder() -> Iterator[Path]:
 def test_each_of_64_forked_workers_gets_its_own_messages_and_exports_its_own_transactions(
     folder: Path, mode: str
 ) -> None:
-    with Target("correlated_forks.py", "prefork", str(_CHILDREN), env=correlating(folder, mode)) as target:
+    with Target("correlated_forks.py", "prefork", str(_CHILDREN), env=correlation_settings(folder, mode)) as target:
         parent = target.json("ready")
-        with Host(socket_of(target.pid)) as host:
+        with HostProfiler(socket_of(target.pid)) as host:
             register(target, host)
         target.tell("fork")
         target.line("forked")
@@ -82,7 +82,7 @@ def test_each_of_64_forked_workers_gets_its_own_messages_and_exports_its_own_tra
 def test_children_of_multiprocessing_get_their_own_messages_and_export_when_they_end(
     folder: Path, how: str, mode: str
 ) -> None:
-    with Target("correlated_forks.py", how, str(_FEW), env=correlating(folder, mode)) as target:
+    with Target("correlated_forks.py", how, str(_FEW), env=correlation_settings(folder, mode)) as target:
         parent = target.json("ready")
         target.tell("fork")
         children = [json.loads(line) for line in target.lines(_FEW, "child")]
@@ -118,7 +118,7 @@ def socket_named_by(pid: int) -> str:
 def test_a_child_never_leads_nowhere_whenever_it_is_looked_at(folder: Path) -> None:
     """From its first instant on it leads to its parent's socket, or to its own."""
     count = 20
-    with Target("correlated_forks.py", "one-by-one", str(count), env=correlating(folder, "true")) as target:
+    with Target("correlated_forks.py", "one-by-one", str(count), env=correlation_settings(folder, "true")) as target:
         target.json("ready")
         parents = socket_of(target.pid)
         target.tell("fork")
@@ -146,11 +146,11 @@ def test_every_gunicorn_worker_that_was_forked_from_a_running_profiler_is_told_o
     folder: Path, mode: str
 ) -> None:
     words = [sys.executable, "-m", "gunicorn", "--preload", "--bind", "127.0.0.1:0", "--workers", str(_FEW)]
-    with Target(*words, "correlated_requests:application", env=correlating(folder, mode)) as target:
+    with Target(*words, "correlated_requests:application", env=correlation_settings(folder, mode)) as target:
         url = target.find(r"Listening at: (http://[0-9.:]+)")
         workers = {int(pid) for pid in target.lines(_FEW, "worker")}
         with ExitStack() as stack:
-            hosts = {pid: stack.enter_context(Host(socket_of(pid))) for pid in workers}
+            hosts = {pid: stack.enter_context(HostProfiler(socket_of(pid))) for pid in workers}
             for host in hosts.values():
                 host.register()
             for pid in workers:

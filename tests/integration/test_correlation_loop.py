@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from loop_judge import ATTRIBUTE, Verdict, exported, judge, reported
-from loop_processes import Agent, Load, Service
+from loop_judge import ATTRIBUTE, LoopResult, exported, judge, reported
+from loop_processes import HostAgentProcess, Load, Service
 from publishing_target import socket_folder
 from receiver_process import Receiver
 from target_process import Target
@@ -53,16 +53,16 @@ class Loop:
         self.target = target
         self.service = Service(target)
         self.url = url
-        self.agents: list[Agent] = []
+        self.agents: list[HostAgentProcess] = []
         self._receiver = receiver
         self._ending = ending
         self._delay_ms = delay_ms
         self._stack = ExitStack()
 
-    def agent(self, *options: str) -> Agent:
+    def agent(self, *options: str) -> HostAgentProcess:
         """Start an agent."""
         words = ("--rate", "100", "--samples-delay", str(self._delay_ms), *options)
-        agent = Agent(self.target.pid, *words)
+        agent = HostAgentProcess(self.target.pid, *words)
         self._stack.enter_context(agent)
         self.agents.append(agent)
         return agent
@@ -75,7 +75,7 @@ class Loop:
         """End the agents that are left."""
         self._stack.close()
 
-    def verdict(self, load: Load, *, processes: int = 1, most_unlogged: int = 0, **rules: Any) -> Verdict:
+    def verdict(self, load: Load, *, processes: int = 1, most_unlogged: int = 0, **rules: Any) -> LoopResult:
         """End the service, and judge. All agents have ended."""
         self.target.signal(self._ending)
         self.target.finish()
@@ -90,7 +90,9 @@ class Loop:
         self._agree(verdict, events, processes, most_unlogged)
         return verdict
 
-    def _agree(self, verdict: Verdict, events: Sequence[Mapping[str, Any]], processes: int, most_unlogged: int) -> None:
+    def _agree(
+        self, verdict: LoopResult, events: Sequence[Mapping[str, Any]], processes: int, most_unlogged: int
+    ) -> None:
         """What the processes have counted themselves is what the agents sent, and what is on the spans."""
         counts = self.service.counts(processes)
         total, unlogged = Counter[str](), 0
@@ -131,14 +133,14 @@ def test_every_transaction_of_asyncio_and_threaded_routes_carries_what_was_sent_
         agent = made.agent()
         agent.wait_for("registered")
         with Load(made.url, BOTH) as load:
-            load.everything_was_asked_for()
+            load.wait_for_all_paths()
             agent.wait_for("sent", 150)
             made.came_back(10)
         agent.end()
         verdict = made.verdict(load)
     assert verdict.written > 50
     assert verdict.unsampled > 0
-    assert verdict.while_they_lived > 0
+    assert verdict.sent_before_end > 0
 
 
 @pytest.mark.parametrize("options", [(), ("--no-register",)], ids=["registered", "unregistered"])
@@ -147,10 +149,10 @@ def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_car
 ) -> None:
     with loop(UVICORN, "auto", SHORT_DELAY_MS) as made:
         with Load(made.url, BOTH) as load:
-            load.everything_was_asked_for()
+            load.wait_for_all_paths()
             agent = made.agent(*options)
-            since_ns = made.service.heard(1)
-            load.everything_was_asked_for()
+            since_ns = made.service.registration_times(1)
+            load.wait_for_all_paths()
             agent.wait_for("sent", 150)
             made.came_back(10)
         agent.end()
@@ -162,31 +164,31 @@ def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_car
 def test_every_transaction_of_every_worker_carries_what_was_sent_for_it_even_long_after_its_end(mode: str) -> None:
     with loop(GUNICORN, mode, LONG_DELAY_MS) as made:
         agent = made.agent("--children", "--off-cpu", "--report-interval", str(REPORT_S))
-        since_ns = made.service.heard(WORKERS)
+        since_ns = made.service.registration_times(WORKERS)
         with Load(made.url, THREADS, clients=6) as load:
-            load.also("/thread/500", times=4)  # longer than what is gathered for one report
+            load.request_extra("/thread/500", times=4)  # longer than what is gathered for one report
             if mode == "true":
-                load.also("/thread/5000")
-            load.everything_was_asked_for()
-            load.answered_by(WORKERS)
+                load.request_extra("/thread/5000")
+            load.wait_for_all_paths()
+            load.wait_for_processes(WORKERS)
             agent.wait_for("sent", 100)
         agent.end()
         verdict = made.verdict(load, processes=WORKERS, since_ns=since_ns if mode == "auto" else None)
-    assert verdict.afterwards > 0
-    assert verdict.both > 0
+    assert verdict.sent_after_end > 0
+    assert verdict.sent_on_both_sides > 0
 
 
 def test_two_agents_at_once_of_which_one_is_killed_and_comes_again_add_up() -> None:
     with loop(UVICORN, "auto", SHORT_DELAY_MS) as made:
         one, two = made.agent(), made.agent("--report-interval", "0.1")
-        since_ns = made.service.heard(1)
+        since_ns = made.service.registration_times(1)
         with Load(made.url, BOTH) as load:
             for agent in (one, two):
                 agent.wait_for("sent", 20)
             one.kill()
             again = made.agent()
             again.wait_for("sent", 20)
-            load.everything_was_asked_for()
+            load.wait_for_all_paths()
         two.end()
         again.end()
         verdict = made.verdict(load, since_ns=since_ns, most_unlogged=1)

@@ -29,10 +29,10 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from correlated_process import at_once, batch, correlated
-from host_profiler import IDS, OTHER_STACK, STACK, TEXT, Exported, ids_on
+from correlated_process import batch_processor, correlated, simple_processor
+from host_profiler import ENCODED_STACKS, OTHER_STACK, STACK, STACK_IDS_ATTRIBUTE, RecordingExporter, ids_on
 
-_EXPECTED = {TEXT[STACK]: 2}
+_EXPECTED = {ENCODED_STACKS[STACK]: 2}
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def test_the_exported_bytes_differ_in_the_attribute_and_in_nothing_else(director
         (original,) = (span for span in watching.ended if span.name == "root")
         exported = here.exported.one("root")
     assert (original.dropped_attributes, original.dropped_events, original.dropped_links) == (1, 1, 2)
-    assert IDS not in (original.attributes or {})
+    assert STACK_IDS_ATTRIBUTE not in (original.attributes or {})
     expected = encode_spans([original])
     (wanted,) = expected.resource_spans[0].scope_spans[0].spans
     made = encode_spans([exported])
     (span,) = made.resource_spans[0].scope_spans[0].spans
-    assert [item.key for item in span.attributes] == [item.key for item in wanted.attributes] + [IDS]
-    assert [item.string_value for item in span.attributes[-1].value.array_value.values] == [TEXT[STACK]] * 2
+    assert [item.key for item in span.attributes] == [item.key for item in wanted.attributes] + [STACK_IDS_ATTRIBUTE]
+    assert [item.string_value for item in span.attributes[-1].value.array_value.values] == [ENCODED_STACKS[STACK]] * 2
     del span.attributes[-1]
     assert made == expected
 
@@ -155,7 +155,7 @@ def test_the_span_that_the_application_holds_is_not_touched(directory: Path) -> 
 
 
 def test_transactions_are_exported_in_the_order_in_which_they_ended(directory: Path) -> None:
-    with correlated(directory, processor=batch) as here:
+    with correlated(directory, processor=batch_processor) as here:
         spans = [here.span(f"{number}") for number in range(300)]
         for span in reversed(spans):
             span.end()
@@ -167,7 +167,7 @@ def test_transactions_are_exported_in_the_order_in_which_they_ended(directory: P
 
 
 @pytest.mark.parametrize("how", ["provider", "processor", "shutdown", "shutdown of the processor"])
-@pytest.mark.parametrize("processor", [at_once, batch])
+@pytest.mark.parametrize("processor", [simple_processor, batch_processor])
 def test_whoever_flushes_or_shuts_down_gets_what_waits(directory: Path, processor: Any, how: str) -> None:
     with correlated(directory, processor=processor) as here:
         root = here.span("root")
@@ -183,7 +183,7 @@ def test_whoever_flushes_or_shuts_down_gets_what_waits(directory: Path, processo
         else:
             here.processor.shutdown()
         assert here.exported.ids("root") == _EXPECTED
-        assert here.exported.was_shut_down == how.startswith("shutdown")
+        assert here.exported.is_shut_down == how.startswith("shutdown")
 
 
 def test_a_flush_asks_and_answers_as_it_does_without_us(directory: Path) -> None:
@@ -206,7 +206,7 @@ def test_what_ends_after_a_shutdown_does_not_wait(directory: Path) -> None:
 
 
 def test_a_processor_within_a_filtering_one_is_made_to_wait(directory: Path) -> None:
-    with correlated(directory, processor=lambda exported: Filtering(batch(exported))) as here:
+    with correlated(directory, processor=lambda exported: Filtering(batch_processor(exported))) as here:
         for name in ("noise", "root"):
             span = here.span(name)
             here.host.report(span, count=2)
@@ -219,13 +219,13 @@ def test_a_processor_within_a_filtering_one_is_made_to_wait(directory: Path) -> 
 def test_processors_within_a_set_of_processors_are_made_to_wait(directory: Path) -> None:
     inner = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
 
-    def several(exported: Exported) -> SpanProcessor:
-        inner.add_span_processor(at_once(exported))
+    def several(exported: RecordingExporter) -> SpanProcessor:
+        inner.add_span_processor(simple_processor(exported))
         return inner
 
     with correlated(directory, processor=several) as here:
-        added = Exported()
-        inner.add_span_processor(at_once(added))
+        added = RecordingExporter()
+        inner.add_span_processor(simple_processor(added))
         root = here.span("root")
         here.host.report(root, count=2)
         root.end()
@@ -238,10 +238,10 @@ def test_processors_within_a_set_of_processors_are_made_to_wait(directory: Path)
 @pytest.mark.parametrize("mode", ["true", "auto"])
 def test_processors_that_are_added_later_are_made_to_wait(directory: Path, mode: str) -> None:
     with correlated(directory, mode) as here:
-        later = Exported()
-        here.provider.add_span_processor(at_once(later))
-        filtered = Exported()
-        here.provider.add_span_processor(Filtering(at_once(filtered)))
+        later = RecordingExporter()
+        here.provider.add_span_processor(simple_processor(later))
+        filtered = RecordingExporter()
+        here.provider.add_span_processor(Filtering(simple_processor(filtered)))
         root = here.span("root")
         here.host.report(root, count=2)
         root.end()
@@ -252,9 +252,9 @@ def test_processors_that_are_added_later_are_made_to_wait(directory: Path, mode:
 
 def test_a_second_provider_is_correlated_from_its_first_span_on(directory: Path) -> None:
     with correlated(directory) as here:
-        exported = Exported()
+        exported = RecordingExporter()
         second = TracerProvider(resource=Resource({"service.name": "a library's own"}))
-        second.add_span_processor(at_once(exported))
+        second.add_span_processor(simple_processor(exported))
         with second.get_tracer("t").start_as_current_span("first") as root:
             here.host.report(root, count=2)
         assert second.force_flush()
@@ -263,9 +263,9 @@ def test_a_second_provider_is_correlated_from_its_first_span_on(directory: Path)
 
 
 def test_two_exporters_get_each_transaction_once_and_whole(directory: Path) -> None:
-    second = Exported()
+    second = RecordingExporter()
     provider = TracerProvider(resource=named())
-    provider.add_span_processor(batch(second))
+    provider.add_span_processor(batch_processor(second))
     with correlated(directory, provider=provider) as here:
         second.clear()
         for number in range(50):
@@ -282,8 +282,8 @@ def test_two_exporters_get_each_transaction_once_and_whole(directory: Path) -> N
 
 def test_processors_that_are_called_on_other_threads_get_each_transaction_once(directory: Path) -> None:
     concurrent = ConcurrentMultiSpanProcessor(2)
-    second = Exported()
-    concurrent.add_span_processor(at_once(second))
+    second = RecordingExporter()
+    concurrent.add_span_processor(simple_processor(second))
     provider = TracerProvider(resource=named(), active_span_processor=concurrent)
     with correlated(directory, provider=provider) as here:
         second.clear()
@@ -324,7 +324,7 @@ class Slotted:
 
 
 def test_a_processor_that_cannot_be_decorated_exports_as_it_always_does(directory: Path) -> None:
-    slotted = Exported()
+    slotted = RecordingExporter()
     provider = TracerProvider(resource=named())
     provider.add_span_processor(Slotted(slotted))  # type: ignore[arg-type]
     with correlated(directory, provider=provider) as here:
@@ -336,7 +336,7 @@ def test_a_processor_that_cannot_be_decorated_exports_as_it_always_does(director
 
 
 def test_an_exporter_that_fails_costs_its_own_spans_only(directory: Path) -> None:
-    failing = OwnKind(Exported(fail))
+    failing = OwnKind(RecordingExporter(fail))
     provider = TracerProvider(resource=named())
     provider.add_span_processor(failing)
     with correlated(directory, provider=provider, hold=False) as here:
@@ -353,7 +353,7 @@ def fail(_: ReadableSpan) -> None:
 
 
 def test_transactions_of_many_threads_are_neither_lost_nor_doubled_while_others_flush(directory: Path) -> None:
-    with correlated(directory, processor=batch, correlation_buffer_size=50) as here:
+    with correlated(directory, processor=batch_processor, correlation_buffer_size=50) as here:
         stop = threading.Event()
 
         def flush() -> None:
@@ -381,7 +381,7 @@ def test_transactions_of_many_threads_are_neither_lost_nor_doubled_while_others_
 
 def test_a_span_may_end_in_a_finaliser_while_another_is_forwarded(directory: Path) -> None:
     """As with generators that are collected: on any thread, between any two steps, also within our own."""
-    with correlated(directory, processor=batch) as here:
+    with correlated(directory, processor=batch_processor) as here:
 
         class Ending:
             """A span that ends when the cyclic collector finds it."""

@@ -8,21 +8,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from answering_server import Answering, answer
-from datadog_agent import DatadogAgent, NotInstallableError, installed
-from datadog_form import labelled, read_form
-from target_process import Target, profiled
+from answering_server import AnsweringServer, http_response
+from datadog_agent import DatadogAgent, NotInstallableError, install_agent
+from datadog_form import read_form, sample_labels
+from target_process import Target, profiling_settings
 
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
 )
-NOWHERE = "http://127.0.0.1:9"
+UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def sent_to(url: str, interval_ms: int = 200) -> dict[str, str]:
     """The settings with which a target is profiled into an agent. The collector's endpoint must not matter."""
     return {
-        **profiled(NOWHERE, 10),
+        **profiling_settings(UNREACHABLE_URL, 10),
         "SPLUNK_PROFILER_OUTPUT": f"datadog:{url}",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": str(interval_ms),
         "OTEL_SERVICE_NAME": "shop",
@@ -34,7 +34,7 @@ def sent_to(url: str, interval_ms: int = 200) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def program() -> Path:
     try:
-        return installed()
+        return install_agent()
     except NotInstallableError as error:
         pytest.skip(str(error))
 
@@ -60,7 +60,7 @@ def test_datadogs_own_agent_takes_profiles_whose_samples_have_its_names_for_span
         assert form.tags["runtime-id"]
         assert form.event["start"] < form.event["end"]
     assert len({form.event["start"] for form in forms}) == len(forms), "each period once"
-    in_spans = [labels for form in forms for labels in labelled(form.profile) if "span id" in labels]
+    in_spans = [labels for form in forms for labels in sample_labels(form.profile) if "span id" in labels]
     as_numbers = {int(span, 16): int(root, 16) for span, root in roots.items()}
     found = {int(labels["span id"]) % 2**64: int(labels["local root span id"]) % 2**64 for labels in in_spans}
     assert as_numbers.items() <= found.items()
@@ -76,33 +76,33 @@ def test_a_forked_child_sends_to_the_agent_under_its_own_process_id(agent: Datad
 
 
 def test_a_service_whose_agent_is_gone_works_and_says_so_once() -> None:
-    with Target("accounted_work.py", "busy", "1", env=sent_to(NOWHERE)) as target:
+    with Target("accounted_work.py", "busy", "1", env=sent_to(UNREACHABLE_URL)) as target:
         assert target.json("ledger")
         assert target.finish() == 0, target.output
-        said = target.last_words()
+        said = target.final_output()
     assert said.count("profiling records are not delivered") == 1
-    assert f"no Datadog agent can be reached at {NOWHERE} (Connection refused)" in said
+    assert f"no Datadog agent can be reached at {UNREACHABLE_URL} (Connection refused)" in said
 
 
 def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
-    with Answering(answer(404, "profiling is switched off")) as server:
+    with AnsweringServer(http_response(404, "profiling is switched off")) as server:
         url = f"http://127.0.0.1:{server.port}"
         with Target("accounted_work.py", "busy", "1", env=sent_to(url)) as target:
             assert target.json("ledger")
             assert target.finish() == 0, target.output
-            said = target.last_words()
+            said = target.final_output()
         server.wait(3)
     assert said.count("profiling records are not delivered") == 1
     assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
 
 
 def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts() -> None:
-    with Answering(answer(413), answer(200)) as server:
+    with AnsweringServer(http_response(413), http_response(200)) as server:
         env = sent_to(f"http://127.0.0.1:{server.port}", interval_ms=60_000)
         with Target("accounted_work.py", "busy", "0.5", env=env) as target:
             assert target.json("ledger")
             assert target.finish() == 0, target.output
-            assert "profiling records" not in target.last_words()
+            assert "profiling records" not in target.final_output()
         refused, *parts = [samples_in(request) for request in server.requests]
     assert len(parts) > 1
     assert sum(parts) == refused
@@ -127,13 +127,13 @@ print("child", os.waitpid(child, 0)[1], flush=True)
 
 
 def test_an_agent_that_never_answers_keeps_a_service_neither_from_forking_nor_from_ending() -> None:
-    with Answering(None) as server:
+    with AnsweringServer(None) as server:
         with Target(sys.executable, "-c", _FORKING, env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
             server.wait(1)
             target.tell("")
             assert target.line("child") == "0"
             assert target.finish() == 0, target.output
-            assert "had to be ended" in target.last_words()
+            assert "had to be ended" in target.final_output()
         assert len(server.requests) > 1, "what was interrupted for the fork is sent again"
 
 
@@ -149,14 +149,14 @@ input()
 
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
 def test_where_sockets_are_geventss_the_profile_travels_on_a_real_one() -> None:
-    with Answering(answer(200)) as server:
+    with AnsweringServer(http_response(200)) as server:
         env = sent_to(f"http://localhost:{server.port}")
         with Target(sys.executable, "-c", _GREENLETS, env=env) as target:
             target.line("ready")
             server.wait(2)
             target.tell("")
             assert target.finish() == 0, target.output
-            assert "profiling records" not in target.last_words()
+            assert "profiling records" not in target.final_output()
         head, _, body = server.requests[0].partition(b"\r\n\r\n")
     content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
     assert read_form(content_type, body).tags["service"] == "shop"

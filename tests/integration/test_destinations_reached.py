@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from answering_server import Answering, answer
-from certificates import Files
+from answering_server import AnsweringServer, http_response
+from certificates import CertificateFiles
 from datadog_form import read_form
 from target_process import Target
 
@@ -33,8 +33,8 @@ input()
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("certificates"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("certificates"))
 
 
 class Decoy:
@@ -83,7 +83,7 @@ def test_a_service_with_a_mistyped_destination_sends_nothing_and_says_so(
         threads = target.line("threads")
         target.tell("")
         assert target.finish() == 0, target.output
-        said = target.last_words()
+        said = target.final_output()
     assert not any(word in threads for word in ("sampler", "exporter", "ticker"))
     (line,) = (line for line in said.splitlines() if "is not usable" in line)
     assert f"{name}={value!r} is not usable: {wrong}" in line or f"{name}={value!r} is not usable: the" in line
@@ -102,7 +102,7 @@ def test_a_service_that_would_only_sample_does_not_start_with_a_mistyped_destina
         assert target.finish() == 0, target.output
 
 
-def deliver(server: Answering, url: str, service: str = _SERVICE, **more: str) -> None:
+def deliver(server: AnsweringServer, url: str, service: str = _SERVICE, **more: str) -> None:
     """Profile a service until two profiles have come."""
     env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:{url}", "OTEL_SERVICE_NAME": "shop", **more}
     with Target(sys.executable, "-c", service, env=env) as target:
@@ -110,7 +110,7 @@ def deliver(server: Answering, url: str, service: str = _SERVICE, **more: str) -
         server.wait(2)
         target.tell("")
         assert target.finish() == 0, target.output
-        assert "profiling records" not in target.last_words()
+        assert "profiling records" not in target.final_output()
     head, _, body = server.requests[0].partition(b"\r\n\r\n")
     content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
     assert read_form(content_type, body).tags["service"] == "shop"
@@ -123,18 +123,18 @@ def tls(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def test_an_agent_at_a_unix_socket_gets_profiles(tmp_path: Path) -> None:
-    with Answering(answer(200), path=tmp_path / "apm.socket") as server:
+    with AnsweringServer(http_response(200), path=tmp_path / "apm.socket") as server:
         deliver(server, f"unix://{tmp_path}/apm.socket")
     assert b"\r\nHost: localhost\r\n" in server.requests[0]
 
 
-def test_an_agent_behind_tls_gets_profiles(files: Files) -> None:
-    with Answering(answer(200), tls=tls(files.cert, files.key)) as server:
+def test_an_agent_behind_tls_gets_profiles(files: CertificateFiles) -> None:
+    with AnsweringServer(http_response(200), tls=tls(files.cert, files.key)) as server:
         deliver(server, f"https://localhost:{server.port}", SSL_CERT_FILE=str(files.authority))
 
 
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
-def test_where_sockets_are_geventss_an_agent_behind_tls_gets_profiles(files: Files) -> None:
+def test_where_sockets_are_geventss_an_agent_behind_tls_gets_profiles(files: CertificateFiles) -> None:
     greenlets = f"from gevent import monkey\nmonkey.patch_all()\nimport gevent{_SERVICE}"
-    with Answering(answer(200), tls=tls(files.cert, files.key)) as server:
+    with AnsweringServer(http_response(200), tls=tls(files.cert, files.key)) as server:
         deliver(server, f"https://localhost:{server.port}", greenlets, SSL_CERT_FILE=str(files.authority))

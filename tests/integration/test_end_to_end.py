@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[list[Record], dict[str
             ids = {name: (trace_id, span_id) for name, trace_id, span_id in map(str.split, target.lines(2, "span "))}
             for function in ("work_in_a_thread", "work_in_a_task", "wait_outside"):
                 receiver.records(20, partial(_mentions, function))
-            target.hang_up()
+            target.close_stdin()
             assert target.finish() == 0, target.output
         # What was sampled before belongs to the start: without the provider that the program was yet to set.
         yield receiver.records(0, lambda record: record["time_ns"] >= ready_ns), ids, receiver.spans(2)

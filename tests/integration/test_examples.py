@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, splunk_profiler
-from modes import open_to_others
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
+from modes import find_open_to_others
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
@@ -26,7 +26,7 @@ from splunk_profiler.cli.receiver import to_json
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.formats.pprof import message
-from splunk_profiler.model import DataType, Source
+from splunk_profiler.model import DataType, InstrumentationSource
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}
@@ -71,7 +71,7 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
         "One record as received",
     ):
         assert words in ended.stdout
-    assert open_to_others(tmp_path) == []
+    assert find_open_to_others(tmp_path) == []
     data = report_of(tmp_path)
     assert data["services"].keys() == {"shop"}
     assert data["samples_in_spans"] > 100
@@ -169,7 +169,7 @@ def test_a_demo_whose_service_fails_shows_what_the_service_printed(tmp_path: Pat
 
 
 def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
+    with run_collector(tmp_path) as collector:
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
         for switch in ({}, {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10"}):
             ended = subprocess.run(
@@ -192,7 +192,12 @@ def test_the_batch_job_is_profiled_when_it_is_switched_on_and_only_then(tmp_path
 @pytest.mark.parametrize(("name", "argument"), [("logs.jsonl", "."), ("profiles.jsonl", "profiles.jsonl")])
 def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, name: str, argument: str) -> None:
     allocated = replace(small_profile(), data_type=DataType.ALLOCATION)
-    profiles = [small_profile(), replace(small_profile(), source=Source.SNAPSHOT), large_profile(3), allocated]
+    profiles = [
+        small_profile(),
+        replace(small_profile(), source=InstrumentationSource.SNAPSHOT),
+        large_profile(3),
+        allocated,
+    ]
     requests = [ProfileEncoder(lambda: Resource({})).encode([profile]) for profile in profiles]
     text = {"body": {"stringValue": "a dump"}, "attributes": [{"key": "profiling.data.format", "value": {}}]}
     lines = [json.dumps(to_json(ExportLogsServiceRequest.FromString(request))) for request in requests]
@@ -209,5 +214,5 @@ def test_profiles_are_taken_out_of_what_a_collector_has_saved(tmp_path: Path, na
     found = [Path(line) for line in ended.stdout.splitlines()]
     names = ("0001.pprof", "0002-snapshot.pprof", "0003.pprof", "0004-allocation.pprof")
     assert found == [tmp_path / name for name in names]
-    whose = CodeClassifier().of
+    whose = CodeClassifier().classify
     assert [gzip.decompress(path.read_bytes()) for path in found] == [message(each, whose) for each in profiles]

@@ -8,58 +8,61 @@ import threading
 from pathlib import Path
 
 import pytest
-from certificates import Files
-from exporting_process import Exporting
+from certificates import CertificateFiles
+from exporting_process import ExportingProcess
 from receiver_process import Receiver
 
 UNDELIVERED = "are not delivered"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("certificates"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("certificates"))
 
 
-def test_records_travel_over_tls_with_a_private_authority(files: Files) -> None:
+def test_records_travel_over_tls_with_a_private_authority(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
-            assert exporter.own_lines() == []
+            assert exporter.profiler_log() == []
 
 
-def test_a_client_certificate_is_sent_to_a_collector_that_wants_one(files: Files) -> None:
+def test_a_client_certificate_is_sent_to_a_collector_that_wants_one(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key, client_ca=files.authority) as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert "OTEL_EXPORTER_OTLP_CLIENT_KEY" in line
             assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in line
         settings["OTEL_EXPORTER_OTLP_CLIENT_KEY"] = str(files.client_key)
         settings["OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"] = str(files.client_cert)
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
 
 
-def test_the_certificate_for_logs_goes_before_the_general_one(files: Files) -> None:
+def test_the_certificate_for_logs_goes_before_the_general_one(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger),
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.untrusted_authority),
             "OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE": str(files.authority),
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
 
 
-def test_a_certificate_of_another_authority_is_refused_and_the_setting_named(files: Files) -> None:
+def test_a_certificate_of_another_authority_is_refused_and_the_setting_named(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
-        settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger)}
-        with Exporting(settings) as exporter:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.untrusted_authority),
+        }
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert "is not trusted" in line
@@ -67,10 +70,10 @@ def test_a_certificate_of_another_authority_is_refused_and_the_setting_named(fil
         assert receiver.exports() == []
 
 
-def test_a_certificate_for_another_host_is_refused(files: Files) -> None:
-    with Receiver(cert=files.elsewhere_cert, key=files.elsewhere_key) as receiver:
+def test_a_certificate_for_another_host_is_refused(files: CertificateFiles) -> None:
+    with Receiver(cert=files.wrong_host_cert, key=files.wrong_host_key) as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority)}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 1")
             assert "certificate" in exporter.log(lambda text: UNDELIVERED in text)
         assert receiver.exports() == []
@@ -78,34 +81,34 @@ def test_a_certificate_for_another_host_is_refused(files: Files) -> None:
 
 @pytest.mark.parametrize("content", [None, "no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_a_certificate_file_that_cannot_be_used_is_named_and_hurts_nobody(
-    content: str | None, files: Files, tmp_path: Path
+    content: str | None, files: CertificateFiles, tmp_path: Path
 ) -> None:
     path = tmp_path / "authority.pem"
     if content is not None:
         path.write_text(content)
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(path)}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 1")
             exporter.log(lambda text: UNDELIVERED in text)
-            assert any("OTEL_EXPORTER_OTLP_CERTIFICATE" in line for line in exporter.own_lines())
+            assert any("OTEL_EXPORTER_OTLP_CERTIFICATE" in line for line in exporter.profiler_log())
         assert receiver.exports() == []
 
 
 def test_a_plaintext_collector_behind_an_https_endpoint_is_recognised() -> None:
     with Receiver() as receiver:
         wrong = f"https://127.0.0.1:{receiver.port}"
-        with Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=wrong) as exporter:
+        with ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=wrong) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert "speaks gRPC without TLS" in line
             assert f"set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{receiver.port}" in line
 
 
-def test_a_tls_collector_behind_an_http_endpoint_is_recognised(files: Files) -> None:
+def test_a_tls_collector_behind_an_http_endpoint_is_recognised(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         wrong = f"http://localhost:{receiver.port}"
-        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=wrong) as exporter:
+        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=wrong) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert "expects TLS" in line
@@ -119,7 +122,7 @@ def test_headers_and_timeout_are_those_of_the_standard_settings() -> None:
             "OTEL_EXPORTER_OTLP_HEADERS": "X-SF-Token=se%20cret,tenant=a",
             "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "7.5",
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             receiver.records(2)
         headers = receiver.exports(1)[0]["headers"]
@@ -168,7 +171,7 @@ def test_requests_are_compressed_if_the_standard_setting_says_so(compression: st
     with Receiver() as receiver:
         relay = Relay(receiver.port)
         settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": relay.url, "OTEL_EXPORTER_OTLP_COMPRESSION": compression}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 200 40")
             receiver.records(200)
             exporter.ask("stop 10")
@@ -186,10 +189,10 @@ def test_wrong_values_are_each_told_in_one_line_and_records_are_sent_all_the_sam
             "OTEL_EXPORTER_OTLP_COMPRESSION": "zip",
             "OTEL_EXPORTER_OTLP_HEADERS": "secret",
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
-            lines = exporter.own_lines()
+            lines = exporter.profiler_log()
         assert len(lines) == 3
         assert any("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT='later'" in line for line in lines)
         assert any("OTEL_EXPORTER_OTLP_COMPRESSION='zip'" in line for line in lines)
@@ -201,12 +204,12 @@ def peers(receiver: Receiver, signal: str) -> set[str]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "tls"])
-def test_spans_and_profiles_travel_on_one_tcp_connection(tls: bool, files: Files) -> None:
+def test_spans_and_profiles_travel_on_one_tcp_connection(tls: bool, files: CertificateFiles) -> None:
     with Receiver(cert=files.cert if tls else None, key=files.key if tls else None) as receiver:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
         if tls:
             settings["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(files.authority)
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             assert exporter.ask("trace checkout")
             exporter.ask("record 2")
             receiver.records(2)
@@ -218,7 +221,7 @@ def test_spans_and_profiles_travel_on_one_tcp_connection(tls: bool, files: Files
 
 
 def test_the_trace_exporters_connection_is_left_alone_by_our_end() -> None:
-    with Receiver() as receiver, Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
         exporter.ask("trace before")
         exporter.ask("record 1")
         receiver.records(1)
@@ -229,7 +232,7 @@ def test_the_trace_exporters_connection_is_left_alone_by_our_end() -> None:
 
 
 def test_records_go_on_when_the_trace_exporter_is_shut_down() -> None:
-    with Receiver() as receiver, Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url) as exporter:
         exporter.ask("trace checkout")
         exporter.ask("record 1")
         receiver.records(1)
@@ -243,7 +246,7 @@ def test_records_go_on_when_the_trace_exporter_is_shut_down() -> None:
 def test_records_go_on_when_the_collector_of_a_shared_connection_dies_and_comes_back() -> None:
     with (
         Receiver() as first,
-        Exporting(OTEL_EXPORTER_OTLP_ENDPOINT=first.url, OTEL_EXPORTER_OTLP_TIMEOUT="2") as exporter,
+        ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=first.url, OTEL_EXPORTER_OTLP_TIMEOUT="2") as exporter,
     ):
         exporter.ask("trace checkout")
         exporter.ask("record 1")
@@ -256,14 +259,14 @@ def test_records_go_on_when_the_collector_of_a_shared_connection_dies_and_comes_
             assert len(second.records(2)) == 2
 
 
-def test_a_connection_with_other_certificates_is_not_shared(files: Files) -> None:
+def test_a_connection_with_other_certificates_is_not_shared(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
             "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE": str(files.authority),
-            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.stranger),
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.untrusted_authority),
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             assert exporter.ask("trace checkout")
             receiver.spans(1)
             exporter.ask("record 1")
@@ -284,20 +287,20 @@ def test_a_token_for_another_host_is_not_sent_on_a_shared_connection_either() ->
             "OTEL_EXPORTER_OTLP_ENDPOINT": "https://vendor.invalid:4317",
             "OTEL_EXPORTER_OTLP_HEADERS": "x-token=sesame",
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             assert exporter.ask("trace checkout")
             exporter.ask("record 2")
             receiver.records(2)
-            (line,) = exporter.own_lines()
+            (line,) = exporter.profiler_log()
         assert "OTEL_EXPORTER_OTLP_HEADERS" in line
         assert "sesame" not in line
         assert headers_of(receiver, "traces")["x-token"] == "sesame", "the SDK's own exporter sends it"
         assert "x-token" not in headers_of(receiver, "logs")
         assert len(peers(receiver, "logs") | peers(receiver, "traces")) == 1
-        with Exporting({**settings, "SPLUNK_PROFILER_LOGS_HEADERS": "x-token=ours"}) as exporter:
+        with ExportingProcess({**settings, "SPLUNK_PROFILER_LOGS_HEADERS": "x-token=ours"}) as exporter:
             exporter.ask("record 1")
             receiver.records(3)
-            assert exporter.own_lines() == []
+            assert exporter.profiler_log() == []
         assert receiver.exports()[-1]["headers"]["x-token"] == "ours"
 
 
@@ -305,23 +308,23 @@ def test_a_token_for_another_host_is_not_sent_on_a_shared_connection_either() ->
 def test_a_target_of_grpcs_own_form_is_reached_without_tls_if_asked_for(form: str) -> None:
     with Receiver() as receiver:
         settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": form.format(receiver.port), "OTEL_EXPORTER_OTLP_INSECURE": "true"}
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
 
 
-def test_a_target_of_grpcs_own_form_has_tls_otherwise(files: Files) -> None:
+def test_a_target_of_grpcs_own_form_has_tls_otherwise(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {
             "SPLUNK_PROFILER_LOGS_ENDPOINT": f"dns:///localhost:{receiver.port}",
             "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority),
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
     with Receiver() as receiver:
         target = f"127.0.0.1:{receiver.port}"
-        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"dns:{target}") as exporter:
+        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"dns:{target}") as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=http://{target}" in line
@@ -330,28 +333,28 @@ def test_a_target_of_grpcs_own_form_has_tls_otherwise(files: Files) -> None:
 @pytest.mark.parametrize("name", ["c.sock", "a collector%20.sock"])
 def test_a_collector_at_a_unix_socket_is_reached(name: str, tmp_path: Path) -> None:
     with Receiver(path=tmp_path / name.replace("%", "")) as receiver:
-        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
-        assert exporter.own_lines() == []
+        assert exporter.profiler_log() == []
 
 
-def test_a_collector_at_a_unix_socket_has_tls_if_asked_for(files: Files, tmp_path: Path) -> None:
+def test_a_collector_at_a_unix_socket_has_tls_if_asked_for(files: CertificateFiles, tmp_path: Path) -> None:
     with Receiver(path=tmp_path / "c.sock", cert=files.cert, key=files.key) as receiver:
         settings = {
             "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
             "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority),
         }
-        with Exporting(settings) as exporter:
+        with ExportingProcess(settings) as exporter:
             exporter.ask("record 1")
             assert "set OTEL_EXPORTER_OTLP_INSECURE=false" in exporter.log(lambda text: UNDELIVERED in text)
-        with Exporting({**settings, "OTEL_EXPORTER_OTLP_INSECURE": "false"}) as exporter:
+        with ExportingProcess({**settings, "OTEL_EXPORTER_OTLP_INSECURE": "false"}) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
 
 
 def test_a_unix_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"unix:{tmp_path}/c.sock") as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"unix:{tmp_path}/c.sock") as exporter:
         exporter.ask("record 1")
         line = exporter.log(lambda text: UNDELIVERED in text)
     assert f"no collector can be reached at unix:{tmp_path}/c.sock" in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from exporting_process import Exporting
+from exporting_process import ExportingProcess
 from receiver_process import Receiver
 
 UNDELIVERED = "are not delivered"
@@ -23,7 +23,7 @@ def endpoint(port: int) -> str:
 
 
 def test_a_collector_that_appears_later_gets_what_was_recorded_before(free_port: int) -> None:
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
         exporter.ask("record 5")
         line = exporter.log(lambda text: UNDELIVERED in text)
         assert f"no collector can be reached at http://127.0.0.1:{free_port}" in line
@@ -35,7 +35,10 @@ def test_a_collector_that_appears_later_gets_what_was_recorded_before(free_port:
 
 
 def test_a_collector_that_dies_and_comes_back_loses_nothing(free_port: int) -> None:
-    with Receiver(port=free_port) as first, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
+    with (
+        Receiver(port=free_port) as first,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter,
+    ):
         exporter.ask("record 3")
         first.records(3)
         assert exporter.ask("flush 10")  # answered, so not sent again
@@ -52,7 +55,7 @@ def test_a_collector_that_hangs_is_told_of_and_gets_the_records_when_it_answers_
     settings = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.5"}
     with (
         Receiver(mode="hang") as receiver,
-        Exporting(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 3")
         line = exporter.log(lambda text: UNDELIVERED in text)
@@ -63,7 +66,7 @@ def test_a_collector_that_hangs_is_told_of_and_gets_the_records_when_it_answers_
 
 
 def test_recording_goes_on_and_memory_stays_bounded_while_a_collector_hangs() -> None:
-    with Receiver(mode="hang") as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with Receiver(mode="hang") as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 5")
         receiver.exports(1, answer="hang")
         exporter.ask("record 100000")
@@ -79,7 +82,7 @@ def test_the_end_of_the_process_does_not_wait_for_a_collector_that_hangs() -> No
     settings = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
     with (
         Receiver(mode="hang") as receiver,
-        Exporting(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 5")
         receiver.exports(1, answer="hang")
@@ -89,7 +92,7 @@ def test_the_end_of_the_process_does_not_wait_for_a_collector_that_hangs() -> No
 
 
 def test_a_collector_that_is_back_at_the_moment_of_the_end_gets_what_waited(free_port: int) -> None:
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
         exporter.ask("record 5")
         exporter.log(lambda text: UNDELIVERED in text)
         for _ in range(3):  # the connection pauses for longer after each attempt
@@ -103,7 +106,7 @@ def test_a_collector_that_is_back_at_the_moment_of_the_end_gets_what_waited(free
 def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_content(code: str) -> None:
     with (
         Receiver(mode=f"refuse {code}") as receiver,
-        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 3")
         line = exporter.log(lambda text: UNDELIVERED in text)
@@ -116,7 +119,7 @@ def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_co
 def test_a_collector_without_room_gets_the_records_after_the_pause_it_asks_for() -> None:
     with (
         Receiver(mode="refuse RESOURCE_EXHAUSTED 0.05") as receiver,
-        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 3")
         receiver.exports(4, answer="refuse")
@@ -133,7 +136,7 @@ def test_a_collector_without_room_gets_the_records_after_the_pause_it_asks_for()
 def test_records_that_a_collector_refuses_for_good_are_counted_and_later_ones_sent(code: str, hint: str) -> None:
     with (
         Receiver(mode=f"refuse {code}") as receiver,
-        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 3")
         assert hint in exporter.log(lambda text: UNDELIVERED in text)
@@ -148,7 +151,7 @@ def test_records_that_a_collector_refuses_for_good_are_counted_and_later_ones_se
 def test_a_partial_success_is_counted_and_its_message_told() -> None:
     with (
         Receiver(mode="partial 2 too old for this collector") as receiver,
-        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 5")
         told = exporter.log(lambda text: "2 profiling records were dropped" in text)
@@ -160,7 +163,7 @@ def test_a_partial_success_is_counted_and_its_message_told() -> None:
 def test_no_more_records_are_rejected_than_were_sent_whatever_a_collector_says() -> None:
     with (
         Receiver(mode="partial 3 of which a profile has several") as receiver,
-        Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
+        ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 1")
         assert exporter.log(lambda text: "1 profiling records were dropped" in text)
@@ -169,16 +172,16 @@ def test_no_more_records_are_rejected_than_were_sent_whatever_a_collector_says()
 
 
 def test_a_batch_larger_than_the_collector_takes_is_sent_in_parts() -> None:
-    with Receiver() as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 400 40 500")  # 8 MB, in batches of more than the 4 MiB that a server takes
         assert len(receiver.records(400)) == 400
         assert exporter.ask("flush 10")
         assert exporter.ask("counters")["delivered"] == 400
-        assert exporter.own_lines() == []
+        assert exporter.profiler_log() == []
 
 
 def test_a_record_larger_than_the_collector_takes_is_told_of_and_no_other_one_lost() -> None:
-    with Receiver() as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 1 100000 50")
         line = exporter.log(lambda text: UNDELIVERED in text)
         assert "SPLUNK_PROFILER_MAX_STACK_DEPTH" in line
@@ -190,7 +193,7 @@ def test_a_record_larger_than_the_collector_takes_is_told_of_and_no_other_one_lo
 
 
 def test_records_are_sent_in_batches_below_what_collectors_accept_by_default() -> None:
-    with Receiver() as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 2000 40")
         receiver.records(2000)
         assert max(export["size"] for export in receiver.exports()) <= 1 << 20
@@ -201,14 +204,14 @@ def test_a_server_that_is_no_collector_is_named_as_such() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         url = endpoint(listener.getsockname()[1])
-        with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=url, OTEL_EXPORTER_OTLP_TIMEOUT="0.5") as exporter:
+        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=url, OTEL_EXPORTER_OTLP_TIMEOUT="0.5") as exporter:
             exporter.ask("record 1")
             assert "no answer within 0.5 s" in exporter.log(lambda text: UNDELIVERED in text)
             exporter.ask("stop 0.2")
 
 
 def test_parent_and_forked_child_both_go_on_sending_with_an_export_in_flight() -> None:
-    with Receiver() as receiver, Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 1")
         receiver.records(1)
         for _ in range(3):

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from profile_schema import decode
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 
 def written_to(directory: Path) -> dict[str, str]:
     """The settings with which a target is profiled into files. The collector's endpoint must not matter."""
     return {
-        **profiled("http://127.0.0.1:9", 10),
+        **profiling_settings("http://127.0.0.1:9", 10),
         "SPLUNK_PROFILER_OUTPUT": f"file:{directory}",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "100",
         "OTEL_SERVICE_NAME": "shop",
@@ -95,7 +95,7 @@ def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_pat
     with Target("accounted_work.py", "busy", "1", env=written_to(directory)) as target:
         assert target.json("ledger")
         assert target.finish() == 0, target.output
-        said = target.last_words()
+        said = target.final_output()
     assert said.count("profiling records are not delivered") == 1
     assert f"profiles cannot be written to {directory} (Not a directory); see SPLUNK_PROFILER_OUTPUT" in said
 

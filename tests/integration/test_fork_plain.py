@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _CHILDREN = {"auto": 20, "portable": 6}  # a walk in Python of so many processes with 17 threads each takes its time
 
@@ -19,7 +19,7 @@ _CHILDREN = {"auto": 20, "portable": 6}  # a walk in Python of so many processes
 @contextmanager
 def forking(receiver: Receiver, how: str, count: int, **settings: str) -> Iterator[tuple[Target, int]]:
     """A target that has sent its first records and waits for the word to fork; with its pid."""
-    env = profiled(receiver.url, 10, OTEL_SERVICE_NAME="forking", **settings)
+    env = profiling_settings(receiver.url, 10, OTEL_SERVICE_NAME="forking", **settings)
     with Target("forks.py", how, str(count), env=env) as target:
         pid = int(target.line("ready"))
         receiver.record(lambda record: record["resource"]["process.pid"] == pid)
@@ -80,7 +80,7 @@ def test_a_fork_during_an_export_that_hangs_leaves_parent_and_child_sending() ->
 
 def _off_the_record() -> dict[str, str]:
     """Settings of a profiler whose collector does not matter."""
-    return profiled("http://127.0.0.1:9", 10, OTEL_SERVICE_NAME="forking")
+    return profiling_settings("http://127.0.0.1:9", 10, OTEL_SERVICE_NAME="forking")
 
 
 def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Path) -> None:
@@ -142,7 +142,10 @@ def test_nothing_is_started_between_fork_and_exec(how: str) -> None:
 
 @pytest.mark.parametrize("walker", ["native", "portable"])
 def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: str) -> None:
-    with Receiver() as receiver, Target("attaching_fork.py", env=profiled(receiver.url, walker=walker)) as target:
+    with (
+        Receiver() as receiver,
+        Target("attaching_fork.py", env=profiling_settings(receiver.url, walker=walker)) as target,
+    ):
         target.line("ready")
         receiver.record()
         target.tell("fork")
@@ -157,7 +160,10 @@ def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: 
 def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker: str) -> None:
     # Nothing sees to the GIL at such a fork where the portable walker serves: no thread of ours may want it just then.
     interval_ms = 5 if walker == "native" else 60_000
-    with Receiver() as receiver, Target("lost_threads.py", env=profiled(receiver.url, interval_ms, walker)) as target:
+    with (
+        Receiver() as receiver,
+        Target("lost_threads.py", env=profiling_settings(receiver.url, interval_ms, walker)) as target,
+    ):
         child = target.json("forked")
         if walker == "native":
             receiver.record(lambda record: record["resource"]["process.pid"] == child)

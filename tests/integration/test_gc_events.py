@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
@@ -25,7 +25,7 @@ def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tu
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED": "true",
     }
     with Receiver() as receiver:
-        env = {**profiled(receiver.url, 10, walker), **settings, **more}
+        env = {**profiling_settings(receiver.url, 10, walker), **settings, **more}
         with Target("collected_work.py", scenario, str(seconds), env=env) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
@@ -98,7 +98,7 @@ def test_collections_can_be_left_out_and_are_no_business_of_text(walker: str) ->
     _, ledger = _run("two_threads", walker, seconds=0.1, SPLUNK_PROFILER_GC_EVENTS_ENABLED="auto")
     assert ledger["callbacks"] == [int(walker == "native"), 0], "a callback in Python may lose a signal's exception"
     with Receiver() as receiver:
-        env = profiled(receiver.url, 10, walker)
+        env = profiling_settings(receiver.url, 10, walker)
         with Target("collected_work.py", "two_threads", "0.1", env=env) as target:
             assert target.json("ledger")["callbacks"] == [0, 0]
             assert target.finish() == 0, target.output

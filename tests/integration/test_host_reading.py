@@ -19,21 +19,23 @@ from splunk_profiler.inspector import Reader
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
-_ON_ONE_THREAD = {"asyncio_tasks", "uvloop_tasks", "eager_tasks", "greenlets"}
-_OF_EACH_KIND = 50
+_SINGLE_THREAD_SCENARIOS = {"asyncio_tasks", "uvloop_tasks", "eager_tasks", "greenlets"}
+_MIN_READINGS_OF_KIND = 50
 
 
-def _read(scenario: str, reads: int) -> dict[str, Any]:
+def _judge_readings(scenario: str, reads: int) -> dict[str, Any]:
     """Judge that many readings, half of them with the limits of real host profilers; what the target has counted."""
     judge = JudgeOfIds() if scenario == "contexts" else Judge()
     with publishing_target("span_switching.py", scenario) as target:
-        place = int(target.line("ready")), TABLE_BYTES
-        for strict_host, enough in ((False, reads // 2), (True, reads)):
+        table_range = int(target.line("ready")), TABLE_BYTES
+        for strict_host, min_readings in ((False, reads // 2), (True, reads)):
             with Reader(target.pid, strict_host=strict_host) as reader:
-                while not _has_seen(judge, enough):
-                    one_by_one = judge.tids if scenario in _ON_ONE_THREAD else ()
-                    for reading in [reader.sample_one(tid, place) for tid in one_by_one] or reader.sample(place):
-                        if reading is not None and reading.stopped:
+                while not _has_enough_readings(judge, min_readings):
+                    single_tids = judge.tids if scenario in _SINGLE_THREAD_SCENARIOS else ()
+                    for reading in [reader.sample_one(tid, table_range) for tid in single_tids] or reader.sample(
+                        table_range
+                    ):
+                        if reading is not None and reading.was_stopped:
                             judge.judge(reading)
                     assert not judge.wrong, f"after {judge.judged} readings: {judge.wrong[0]}"
         target.tell("stop")
@@ -47,10 +49,10 @@ def _read(scenario: str, reads: int) -> dict[str, Any]:
     return dict(counted)
 
 
-def _has_seen(judge: Judge, enough: int) -> bool:
+def _has_enough_readings(judge: Judge, min_readings: int) -> bool:
     """Whether there are that many readings, and some of each kind."""
-    assert judge.seen.total() < 100 * enough, f"it is nearly always the same: {dict(judge.seen)}"
-    return judge.judged >= enough and min(judge.seen["inside"], judge.seen["outside"]) >= _OF_EACH_KIND
+    assert judge.seen.total() < 100 * min_readings, f"it is nearly always the same: {dict(judge.seen)}"
+    return judge.judged >= min_readings and min(judge.seen["inside"], judge.seen["outside"]) >= _MIN_READINGS_OF_KIND
 
 
 @pytest.mark.parametrize(
@@ -65,19 +67,19 @@ def _has_seen(judge: Judge, enough: int) -> bool:
     ],
 )
 def test_every_reading_is_of_the_span_that_the_thread_is_in(scenario: str, reads: int) -> None:
-    _read(scenario, reads)
+    _judge_readings(scenario, reads)
 
 
 @pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not there for this interpreter")
 def test_every_reading_of_tasks_on_uvloop_is_of_the_span_of_the_task() -> None:
-    assert _read("uvloop_tasks", 5000)["loop"].startswith("uvloop")
+    assert _judge_readings("uvloop_tasks", 5000)["loop"].startswith("uvloop")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
 def test_every_reading_of_eager_tasks_is_of_the_span_of_the_task() -> None:
-    _read("eager_tasks", 3000)
+    _judge_readings("eager_tasks", 3000)
 
 
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
 def test_every_reading_of_greenlets_is_of_the_span_of_the_greenlet() -> None:
-    assert _read("greenlets", 5000)["patched"]
+    assert _judge_readings("greenlets", 5000)["patched"]

@@ -20,16 +20,16 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 
-def _moments(target: Target) -> Iterator[dict[str, Any]]:
+def _iter_moments(target: Target) -> Iterator[dict[str, Any]]:
     """What should be seen, moment by moment; the target goes on when the next one is asked for."""
     count = 0
-    while target.either("at ", "end", count) == "at ":
+    while target.wait_for_either("at ", "end", count) == "at ":
         count += 1
         yield json.loads(target.lines(count, "at ")[-1])
         target.tell("on")
 
 
-def _told(reading: ThreadReading) -> dict[str, Any]:
+def _shown_context(reading: ThreadReading) -> dict[str, Any]:
     """What is shown, in the form of what should be; both ABIs must agree."""
     labels = {label.key.decode(): label.value.decode() for label in reading.labels or ()}
     assert len(labels) == len(reading.labels or ())
@@ -64,15 +64,15 @@ def test_a_thread_shows_the_context_that_it_is_in(scene: str, strict_host: bool)
     wrong = []
     with publishing_target("held_contexts.py", scene) as target:
         moments = 0
-        for moment in _moments(target):
+        for moment in _iter_moments(target):
             moments += 1
             with Reader(target.pid, strict_host=strict_host) as reader:
                 reading = reader.sample_one(moment["tid"])
                 assert reading is not None
                 assert not reading.problems
-                told = _told(reading)
-                if told != {"ids": moment["ids"], "labels": moment["labels"]}:
-                    wrong.append(f"{moment} but {told}")
+                shown_context = _shown_context(reading)
+                if shown_context != {"ids": moment["ids"], "labels": moment["labels"]}:
+                    wrong.append(f"{moment} but {shown_context}")
         assert target.finish() == 0
         assert "splunk_profiler" not in target.output
     assert moments >= 2
@@ -81,13 +81,13 @@ def test_a_thread_shows_the_context_that_it_is_in(scene: str, strict_host: bool)
 
 def test_labels_are_cut_to_what_readers_take_and_said_once() -> None:
     with publishing_target("held_contexts.py", "limits") as target:
-        for moment in _moments(target):
+        for moment in _iter_moments(target):
             for strict_host in (False, True):
                 with Reader(target.pid, strict_host=strict_host) as reader:
                     reading = reader.sample_one(moment["tid"])
                 assert reading is not None
                 assert not reading.problems
-                assert _told(reading) == {"ids": moment["ids"], "labels": moment["labels"]}, moment
+                assert _shown_context(reading) == {"ids": moment["ids"], "labels": moment["labels"]}, moment
         assert target.finish() == 0
         assert target.output.count("is cut: it has") == 1
         assert target.output.count("is not published: readers show 7") == 1
@@ -95,7 +95,7 @@ def test_labels_are_cut_to_what_readers_take_and_said_once() -> None:
 
 def test_nothing_can_be_followed_after_a_stop_and_everything_again_after_a_start() -> None:
     with publishing_target("held_contexts.py", "stop_and_start") as target:
-        for moment in _moments(target):
+        for moment in _iter_moments(target):
             with Reader(target.pid) as reader:
                 report = reader.read()
                 by_tid = {thread.tid: thread for thread in report.threads}
@@ -108,5 +108,5 @@ def test_nothing_can_be_followed_after_a_stop_and_everything_again_after_a_start
                 assert report.storage is not None
                 assert report.storage.service_name == SERVICE
                 assert report.socket_accepted
-                assert _told(shown)["ids"] == moment["ids"]
+                assert _shown_context(shown)["ids"] == moment["ids"]
         assert target.finish() == 0

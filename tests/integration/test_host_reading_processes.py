@@ -16,10 +16,10 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from derived_ids import Piece
-from host_reading import not_whole
+from derived_ids import WorkUnit
+from host_reading import describe_mixed_reading
 from publishing_target import SERVICE, publishing_target, socket_folder
-from publishing_target import publishing as settings
+from publishing_target import publishing_settings as settings
 from target_process import TESTS, Target
 
 import splunk_profiler
@@ -33,28 +33,28 @@ _GLIBC = platform.libc_ver()[0] == "glibc"
 _LABELS = Path(splunk_profiler.__file__).parent / "libcustomlabels.so"
 
 
-def _moments(target: Target) -> Iterator[list[dict[str, Any]]]:
+def _iter_moments(target: Target) -> Iterator[list[dict[str, Any]]]:
     """What should be seen, moment by moment; the target goes on when the next one is asked for."""
     count = 0
-    while target.either("at ", "end", count) == "at ":
+    while target.wait_for_either("at ", "end", count) == "at ":
         count += 1
         yield json.loads(target.lines(count, "at ")[-1])
         target.tell("on")
 
 
-def _read(pid: int, *, strict_host: bool = True) -> Report:
+def _read_report(pid: int, *, strict_host: bool = True) -> Report:
     """A reader that has never seen the process before."""
     with Reader(pid, strict_host=strict_host) as reader:
         return reader.read()
 
 
-def _spans(report: Report) -> dict[int, str]:
+def _span_by_tid(report: Report) -> dict[int, str]:
     """The span that each thread shows, in both ABIs; threads that show nothing are left out."""
     shown = {}
     for thread in report.threads:
         labels = {label.key: label.value.decode() for label in thread.labels or ()}
         record = thread.correlation
-        span_id = record.span_id if record is not None and record.usable else ""
+        span_id = record.span_id if record is not None and record.is_usable else ""
         assert labels.get(b"span_id", "") == span_id, thread
         assert thread.problems == (), thread
         if span_id:
@@ -62,10 +62,10 @@ def _spans(report: Report) -> dict[int, str]:
     return shown
 
 
-def _assert_seen(report: Report, expected: list[dict[str, Any]]) -> None:
+def _assert_spans_shown(report: Report, expected: list[dict[str, Any]]) -> None:
     """All of these threads, and no others, show their spans; the process says who it is and where it listens."""
     wanted = {thread["tid"]: thread["span_id"] for thread in expected if thread["span_id"]}
-    assert _spans(report) == wanted, expected
+    assert _span_by_tid(report) == wanted, expected
     assert report.storage is not None, expected
     assert report.storage.service_name == SERVICE
     assert report.socket_accepted, report.reasons
@@ -80,19 +80,19 @@ def test_threads_from_before_and_after_the_libraries_came_are_read(how: str) -> 
     preload = {"LD_PRELOAD": str(_LABELS)} if how == "preloaded" else {}
     with publishing_target("published_processes.py", "threads", **preload) as target:
         moments = 0
-        for expected in _moments(target):
+        for expected in _iter_moments(target):
             moments += 1
             assert len(expected) == 4
             for _ in range(2):  # a second reader, which has missed the publication, sees the same
-                _assert_seen(_read(expected[0]["pid"]), expected)
+                _assert_spans_shown(_read_report(expected[0]["pid"]), expected)
         assert moments == 1
         assert target.finish() == 0
 
 
 def test_a_thread_that_gets_the_ident_of_one_that_ended_in_a_span_shows_none() -> None:
     with publishing_target("published_processes.py", "idents") as target:
-        for expected in _moments(target):
-            _assert_seen(_read(expected[0]["pid"]), expected)
+        for expected in _iter_moments(target):
+            _assert_spans_shown(_read_report(expected[0]["pid"]), expected)
         assert target.finish() == 0
         assert target.json("reused") > 0, "no ident was used again: nothing was tested"
 
@@ -117,14 +117,14 @@ def test_where_libraries_have_used_up_the_static_memory_the_log_and_the_inspecto
         subprocess.run(command, check=True)
         eaters += [shutil.copy(eater, tmp_path / f"eater-of-{size}-{number}.so") for number in range(count)]
     with publishing_target("published_processes.py", "eaten", *map(str, eaters)) as target:
-        for expected in _moments(target):
+        for expected in _iter_moments(target):
             pid = expected[0]["pid"]
-            strict, spec = _read(pid), _read(pid, strict_host=False)
+            strict, spec = _read_report(pid), _read_report(pid, strict_host=False)
             assert {library.tls for library in strict.libraries} == {TlsKind.DYNAMIC}
-            assert _spans(strict) == {}
-            assert not strict.visible(Interface.ELASTIC)
+            assert _span_by_tid(strict) == {}
+            assert not strict.is_visible(Interface.ELASTIC)
             assert {reason.interface for reason in strict.reasons if reason.code == "tls-dynamic"} == {*Interface}
-            assert _spans(spec) == {expected[0]["tid"]: expected[0]["span_id"]}
+            assert _span_by_tid(spec) == {expected[0]["tid"]: expected[0]["span_id"]}
         assert target.finish() == 0
         assert "static TLS" in target.line("full")
         assert target.output.count("host profilers cannot read") == 2, target.output
@@ -136,12 +136,12 @@ def test_where_libraries_have_used_up_the_static_memory_the_log_and_the_inspecto
 def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
     tunables = {"GLIBC_TUNABLES": f"glibc.rtld.optional_static_tls={room}"}
     with publishing_target("published_processes.py", "threads", **tunables) as target:
-        for expected in _moments(target):
-            report = _read(expected[0]["pid"])
+        for expected in _iter_moments(target):
+            report = _read_report(expected[0]["pid"])
             if room:
-                _assert_seen(report, expected)
+                _assert_spans_shown(report, expected)
             else:
-                assert _spans(report) == {}
+                assert _span_by_tid(report) == {}
         assert target.finish() == 0
         assert ("host profilers cannot read" in target.output) == (room == 0)
 
@@ -149,9 +149,9 @@ def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
 def test_a_forked_child_is_read_as_a_process_of_its_own_and_so_is_its_child() -> None:
     sockets: dict[int, set[str]] = {}
     with publishing_target("published_processes.py", "forks") as target:
-        for expected in _moments(target):
-            report = _read(expected[0]["pid"])
-            _assert_seen(report, expected)
+        for expected in _iter_moments(target):
+            report = _read_report(expected[0]["pid"])
+            _assert_spans_shown(report, expected)
             assert report.storage is not None
             sockets.setdefault(expected[0]["pid"], set()).add(report.storage.socket_path)
         assert target.finish() == 0
@@ -162,16 +162,16 @@ def test_a_forked_child_is_read_as_a_process_of_its_own_and_so_is_its_child() ->
 
 
 def test_a_child_leads_to_its_parents_storage_until_it_leads_to_its_own_and_never_to_none() -> None:
-    told = []
+    observed = []
     with publishing_target("published_processes.py", "halted_forks") as target:
-        for expected in _moments(target):
-            report = _read(expected[0]["pid"])
+        for expected in _iter_moments(target):
+            report = _read_report(expected[0]["pid"])
             assert report.storage is not None
             assert report.socket_accepted
-            assert _spans(report) == {expected[0]["tid"]: expected[0]["span_id"]}
-            told.append((expected[0]["moment"], expected[0]["pid"], report.storage.socket_path))
+            assert _span_by_tid(report) == {expected[0]["tid"]: expected[0]["span_id"]}
+            observed.append((expected[0]["moment"], expected[0]["pid"], report.storage.socket_path))
         assert target.finish() == 0
-    (_, parent, parents_socket), (_, child, inherited), (_, again, own) = told
+    (_, parent, parents_socket), (_, child, inherited), (_, again, own) = observed
     assert parent != child == again
     assert parents_socket == inherited != own
 
@@ -181,16 +181,16 @@ def test_what_is_read_is_whole_while_threads_start_and_stop_publishing_and_fork(
     with publishing_target("publishing_storm.py", "20") as target:
         target.line("ready")
         with Reader(target.pid) as reader:
-            while target.runs and not target.has_said("done"):
+            while target.is_running and not target.has_line("done"):
                 report = reader.read()
                 assert report.storage is None or report.storage.service_name == SERVICE
                 for reading in report.threads:
-                    readings += reading.stopped
-                    assert not not_whole(reading)
+                    readings += reading.was_stopped
+                    assert not describe_mixed_reading(reading)
             last = reader.read()
         assert last.storage is not None
         assert last.socket_accepted
-        assert list(_spans(last).values()) == [f"{Piece(1, 0).span_id:016x}"]
+        assert list(_span_by_tid(last).values()) == [f"{WorkUnit(1, 0).span_id:016x}"]
         target.tell("on")
         assert target.finish() == 0
         assert "rror" not in target.output, target.output
@@ -212,13 +212,13 @@ def test_each_gunicorn_worker_is_read_as_a_process_of_its_own(preload: bool) -> 
                 standing = json.loads(response.readline())
                 requests.callback(response.read)
                 requests.callback(Path(standing["pipe"]).write_text, "on")
-                report = _read(standing["pid"])
-                _assert_seen(report, [standing])
+                report = _read_report(standing["pid"])
+                _assert_spans_shown(report, [standing])
                 assert report.storage is not None
                 sockets[standing["pid"]] = report.storage.socket_path
         if preload:
-            master = _read(target.pid)
-            _assert_seen(master, [])
+            master = _read_report(target.pid)
+            _assert_spans_shown(master, [])
             assert master.storage is not None
             sockets[target.pid] = master.storage.socket_path
         target.signal(signal.SIGTERM)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collecting_terminal import collecting_on_a_terminal
-from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, collecting, sending
-from exporting_process import Exporting
-from inspected_process import Inspected, Workshop, labels, receiving, record_bytes, storage
+from collecting_terminal import run_collector_on_terminal
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, run_collector, run_sender
+from exporting_process import ExportingProcess
+from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, storage
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from receiver_process import Receiver
@@ -78,20 +78,20 @@ def hostile_spans() -> str:
 
 
 def test_collect_on_a_terminal_shows_names_of_services_literally(tmp_path: Path) -> None:
-    with collecting_on_a_terminal(tmp_path) as collector:
-        with sending(collector.address) as sender:
+    with run_collector_on_terminal(tmp_path) as collector:
+        with run_sender(collector.address) as sender:
             assert sender.do("message", "logs", "Logs", hostile_logs()) == "OK"
-        collector.until(f"services: {SHOWN}")
+        collector.read_until(f"services: {SHOWN}")
         collector.end()
     for sequence in ("\x1b]0;x", "\x1b[2J", "\x07", "\x9b", "\u202e"):
-        assert sequence.encode() not in collector.seen
+        assert sequence.encode() not in collector.output
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with hostile names, in what it holds and in its own name."""
     directory = tmp_path_factory.mktemp("saved") / "shop[/eu]\x1b[2J\n"
-    with collecting(directory) as collector, sending(collector.address) as sender:
+    with run_collector(directory) as collector, run_sender(collector.address) as sender:
         assert sender.do("message", "logs", "Logs", hostile_logs()) == "OK"
         assert sender.do("message", "trace", "Trace", hostile_spans()) == "OK"
         output, errors = collector.end()
@@ -121,11 +121,11 @@ def test_wrong_usage_is_shown_literally() -> None:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
-def publish(target: Inspected, workshop: Workshop, path: str) -> None:
+def publish(target: InspectedProcess, workshop: TargetBuilder, path: str) -> None:
     target.line("ready")
     target.do(f"load {workshop.elastic()}", "loaded")
     target.do(f"load {workshop.labels()}", "loaded")
@@ -136,11 +136,11 @@ def publish(target: Inspected, workshop: Workshop, path: str) -> None:
 
 @pytest.mark.parametrize("verb", [("inspect",), ("host-agent", "--duration", "0.2")])
 def test_what_a_process_publishes_and_is_called_is_shown_literally(
-    workshop: Workshop, tmp_path: Path, verb: tuple[str, ...]
+    workshop: TargetBuilder, tmp_path: Path, verb: tuple[str, ...]
 ) -> None:
     program = tmp_path / COMMAND_NAME
     program.symlink_to(workshop.program())
-    with Inspected(program) as target, receiving(tmp_path) as path:
+    with InspectedProcess(program) as target, datagram_socket(tmp_path) as path:
         publish(target, workshop, path)
         text = unfolded(run(verb[0], str(target.pid), *verb[1:]))
         lines = run(verb[0], str(target.pid), "--json", *verb[1:])
@@ -172,7 +172,7 @@ def test_what_a_collector_answers_stays_one_line_of_the_services_log() -> None:
     answer = "[/eu]\x1b[2J\x9b31m\u202e"
     with Receiver(mode=f"partial 1 {answer}") as receiver:
         settings: dict[str, Any] = {"SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url}
-        with Exporting(**settings) as exporter:
+        with ExportingProcess(**settings) as exporter:
             exporter.ask("record 2")
             line = exporter.log(lambda text: "the receiver refused some" in text)
     assert "[/eu]\\x1b[2J\\x9b31m\\u202e" in line

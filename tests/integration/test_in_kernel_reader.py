@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from derived_ids import KEY_BITS, Piece
+from derived_ids import KEY_BITS, WorkUnit
 from host_reading import TABLE_BYTES, Judge
 from publishing_target import publishing_target
 
@@ -86,12 +86,12 @@ def _is_right(words: list[str]) -> str:
     *trace, span, transaction = (struct.pack("=Q", int(word, 16)).hex() for word in words[4:8])
     shown = None
     if present:
-        shown = Piece.of_span_id(int(span, 16))
+        shown = WorkUnit.of_span_id(int(span, 16))
         ids = shown.trace_id, shown.root.span_id, int(shown.sampled), 1
         assert (int("".join(trace), 16), int(transaction, 16), flags, valid) == ids, f"of several spans: {words}"
     if truth & _MOVING:
         return "moving"
-    assert shown == (None if truth == _OUTSIDE else Piece.of_key(truth)), f"not the current span: {words}"
+    assert shown == (None if truth == _OUTSIDE else WorkUnit.of_key(truth)), f"not the current span: {words}"
     return "outside" if truth == _OUTSIDE else "inside"
 
 

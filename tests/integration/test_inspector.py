@@ -17,12 +17,12 @@ from inspected_process import (
     ELASTIC_NAME,
     LABELS_NAME,
     MACHINE,
-    Inspected,
-    Workshop,
-    inspected,
+    InspectedProcess,
+    TargetBuilder,
+    datagram_socket,
     labels,
-    receiving,
     record_bytes,
+    run_inspected,
     storage,
 )
 from target_process import Target
@@ -31,22 +31,22 @@ from splunk_profiler.inspector import Reader, Report, read
 from splunk_profiler.inspector.model import Interface, Label, Level, ThreadReading, TlsKind
 
 ELASTIC, LABELS = Interface.ELASTIC, Interface.LABELS
-HIDDEN = ['-DVISIBILITY="hidden"']
+HIDDEN_SYMBOLS_OPTION = ['-DVISIBILITY="hidden"']
 OTHER_DIALECT = "-mtls-dialect=gnu" if MACHINE == "x86_64" else "-mtls-dialect=trad"
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
 @pytest.fixture
 def socket_path(tmp_path: Path) -> Iterator[str]:
-    with receiving(tmp_path) as path:
+    with datagram_socket(tmp_path) as path:
         yield path
 
 
-def codes(report: Report, level: Level = Level.BLOCKS) -> set[tuple[Interface, str]]:
+def reason_codes(report: Report, level: Level = Level.BLOCKS) -> set[tuple[Interface, str]]:
     return {(reason.interface, reason.code) for reason in report.reasons if reason.level is level}
 
 
@@ -54,8 +54,8 @@ def first_thread(report: Report) -> ThreadReading:
     return next(thread for thread in report.threads if thread.tid == report.pid)
 
 
-def test_what_a_thread_publishes_is_read_back(workshop: Workshop, socket_path: str) -> None:
-    with inspected(workshop) as target:
+def test_what_a_thread_publishes_is_read_back(workshop: TargetBuilder, socket_path: str) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels(), socket_path=socket_path)
         target.do("record " + record_bytes(flags=3).hex())
         target.do(labels((b"route", b"/checkout"), (b"tier", "gold ✓".encode())))
@@ -72,7 +72,7 @@ def test_what_a_thread_publishes_is_read_back(workshop: Workshop, socket_path: s
     (thread,) = report.threads
     assert thread.name == "inspected"
     assert thread.correlation is not None
-    assert thread.correlation.usable
+    assert thread.correlation.is_usable
     assert thread.correlation.trace_flags == 3
     assert thread.correlation.trace_id == "11" * 16
     assert thread.correlation.span_id == "22" * 8
@@ -80,8 +80,8 @@ def test_what_a_thread_publishes_is_read_back(workshop: Workshop, socket_path: s
     assert thread.labels == (Label(b"route", b"/checkout"), Label(b"tier", "gold ✓".encode()))
 
 
-def test_every_thread_has_its_own_values_whether_made_before_or_after_the_libraries(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_every_thread_has_its_own_values_whether_made_before_or_after_the_libraries(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do("hold 4", "started")
         with Reader(target.pid) as reader:
@@ -97,9 +97,9 @@ def test_every_thread_has_its_own_values_whether_made_before_or_after_the_librar
             assert by_name["inspected"].labels is None
 
 
-def test_libraries_that_are_preloaded_are_read(workshop: Workshop) -> None:
+def test_libraries_that_are_preloaded_are_read(workshop: TargetBuilder) -> None:
     preload = f"{workshop.elastic()} {workshop.labels()}"
-    with inspected(workshop, env={"LD_PRELOAD": preload}) as target:
+    with run_inspected(workshop, env={"LD_PRELOAD": preload}) as target:
         target.publish()
         target.do("hold 1", "started")
         report = read(target.pid)
@@ -108,8 +108,8 @@ def test_libraries_that_are_preloaded_are_read(workshop: Workshop) -> None:
     assert sum(thread.labels is not None for thread in report.threads) == 1
 
 
-def test_a_program_may_publish_labels_itself(workshop: Workshop) -> None:
-    with inspected(workshop, "-DLABELS", "-rdynamic") as target:
+def test_a_program_may_publish_labels_itself(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop, "-DLABELS", "-rdynamic") as target:
         target.do(labels((b"own", b"program")))
         report = read(target.pid)
     assert [(library.interface, library.tls) for library in report.libraries] == [(LABELS, TlsKind.STATIC)]
@@ -117,14 +117,14 @@ def test_a_program_may_publish_labels_itself(workshop: Workshop) -> None:
 
 
 def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
-    workshop: Workshop, socket_path: str
+    workshop: TargetBuilder, socket_path: str
 ) -> None:
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic("-DPADDING=65536"), workshop.labels("-DPADDING=65536"), socket_path=socket_path)
         target.do("hold 2", "started")
         lenient, strict = read(target.pid), read(target.pid, strict_host=True)
     assert {library.tls for library in lenient.libraries} == {TlsKind.DYNAMIC}
-    assert codes(lenient) == {(ELASTIC, "tls-dynamic"), (LABELS, "tls-dynamic")} == codes(strict)
+    assert reason_codes(lenient) == {(ELASTIC, "tls-dynamic"), (LABELS, "tls-dynamic")} == reason_codes(strict)
     assert sum(thread.correlation is not None for thread in lenient.threads) == 2
     assert sum(thread.labels is not None for thread in lenient.threads) == 2
     assert first_thread(lenient).correlation is None, "its block of the library is not allocated"
@@ -135,25 +135,30 @@ def test_nothing_loaded_in_a_python_process_is_said() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         report = read(target.pid)
-    assert codes(report) == {(ELASTIC, "library-not-loaded"), (LABELS, "library-not-loaded")}
-    assert not report.visible(ELASTIC)
-    assert not report.visible(LABELS)
+    assert reason_codes(report) == {(ELASTIC, "library-not-loaded"), (LABELS, "library-not-loaded")}
+    assert not report.is_visible(ELASTIC)
+    assert not report.is_visible(LABELS)
 
 
-WRONG: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+UNUSABLE_LIBRARIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "another name": ("library-name", {"name": "libcorrelation.so"}, "library-name", {"name": "labels.so"}),
-    "hidden": ("symbol-hidden", {"options": HIDDEN}, "symbol-hidden", {"options": HIDDEN}),
+    "hidden": (
+        "symbol-hidden",
+        {"options": HIDDEN_SYMBOLS_OPTION},
+        "symbol-hidden",
+        {"options": HIDDEN_SYMBOLS_OPTION},
+    ),
     "the usual dialect": ("tls-dialect", {"dialect": OTHER_DIALECT}, "tls-dialect", {"dialect": OTHER_DIALECT}),
     "wrong values": ("symbol-size", {"options": ["-DPOINTERS=2"]}, "abi-version", {"options": ["-DVERSION=2"]}),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", UNUSABLE_LIBRARIES)
 def test_a_library_that_host_profilers_cannot_use_is_recognised(
-    workshop: Workshop, wrong: str, socket_path: str
+    workshop: TargetBuilder, wrong: str, socket_path: str
 ) -> None:
-    elastic_code, elastic, labels_code, label = WRONG[wrong]
-    with inspected(workshop) as target:
+    elastic_code, elastic, labels_code, label = UNUSABLE_LIBRARIES[wrong]
+    with run_inspected(workshop) as target:
         libraries = [
             workshop.elastic(*elastic.get("options", ()), **_without_options(elastic)),
             workshop.labels(*label.get("options", ()), **_without_options(label)),
@@ -161,7 +166,7 @@ def test_a_library_that_host_profilers_cannot_use_is_recognised(
         target.publish(*libraries, socket_path=socket_path)
         target.do("record " + record_bytes().hex())
         report = read(target.pid, strict_host=True)
-    assert {(ELASTIC, elastic_code), (LABELS, labels_code)} <= codes(report)
+    assert {(ELASTIC, elastic_code), (LABELS, labels_code)} <= reason_codes(report)
     assert first_thread(report).correlation is None
     assert first_thread(report).labels is None
 
@@ -170,16 +175,16 @@ def _without_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "options"}
 
 
-def test_one_library_for_both_interfaces_is_said_to_lose_one(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_one_library_for_both_interfaces_is_said_to_lose_one(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic("-DLABELS"))
-        assert (ELASTIC, "both-interfaces") in codes(read(target.pid), Level.LOSES)
+        assert (ELASTIC, "both-interfaces") in reason_codes(read(target.pid), Level.LOSES)
 
 
-def test_a_library_whose_file_is_gone_is_read_or_said_to_be_gone(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_library_whose_file_is_gone_is_read_or_said_to_be_gone(workshop: TargetBuilder, tmp_path: Path) -> None:
     copy = tmp_path / LABELS_NAME
     shutil.copy(workshop.labels(), copy)
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(copy)
         target.do(labels((b"still", b"there")))
         copy.unlink()
@@ -187,30 +192,30 @@ def test_a_library_whose_file_is_gone_is_read_or_said_to_be_gone(workshop: Works
     if os.geteuid() == 0:  # the kernel lets only the privileged open mapped files that are gone
         assert first_thread(report).labels == (Label(b"still", b"there"),)
     else:
-        assert (LABELS, "file-gone") in codes(report)
+        assert (LABELS, "file-gone") in reason_codes(report)
 
 
-def test_a_library_without_section_headers_is_recognised(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_library_without_section_headers_is_recognised(workshop: TargetBuilder, tmp_path: Path) -> None:
     stripped = tmp_path / LABELS_NAME
     data = bytearray(workshop.labels().read_bytes())
     data[40:48] = bytes(8)  # e_shoff
     data[60:64] = bytes(4)  # e_shnum, e_shstrndx
     stripped.write_bytes(data)
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(stripped)
-        assert (LABELS, "no-section-headers") in codes(read(target.pid))
+        assert (LABELS, "no-section-headers") in reason_codes(read(target.pid))
 
 
-def test_a_storage_that_is_not_there_yet_is_missed(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_storage_that_is_not_there_yet_is_missed(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.do(f"load {workshop.elastic()}", "loaded")
         report = read(target.pid)
     assert report.storage is None
     assert report.socket_accepted is None
-    assert (ELASTIC, "storage-null") in codes(report)
+    assert (ELASTIC, "storage-null") in reason_codes(report)
 
 
-STORAGES = {
+REFUSED_STORAGES = {
     "service-name-too-long": ("n" * 129, "e", "/s"),
     "environment-too-long": ("n", "e" * 129, "/s"),
     "storage-path-too-long": ("n", "e", "/" + "s" * 1024),
@@ -223,95 +228,97 @@ STORAGES = {
 }
 
 
-@pytest.mark.parametrize("code", STORAGES)
-def test_a_storage_that_host_profilers_refuse_is_recognised(workshop: Workshop, code: str) -> None:
-    with inspected(workshop) as target:
+@pytest.mark.parametrize("code", REFUSED_STORAGES)
+def test_a_storage_that_host_profilers_refuse_is_recognised(workshop: TargetBuilder, code: str) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
-        target.do(storage(*STORAGES[code]))
+        target.do(storage(*REFUSED_STORAGES[code]))
         lenient, strict = read(target.pid), read(target.pid, strict_host=True)
-    assert (ELASTIC, code) in codes(lenient)
+    assert (ELASTIC, code) in reason_codes(lenient)
     assert lenient.storage is not None
-    assert lenient.storage.socket_path == STORAGES[code][2]
+    assert lenient.storage.socket_path == REFUSED_STORAGES[code][2]
     assert strict.storage is None
 
 
-def test_the_longest_texts_that_host_profilers_accept_are_accepted(workshop: Workshop, socket_path: str) -> None:
-    with inspected(workshop) as target:
+def test_the_longest_texts_that_host_profilers_accept_are_accepted(workshop: TargetBuilder, socket_path: str) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do(storage("n" * 128, "e" * 128, socket_path))
         report = read(target.pid, strict_host=True)
     assert report.storage is not None
     assert report.storage.service_name == "n" * 128
-    assert report.visible(ELASTIC)
+    assert report.is_visible(ELASTIC)
 
 
-def test_a_socket_path_of_89_bytes_is_the_longest_that_is_reached(workshop: Workshop) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as folder, inspected(workshop) as target:
+def test_a_socket_path_of_89_bytes_is_the_longest_that_is_reached(workshop: TargetBuilder) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as folder, run_inspected(workshop) as target:
         target.publish(workshop.elastic())
-        room = 89 - len(folder) - 1
-        for length, accepted in ((room, True), (room + 1, False)):
-            with receiving(Path(folder), "s" * length) as path:
+        max_name_bytes = 89 - len(folder) - 1
+        for length, accepted in ((max_name_bytes, True), (max_name_bytes + 1, False)):
+            with datagram_socket(Path(folder), "s" * length) as path:
                 target.do(storage("n", "e", path))
                 report = read(target.pid)
                 assert report.socket_accepted is accepted
-                assert ((ELASTIC, "socket-path-too-long") in codes(report, Level.LOSES)) is not accepted
+                assert ((ELASTIC, "socket-path-too-long") in reason_codes(report, Level.LOSES)) is not accepted
 
 
-def test_a_socket_that_nobody_receives_at_or_of_another_kind_is_recognised(workshop: Workshop, tmp_path: Path) -> None:
-    with inspected(workshop) as target:
+def test_a_socket_that_nobody_receives_at_or_of_another_kind_is_recognised(
+    workshop: TargetBuilder, tmp_path: Path
+) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
-        with receiving(tmp_path, "left") as path:
+        with datagram_socket(tmp_path, "left") as path:
             target.do(storage("n", "e", path))
-        assert (ELASTIC, "socket-refused") in codes(read(target.pid), Level.LOSES)
+        assert (ELASTIC, "socket-refused") in reason_codes(read(target.pid), Level.LOSES)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.bind(str(tmp_path / "stream"))
             stream.listen()
             target.do(storage("n", "e", str(tmp_path / "stream")))
-            assert (ELASTIC, "socket-not-datagram") in codes(read(target.pid), Level.LOSES)
+            assert (ELASTIC, "socket-not-datagram") in reason_codes(read(target.pid), Level.LOSES)
 
 
-def test_bytes_that_are_no_storage_are_recognised(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_bytes_that_are_no_storage_are_recognised(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("storage " + (b"\1\0" + b"\xff" * 4).hex())
         report = read(target.pid)
-    assert (ELASTIC, "storage-unreadable") in codes(report)
+    assert (ELASTIC, "storage-unreadable") in reason_codes(report)
     assert report.storage is None
 
 
-RECORDS = {
+DROPPED_RECORDS = {
     "record-not-valid": record_bytes(valid=0),
     "trace-id-zero": record_bytes(trace=bytes(16)),
     "transaction-id-zero": record_bytes(transaction=bytes(8)),
 }
 
 
-@pytest.mark.parametrize("code", RECORDS)
+@pytest.mark.parametrize("code", DROPPED_RECORDS)
 def test_a_record_that_host_profilers_drop_is_shown_only_in_spec_mode(
-    workshop: Workshop, code: str, socket_path: str
+    workshop: TargetBuilder, code: str, socket_path: str
 ) -> None:
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), socket_path=socket_path)
-        target.do("record " + RECORDS[code].hex())
+        target.do("record " + DROPPED_RECORDS[code].hex())
         lenient, strict = read(target.pid), read(target.pid, strict_host=True)
-    assert (ELASTIC, code) in codes(lenient, Level.LOSES) & codes(strict, Level.LOSES)
+    assert (ELASTIC, code) in reason_codes(lenient, Level.LOSES) & reason_codes(strict, Level.LOSES)
     assert [reason.tids for reason in lenient.reasons if reason.code == code] == [(lenient.pid,)]
     assert first_thread(lenient).correlation is not None
     assert first_thread(strict).correlation is None
 
 
-def test_a_record_without_a_trace_is_no_problem(workshop: Workshop, socket_path: str) -> None:
-    with inspected(workshop) as target:
+def test_a_record_without_a_trace_is_no_problem(workshop: TargetBuilder, socket_path: str) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), socket_path=socket_path)
         target.do("record " + record_bytes(bytes(16), bytes(8), bytes(8), present=0).hex())
         report = read(target.pid, strict_host=True)
     found = first_thread(report).correlation
     assert found is not None
-    assert not found.usable
-    assert not codes(report, Level.LOSES)
+    assert not found.is_usable
+    assert not reason_codes(report, Level.LOSES)
 
 
-def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: Workshop) -> None:
+def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: TargetBuilder) -> None:
     long_key, long_value = b"k" * 26, b"v" * 54
     pairs: list[tuple[bytes | None, bytes | None]] = [
         (long_key, b"1"),
@@ -326,7 +333,7 @@ def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: Work
         (b"tenth", b"10"),
         (b"eleventh", b"11"),
     ]
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(workshop.labels())
         target.do(labels(*pairs))
         lenient, strict = read(target.pid), read(target.pid, strict_host=True)
@@ -356,32 +363,34 @@ def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: Work
         "label-key-not-text",
         "label-without-value",
     }
-    assert codes(strict, Level.LOSES) == {(LABELS, code) for code in lost} == codes(lenient, Level.LOSES)
+    assert reason_codes(strict, Level.LOSES) == {(LABELS, code) for code in lost} == reason_codes(lenient, Level.LOSES)
 
 
-def test_pointers_into_nowhere_are_said_to_be_and_do_not_end_the_read(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_pointers_into_nowhere_are_said_to_be_and_do_not_end_the_read(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do("record wild")
         target.do("labels wild")
         report = read(target.pid)
-        assert codes(report, Level.LOSES) == {(ELASTIC, "record-unreadable"), (LABELS, "labels-unreadable")}
+        assert reason_codes(report, Level.LOSES) == {(ELASTIC, "record-unreadable"), (LABELS, "labels-unreadable")}
         target.do("record null")
         target.do("labels count 18446744073709551615")
         report = read(target.pid)
-        assert codes(report, Level.LOSES) == {(LABELS, "labels-unreadable")}
+        assert reason_codes(report, Level.LOSES) == {(LABELS, "labels-unreadable")}
         assert first_thread(report).labels is None
 
 
-def _mount_namespaces() -> bool:
+def _can_unshare_mounts() -> bool:
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not _mount_namespaces(), reason="mount namespaces are not permitted here")
-def test_files_and_sockets_in_a_mount_namespace_of_the_process_are_found(workshop: Workshop, tmp_path: Path) -> None:
+@pytest.mark.skipif(not _can_unshare_mounts(), reason="mount namespaces are not permitted here")
+def test_files_and_sockets_in_a_mount_namespace_of_the_process_are_found(
+    workshop: TargetBuilder, tmp_path: Path
+) -> None:
     script = 'mount -t tmpfs none "$1" && cp "$2" "$3" "$1" && echo mounted && exec "$4"'
     arguments = [str(tmp_path), str(workshop.elastic()), str(workshop.labels()), str(workshop.program())]
-    with Inspected("unshare", "--mount", "sh", "-c", script, "sh", *arguments) as target:
+    with InspectedProcess("unshare", "--mount", "sh", "-c", script, "sh", *arguments) as target:
         target.line("ready")
         target.tell(f"load {tmp_path / ELASTIC_NAME}")
         target.tell(f"load {tmp_path / LABELS_NAME}")
@@ -393,4 +402,4 @@ def test_files_and_sockets_in_a_mount_namespace_of_the_process_are_found(worksho
         report = read(target.pid)
     assert first_thread(report).labels == (Label(b"where", b"inside"),)
     assert report.socket_accepted
-    assert not codes(report)
+    assert not reason_codes(report)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from inspected_process import Inspected, Workshop, import_path, inspected, record_bytes
+from inspected_process import InspectedProcess, TargetBuilder, import_path, record_bytes, run_inspected
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
@@ -23,11 +23,11 @@ from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
-READS = 20_000
-FLIPPING = 8
+MIN_READS = 20_000
+FLIPPING_THREADS = 8
 ARCHITECTURE = next(one for one in ARCHITECTURES if one.name == platform.machine())
 
-LOOP = """
+READ_LOOP_PROGRAM = """
 import sys
 from splunk_profiler.inspector import Reader
 with Reader(int(sys.argv[1])) as reader:
@@ -35,7 +35,7 @@ with Reader(int(sys.argv[1])) as reader:
     while True:
         reader.sample()
 """
-HOLD = """
+HOLD_PROGRAM = """
 import os, sys
 from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.tracer import Tracer
@@ -47,11 +47,11 @@ Tracer(pid, architecture).visit(tids, lambda tid: print("holding", flush=True) o
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
-def status(pid: int, tid: int) -> dict[str, str]:
+def read_status(pid: int, tid: int) -> dict[str, str]:
     try:
         lines = Path(f"/proc/{pid}/task/{tid}/status").read_text("utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -59,12 +59,12 @@ def status(pid: int, tid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def tids(pid: int) -> list[int]:
+def list_tids(pid: int) -> list[int]:
     return sorted(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
 
 
 def stopped_or_traced(pid: int) -> list[int]:
-    found = [(tid, status(pid, tid)) for tid in tids(pid)]
+    found = [(tid, read_status(pid, tid)) for tid in list_tids(pid)]
     return [tid for tid, fields in found if fields["State"][0] in "Tt" or fields["TracerPid"] != "0"]
 
 
@@ -75,7 +75,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         os.sched_yield()
 
 
-def inspecting(program: str, pid: int) -> Target:
+def start_inspector(program: str, pid: int) -> Target:
     return Target(sys.executable, "-c", program, str(pid), env={"PYTHONPATH": import_path()})
 
 
@@ -88,14 +88,14 @@ def is_mixed(thread: ThreadReading) -> bool:
     return len(marks) != 1 or len(set(thread.labels[0].value)) != 1
 
 
-def read_flipping(target: Inspected, wanted: int) -> tuple[int, int, int]:
-    """Of `wanted` reads of flipping threads: how many were a mixture, not valid, and different from each other."""
+def count_mixed_reads(target: InspectedProcess, min_reads: int) -> tuple[int, int, int]:
+    """Of `min_reads` reads of flipping threads: how many were a mixture, not valid, and different from each other."""
     done = mixed = invalid = 0
     seen = set()
     with Reader(target.pid) as reader:
-        while done < wanted:
+        while done < min_reads:
             # On a busy machine one may take too long to stop: it is left out, or not read.
-            workers = [thread for thread in reader.sample() if thread.name.startswith("worker-") and thread.stopped]
+            workers = [thread for thread in reader.sample() if thread.name.startswith("worker-") and thread.was_stopped]
             done += len(workers)
             mixed += sum(is_mixed(thread) for thread in workers)
             for thread in workers:
@@ -105,27 +105,27 @@ def read_flipping(target: Inspected, wanted: int) -> tuple[int, int, int]:
     return mixed, invalid, len(seen)
 
 
-def test_threads_that_switch_as_fast_as_they_can_are_never_read_in_between(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_threads_that_switch_as_fast_as_they_can_are_never_read_in_between(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {FLIPPING} whole", "started")
-        assert read_flipping(target, READS) == (0, 0, 2 * FLIPPING)
+        target.do(f"flip {FLIPPING_THREADS} whole", "started")
+        assert count_mixed_reads(target, MIN_READS) == (0, 0, 2 * FLIPPING_THREADS)
 
 
-def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {FLIPPING} torn", "started")
-        mixed, _, _ = read_flipping(target, 400)
+        target.do(f"flip {FLIPPING_THREADS} torn", "started")
+        mixed, _, _ = count_mixed_reads(target, 400)
         assert mixed > 0
 
 
-def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_at_any_moment(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_at_any_moment(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {FLIPPING} whole", "started")
+        target.do(f"flip {FLIPPING_THREADS} whole", "started")
         for _ in range(10):
-            with inspecting(LOOP, target.pid) as inspector:
+            with start_inspector(READ_LOOP_PROGRAM, target.pid) as inspector:
                 inspector.line("reading")
                 wait_until(lambda: bool(stopped_or_traced(target.pid)))
                 inspector.signal(signal.SIGKILL)
@@ -133,12 +133,12 @@ def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_at_any_moment(
             assert not stopped_or_traced(target.pid)
 
 
-def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_while_it_holds_them(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_while_it_holds_them(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.do("hold 4", "started")
-        with inspecting(HOLD, target.pid) as inspector:
+        with start_inspector(HOLD_PROGRAM, target.pid) as inspector:
             inspector.line("holding")
-            assert set(stopped_or_traced(target.pid)) == set(tids(target.pid))
+            assert set(stopped_or_traced(target.pid)) == set(list_tids(target.pid))
             inspector.signal(signal.SIGKILL)
             inspector.finish()
         assert not stopped_or_traced(target.pid)
@@ -147,35 +147,35 @@ def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_while_it_holds
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_thread_is_left_stopped_by_an_inspector_that_is_interrupted(
-    workshop: Workshop, number: signal.Signals
+    workshop: TargetBuilder, number: signal.Signals
 ) -> None:
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {FLIPPING} whole", "started")
+        target.do(f"flip {FLIPPING_THREADS} whole", "started")
         for _ in range(5):
-            with inspecting(LOOP, target.pid) as inspector:
+            with start_inspector(READ_LOOP_PROGRAM, target.pid) as inspector:
                 inspector.line("reading")
                 inspector.signal(number)
                 assert inspector.finish() != 0
             assert not stopped_or_traced(target.pid)
 
 
-def test_an_error_while_threads_are_held_lets_all_of_them_go(workshop: Workshop) -> None:
+def test_an_error_while_threads_are_held_lets_all_of_them_go(workshop: TargetBuilder) -> None:
     def fail(_tid: int) -> None:
         raise RuntimeError("in the middle")
 
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.do("hold 12", "started")
         tracer = Tracer(target.pid, ARCHITECTURE)
         with pytest.raises(RuntimeError, match="in the middle"):
-            tracer.visit(tids(target.pid), fail)
+            tracer.visit(list_tids(target.pid), fail)
         assert not stopped_or_traced(target.pid)
-        assert not tracer.late
+        assert not tracer.pending_tids
 
 
-def test_every_signal_that_arrives_while_threads_are_stopped_is_delivered(workshop: Workshop) -> None:
+def test_every_signal_that_arrives_while_threads_are_stopped_is_delivered(workshop: TargetBuilder) -> None:
     count = 2_000
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("hold 3", "started")
         with Reader(target.pid) as reader:
@@ -185,8 +185,8 @@ def test_every_signal_that_arrives_while_threads_are_stopped_is_delivered(worksh
         assert target.do(f"signals {count}") == f"handled {count}"
 
 
-def test_a_signal_that_was_waiting_at_the_stop_is_delivered(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_signal_that_was_waiting_at_the_stop_is_delivered(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
 
         def kill(_tid: int) -> None:
@@ -196,8 +196,8 @@ def test_a_signal_that_was_waiting_at_the_stop_is_delivered(workshop: Workshop) 
         assert target.finish() == -signal.SIGTERM
 
 
-def test_a_process_that_is_stopped_is_read_and_stays_stopped(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_process_that_is_stopped_is_read_and_stays_stopped(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("record " + record_bytes().hex())
         target.do("hold 2", "started")
@@ -206,39 +206,39 @@ def test_a_process_that_is_stopped_is_read_and_stays_stopped(workshop: Workshop)
         with Reader(target.pid) as reader:
             for _ in range(100):
                 assert sum(thread.correlation is not None for thread in reader.sample()) == 3
-        wait_until(lambda: all(status(target.pid, tid)["State"][0] == "T" for tid in tids(target.pid)))
+        wait_until(lambda: all(read_status(target.pid, tid)["State"][0] == "T" for tid in list_tids(target.pid)))
         os.kill(target.pid, signal.SIGCONT)
         target.do("record null")
         assert not stopped_or_traced(target.pid)
 
 
-def test_a_thread_that_sleeps_in_the_kernel_is_named_and_not_waited_for(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_thread_that_sleeps_in_the_kernel_is_named_and_not_waited_for(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         sleeper = int(target.do("vfork", "tid").split()[1])
-        wait_until(lambda: status(target.pid, sleeper)["State"].startswith("D"))
+        wait_until(lambda: read_status(target.pid, sleeper)["State"].startswith("D"))
         with Reader(target.pid) as reader:
             readings = {thread.tid: thread for thread in reader.sample()}
-        assert not readings[sleeper].stopped
-        assert readings[target.pid].stopped
+        assert not readings[sleeper].was_stopped
+        assert readings[target.pid].was_stopped
         target.do("wake", "awake")
 
 
-def test_a_thread_that_could_not_be_stopped_is_let_go_as_soon_as_it_stands(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_thread_that_could_not_be_stopped_is_let_go_as_soon_as_it_stands(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         sleeper = int(target.do("vfork", "tid").split()[1])
-        wait_until(lambda: status(target.pid, sleeper)["State"].startswith("D"))
+        wait_until(lambda: read_status(target.pid, sleeper)["State"].startswith("D"))
         tracer = Tracer(target.pid, ARCHITECTURE)
         assert tracer.visit([sleeper, target.pid], lambda tid: tid) == {target.pid: target.pid}
-        assert tracer.late == {sleeper}
-        assert not tracer.settle()
+        assert tracer.pending_tids == {sleeper}
+        assert not tracer.detach_pending()
         target.tell("wake")
-        wait_until(tracer.settle)
+        wait_until(tracer.detach_pending)
         target.line("awake")
         assert not stopped_or_traced(target.pid)
 
 
-def test_threads_that_end_while_they_are_read_are_left_out(workshop: Workshop) -> None:
+def test_threads_that_end_while_they_are_read_are_left_out(workshop: TargetBuilder) -> None:
     program = (
         "import threading\n"
         "print('ready', flush=True)\n"
@@ -255,36 +255,38 @@ def test_threads_that_end_while_they_are_read_are_left_out(workshop: Workshop) -
         assert target.pid not in stopped_or_traced(target.pid)
 
 
-def test_a_thread_that_executes_another_program_meanwhile_goes_on(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_thread_that_executes_another_program_meanwhile_goes_on(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         tracer = Tracer(target.pid, ARCHITECTURE)
         tracer.visit([target.pid], lambda tid: tid)
         target.tell("exec 300")
         visits = 0
         while target.output.count("ready") < 2:
-            tracer.visit(tids(target.pid), lambda tid: tid)
+            tracer.visit(list_tids(target.pid), lambda tid: tid)
             visits += 1
-            assert tracer.settle()
+            assert tracer.detach_pending()
         assert visits > 0
         wait_until(lambda: not stopped_or_traced(target.pid))
         target.tell("record null")
         target.line("no inspected_record")
 
 
-def test_a_process_whose_first_thread_has_ended_is_still_read(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_process_whose_first_thread_has_ended_is_still_read(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("hold 2", "started")
         target.tell("leave")
-        wait_until(lambda: status(target.pid, target.pid)["State"].startswith("Z"))
+        wait_until(lambda: read_status(target.pid, target.pid)["State"].startswith("Z"))
         with Reader(target.pid) as reader:
             report = reader.read()
         assert [thread.correlation is not None for thread in report.threads] == [True, True]
         assert report.storage is not None
 
 
-def test_a_process_that_is_killed_while_it_is_read_is_nobodys_to_collect_but_its_parents(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_process_that_is_killed_while_it_is_read_is_nobodys_to_collect_but_its_parents(
+    workshop: TargetBuilder,
+) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("hold 12", "started")
 
@@ -293,19 +295,19 @@ def test_a_process_that_is_killed_while_it_is_read_is_nobodys_to_collect_but_its
                 os.kill(target.pid, signal.SIGKILL)
 
         tracer = Tracer(target.pid, ARCHITECTURE)
-        tracer.visit(tids(target.pid), kill)
-        wait_until(tracer.settle)
+        tracer.visit(list_tids(target.pid), kill)
+        wait_until(tracer.detach_pending)
         assert target.finish() == -signal.SIGKILL
 
 
-def test_a_process_that_is_killed_while_another_process_reads_it_is_collected(workshop: Workshop) -> None:
-    with inspected(workshop) as target:
+def test_a_process_that_is_killed_while_another_process_reads_it_is_collected(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("hold 12", "started")
-        with inspecting(HOLD, target.pid) as inspector:
+        with start_inspector(HOLD_PROGRAM, target.pid) as inspector:
             inspector.line("holding")
             target.signal(signal.SIGKILL)
-            inspector.hang_up()
+            inspector.close_stdin()
             assert inspector.finish() == 0
         assert target.finish() == -signal.SIGKILL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from receiver_process import Receiver
-from target_process import TESTS, Target, profiled
+from target_process import TESTS, Target, profiling_settings
 
 _INSTRUMENT = Path(sys.executable).parent / "opentelemetry-instrument"
 _INSTALLED = any(point.name == "splunk_profiler" for point in entry_points(group="opentelemetry_post_instrument"))
@@ -28,7 +28,7 @@ pytestmark = [
 
 def test_under_opentelemetry_instrument_samples_are_joined_to_the_spans_that_are_exported() -> None:
     with Receiver() as receiver:
-        env = {**profiled(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        env = {**profiling_settings(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
         with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "unchanged.py"), env=env) as target:
             target.line("ready")
             record = receiver.record(lambda record: ".work_in_span_07(" in record["body"])
@@ -41,7 +41,7 @@ def test_under_opentelemetry_instrument_samples_are_joined_to_the_spans_that_are
 
 def test_under_opentelemetry_instrument_nothing_is_profiled_unless_it_is_switched_on() -> None:
     with Receiver() as receiver:
-        env = {**profiled(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        env = {**profiling_settings(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
         env["SPLUNK_PROFILER_ENABLED"] = ""
         with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "unchanged.py"), env=env) as target:
             target.line("ready")

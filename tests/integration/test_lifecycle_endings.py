@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _LATER = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}  # than the end is: what was sampled last is sent by it
 _BOUND_S = 20  # for a process on a busy machine to end; a hang is far longer
@@ -33,7 +33,7 @@ _walkers = pytest.mark.parametrize("walker", ["auto", "portable"])
 @pytest.mark.parametrize(("way", "code"), _WAYS)
 def test_a_process_ends_as_it_would_and_delivers_its_last_samples(way: str, code: int, walker: str) -> None:
     with Receiver() as receiver:
-        with Target("endings.py", way, env=profiled(receiver.url, 5, walker, **_LATER)) as target:
+        with Target("endings.py", way, env=profiling_settings(receiver.url, 5, walker, **_LATER)) as target:
             target.line("ready")
             receiver.record()
             target.tell("go")
@@ -48,7 +48,7 @@ def test_a_process_ends_as_it_would_and_delivers_its_last_samples(way: str, code
 @pytest.mark.parametrize(("way", "code"), [("os_exit", 5), ("nothing", 0), ("exit_code", 3)])
 def test_a_process_ends_in_time_although_the_collector_hangs(way: str, code: int, walker: str) -> None:
     with Receiver(mode="hang") as receiver:
-        with Target("endings.py", way, env=profiled(receiver.url, 5, walker)) as target:
+        with Target("endings.py", way, env=profiling_settings(receiver.url, 5, walker)) as target:
             target.line("ready")
             receiver.exports(1, answer="hang")
             target.tell("go")
@@ -59,7 +59,10 @@ def test_a_process_ends_in_time_although_the_collector_hangs(way: str, code: int
 
 @_walkers
 def test_sigterm_ends_a_process_by_its_default(walker: str) -> None:
-    with Receiver() as receiver, Target("endings.py", "nothing", env=profiled(receiver.url, 5, walker)) as target:
+    with (
+        Receiver() as receiver,
+        Target("endings.py", "nothing", env=profiling_settings(receiver.url, 5, walker)) as target,
+    ):
         target.line("ready")
         receiver.record()
         target.signal(signal.SIGTERM)
@@ -67,7 +70,7 @@ def test_sigterm_ends_a_process_by_its_default(walker: str) -> None:
 
 
 def test_a_process_ends_in_time_although_there_is_no_collector() -> None:
-    with Target("endings.py", "nothing", env=profiled("http://127.0.0.1:9", 5)) as target:
+    with Target("endings.py", "nothing", env=profiling_settings("http://127.0.0.1:9", 5)) as target:
         target.line("ready")
         target.tell("go")
         assert target.finish(_BOUND_S) == 0, target.output

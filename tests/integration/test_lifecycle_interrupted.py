@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _NOBODY = "http://127.0.0.1:9"
 
@@ -17,7 +17,9 @@ _NOBODY = "http://127.0.0.1:9"
     ["handler_in_stop", "handler_in_start", "handler_raises", "finaliser", "own_thread", "threads", "inside_threading"],
 )
 def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: str) -> None:
-    with Target("interrupted.py", case, env=profiled(_NOBODY, 10, walker, OTEL_SERVICE_NAME="shop")) as target:
+    with Target(
+        "interrupted.py", case, env=profiling_settings(_NOBODY, 10, walker, OTEL_SERVICE_NAME="shop")
+    ) as target:
         target.line("done", 120)
         assert target.finish() == 0, target.output
         lost = case == "handler_raises"  # in the callback of a weak reference, as an exception may be anywhere
@@ -26,7 +28,7 @@ def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: 
 
 def test_stop_in_a_handler_during_the_stop_at_exit_does_not_hang() -> None:
     with Receiver(mode="hang") as receiver:
-        with Target("interrupted.py", "handler_at_exit", env=profiled(receiver.url, 5)) as target:
+        with Target("interrupted.py", "handler_at_exit", env=profiling_settings(receiver.url, 5)) as target:
             target.line("ready")
             receiver.exports(1, answer="hang")
             target.tell("go")

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from received_profiles import read
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _PROCESSES = 2
 
@@ -50,7 +50,7 @@ def _is_of(pid: int, record: dict[str, Any]) -> bool:
 def _run(data_format: str, provider: str, on_spans: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], set[int]]:
     """The records and spans of a service and its forked child, and their process ids."""
     with Receiver() as receiver:
-        env = profiled(
+        env = profiling_settings(
             receiver.url,
             5,
             SPLUNK_PROFILER_DATA_FORMAT=data_format,

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from host_profiler import Host
-from publishing_target import publishing, socket_folder
+from host_profiler import HostProfiler
+from publishing_target import publishing_settings, socket_folder
 from target_process import Target
 
 pytest.importorskip("splunk_profiler._context")
@@ -37,19 +37,19 @@ def flood(path: str, live: str) -> Counter[str]:
 
 
 def test_of_a_flood_each_message_is_counted_or_was_refused_and_memory_stays() -> None:
-    with socket_folder() as folder, Target("flooded.py", env=publishing(folder)) as service:
+    with socket_folder() as folder, Target("flooded.py", env=publishing_settings(folder)) as service:
         path, live = service.json("ready")
         service.tell("memory")
         before, _ = service.json("memory")
         sent: Counter[str] = Counter()
         for number in range(_ROUNDS):
             sent += flood(path, live)
-            with Host(path) as host:
+            with HostProfiler(path) as host:
                 host.register(100, f"end-{number}", minor=2)  # comes after everything else
             service.find(rf"(has registered \(host\.id end-{number}\))")
         service.tell("memory")
         _, most = _numbers(service.lines(2, "memory")[1])
-        service.hang_up()
+        service.close_stdin()
         found = service.json("ids")
         counts = _counts(service.find(r"from host profilers: Counts\((.*)\)"))
         assert service.finish() == 0

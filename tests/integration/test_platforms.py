@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from command_line import DEADLINE_S
-from target_process import TESTS, Target, environment, profiled
+from target_process import TESTS, Target, environment, profiling_settings
 
 OTHER_SYSTEM = str(TESTS / "targets" / "other_system.py")
 START = "import logging; logging.basicConfig(); import splunk_profiler; print(splunk_profiler.start())"
@@ -57,11 +57,11 @@ def test_on_macos_collect_receives_what_the_portable_walker_samples(tmp_path: Pa
     collect = ["splunk_profiler", "collect", "--port", "0", "--output", str(tmp_path)]
     with Target("other_system.py", "darwin", *collect) as collector:
         url = "http://" + collector.line("listening on ")
-        env = {**profiled(url), "SPLUNK_PROFILER_DATA_FORMAT": data_format, "OTEL_SERVICE_NAME": "mac"}
+        env = {**profiling_settings(url), "SPLUNK_PROFILER_DATA_FORMAT": data_format, "OTEL_SERVICE_NAME": "mac"}
         with Target("other_system.py", "darwin", str(application), env=env) as service:
             service.line("ready")
             while not (tmp_path / "logs.jsonl").exists() or not (tmp_path / "logs.jsonl").stat().st_size:
-                assert service.runs, service.output
+                assert service.is_running, service.output
             service.tell("stop")
             assert service.finish() == 0, service.output
             assert "this is darwin" in service.output
@@ -75,7 +75,7 @@ def test_on_macos_collect_receives_what_the_portable_walker_samples(tmp_path: Pa
 def test_on_macos_profiles_are_written_to_files(tmp_path: Path) -> None:
     application = tmp_path / "application.py"
     application.write_text(APPLICATION)
-    env = {**profiled("http://127.0.0.1:9"), "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path / 'profiles'}"}
+    env = {**profiling_settings("http://127.0.0.1:9"), "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path / 'profiles'}"}
     with Target("other_system.py", "darwin", str(application), env=env) as service:
         service.line("ready")
         service.tell("stop")

@@ -18,10 +18,10 @@ import pytest
 from made_up_events import KIND
 from profile_factory import large_profile, origin_in_shop, small_profile
 from profile_schema import decode
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, Kind, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 
@@ -82,7 +82,7 @@ def test_of_a_profile_of_another_data_type_what_its_events_have_taken_is_shown_f
 
 def test_profiles_of_a_service_show_all_of_its_time_and_what_it_did_and_waited_for(tmp_path: Path) -> None:
     env = {
-        **profiled("http://127.0.0.1:9", 10),
+        **profiling_settings("http://127.0.0.1:9", 10),
         "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}",
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "400",
     }
@@ -149,9 +149,9 @@ def test_distributions_are_mappings_and_stay_apart_when_profiles_are_added_up(tm
 
     def origin(file: str, _namespace: str) -> CodeOrigin:
         number = file.removeprefix("/srv/shop/part").removesuffix(".py")
-        return CodeOrigin(Kind.LIBRARY, f"part{number}", "1.0")
+        return CodeOrigin(OriginKind.LIBRARY, f"part{number}", "1.0")
 
-    names = written(tmp_path, profile, most_body_bytes=20_000, origin_of=origin)
+    names = written(tmp_path, profile, max_body_bytes=20_000, origin_of=origin)
     assert len(names) > 1
     printed = pprof(tmp_path, "-raw", *names)
     mappings = re.findall(r"^\d+: \S+ (\S+) (\S*) *\[FN\]\[FL\]\[LN\]$", printed, re.M)
@@ -186,7 +186,7 @@ def test_parts_together_show_what_the_whole_does(tmp_path: Path) -> None:
     profile = large_profile(200)
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
-    split = written(tmp_path / "parts", profile, most_body_bytes=20_000)
+    split = written(tmp_path / "parts", profile, max_body_bytes=20_000)
     assert len(split) > 1
     everything = ("-top", "-unit=ns", "-nodefraction=0", "-nodecount=0", "-sample_index=wall")
     whole = pprof(tmp_path / "whole", *everything, *written(tmp_path / "whole", profile))

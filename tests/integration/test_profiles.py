@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from received_profiles import ReceivedProfile, all_samples, read
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
@@ -26,7 +26,7 @@ def _run(
     """Run a scenario to its end; (the profiles received, its ledger)."""
     settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}
     with Receiver() as receiver:
-        env = {**profiled(receiver.url, interval_ms, walker), **settings, **(more or {})}
+        env = {**profiling_settings(receiver.url, interval_ms, walker), **settings, **(more or {})}
         with Target("accounted_work.py", scenario, str(seconds), env=env) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
@@ -104,7 +104,7 @@ def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
 
 def test_a_child_of_a_process_that_sends_text_may_send_profiles() -> None:
     with Receiver() as receiver:
-        with Target("accounted_work.py", "changing", "1", env=profiled(receiver.url, 10)) as target:
+        with Target("accounted_work.py", "changing", "1", env=profiling_settings(receiver.url, 10)) as target:
             child, status = target.json("ledger")["child"]
             assert (status, target.finish()) == (0, 0), target.output
         records = receiver.records(2)

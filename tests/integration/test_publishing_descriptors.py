@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from host_profiler import Host
-from publishing_target import publishing, socket_folder
+from host_profiler import HostProfiler
+from publishing_target import publishing_settings, socket_folder
 from target_process import Target
 
 pytest.importorskip("splunk_profiler._context")
@@ -22,12 +22,12 @@ _MOST_SOCKETS = 4
 
 def register(path: str, delay_ms: int) -> None:
     """As a host profiler that has read the path."""
-    with Host(path) as host:
+    with HostProfiler(path) as host:
         host.register(delay_ms, "i-1", minor=2)
 
 
 def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_look_for_it() -> None:
-    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing(folder)) as target:
+    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing_settings(folder)) as target:
         before = target.json("ready")
         path = before["storage"]
         assert before["bound"] == [path]
@@ -49,13 +49,13 @@ def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_l
 
 
 def test_an_application_that_closes_it_again_and_again_is_let_have_its_way_and_told_once() -> None:
-    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing(folder)) as target:
+    with socket_folder() as folder, Target("closing_descriptors.py", env=publishing_settings(folder)) as target:
         target.line("ready")
         for made in range(_MOST_SOCKETS + 1):
             target.tell("close")
-            if target.either(_ANEW, _GIVEN_UP, made) == _GIVEN_UP:  # sooner, if one is closed while it is made
+            if target.wait_for_either(_ANEW, _GIVEN_UP, made) == _GIVEN_UP:  # sooner, if one is closed while it is made
                 break
-        assert target.has_said(_GIVEN_UP)
+        assert target.has_line(_GIVEN_UP)
         target.tell("look")
         assert target.json("look") == {"storage": None, "bound": [], "contents": _CONTENTS}
         assert not list(folder.iterdir())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting_process import Exporting
+from exporting_process import ExportingProcess
 
 
 def _program() -> Path | None:
@@ -110,7 +110,7 @@ def rotel() -> Iterator[Rotel]:
 
 
 def test_another_collector_sees_every_field_of_a_record(rotel: Rotel) -> None:
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
         exporter.ask("record 27 2")
         rotel.wait_for(
             "Trace ID       : 0000000000000000000000000000001b\n    Span ID        : 000000000000001b\nFlags: 1"
@@ -150,16 +150,16 @@ Flags: 1
 
 def test_another_collector_takes_compressed_requests(rotel: Rotel) -> None:
     settings = {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
-    with Exporting(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
+    with ExportingProcess(settings, SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
         exporter.ask("record 3")
         rotel.wait_for("Trace ID       : 00000000000000000000000000000003")
 
 
 def test_another_collector_without_tls_behind_an_https_endpoint_is_recognised(rotel: Rotel) -> None:
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
         exporter.ask("record 1")
         rotel.wait_for("Trace ID       : 00000000000000000000000000000001")  # so it listens
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=f"https://127.0.0.1:{rotel.port}") as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"https://127.0.0.1:{rotel.port}") as exporter:
         exporter.ask("record 3")
         line = exporter.log(lambda text: "are not delivered" in text)
         assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=http://127.0.0.1:{rotel.port}" in line

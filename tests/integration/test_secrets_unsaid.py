@@ -57,7 +57,7 @@ def said_of(settings: Iterable[object]) -> str:
 def test_a_secret_in_any_setting_is_in_no_warning_and_no_table(name: str) -> None:
     for value in VALUES:
         resolved = from_env({"SPLUNK_PROFILER_ENABLED": "true", name: value})
-        told = [*resolved.warnings, *checks.settings(resolved), *checks.switches(resolved), resolved.destination]
+        told = [*resolved.warnings, *checks.settings(resolved), *checks.check_switches(resolved), resolved.destination]
         assert leaked(said_of(told), value) == []
         assert all("\n" not in warning for warning in resolved.warnings)
 
@@ -107,7 +107,7 @@ def test_a_secret_in_all_settings_is_in_no_log_and_not_in_what_the_doctor_says(v
             target.line("log 'profiling records are not delivered")
         target.tell("")
         target.finish()
-        said = "\n".join(line for line in target.last_words().splitlines() if line.startswith("log "))
+        said = "\n".join(line for line in target.final_output().splitlines() if line.startswith("log "))
     assert "is not usable" in said
     if reached:
         assert "OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY=" in said

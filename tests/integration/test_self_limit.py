@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _PERCENT = 10
 _THREADS, _DEPTH = "40", "80"
@@ -25,7 +25,7 @@ def _period_ms(record: dict[str, Any]) -> int:
 
 def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
     with Receiver() as receiver:
-        env = profiled(receiver.url, 1, SPLUNK_PROFILER_MAX_OVERHEAD=str(_PERCENT))
+        env = profiling_settings(receiver.url, 1, SPLUNK_PROFILER_MAX_OVERHEAD=str(_PERCENT))
         with Target("paced_work.py", _THREADS, _DEPTH, env=env) as target:
             target.line("ready")
             stretched_ms = int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\): it samples every (\d+) ms"))
@@ -45,5 +45,5 @@ def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
             calm = _used(target, "calm", 3)
             receiver.record(lambda r: r["time_ns"] > calm["time_ns"] and _period_ms(r) < longest_ms * 2 / 3)
             assert target.output.count("SPLUNK_PROFILER_MAX_OVERHEAD") == 1
-            target.hang_up()
+            target.close_stdin()
             assert target.finish() == 0, target.output

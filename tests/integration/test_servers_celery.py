@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _CHILDREN = 2
 _TASKS = 30
@@ -26,7 +26,7 @@ def test_every_celery_child_sends_under_its_own_process_id(tmp_path: Path) -> No
     words = [sys.executable, "-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork"]
     words += ["--concurrency", str(_CHILDREN), "--without-gossip", "--without-mingle", "--without-heartbeat"]
     with Receiver() as receiver:
-        env = {**profiled(receiver.url, 10), **folder, "C_FORCE_ROOT": "1"}
+        env = {**profiling_settings(receiver.url, 10), **folder, "C_FORCE_ROOT": "1"}
         with Target(*words, env=env, cwd=tmp_path) as worker:
             with Target(sys.executable, "-c", _SEND.format(_TASKS), env=folder, cwd=tmp_path) as sender:
                 assert sender.finish() == 0, sender.output

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 _WORKERS = 2
 _UWSGI = Path(sys.executable).parent / "uwsgi"
@@ -106,7 +106,7 @@ def test_every_gunicorn_worker_sends_under_its_own_process_id(kind: str, preload
     words += ["--threads", "4"] if kind == "gthread" else []
     words += ["--preload"] if preload else []
     with Receiver() as receiver:
-        env = profiled(receiver.url, 10)
+        env = profiling_settings(receiver.url, 10)
         with Target(sys.executable, *words, "wsgi_service:application", env=env) as target:
             url = target.find(r"Listening at: (http://[0-9.:]+)")
             _assert_all_workers_send(receiver, target, url, _WORKERS, master_too=preload)
@@ -125,6 +125,6 @@ def test_every_gunicorn_worker_sends_under_its_own_process_id(kind: str, preload
 def test_every_uwsgi_worker_sends_under_its_own_process_id(mode: str) -> None:
     words = [str(_UWSGI), "--http-socket", "127.0.0.1:0", "--master", "--die-on-term", "--need-app"]
     words += ["--processes", str(_WORKERS), "--home", sys.prefix, *mode.split(), "--module", "wsgi_service:application"]
-    with Receiver() as receiver, Target(*words, env=profiled(receiver.url, 10)) as target:
+    with Receiver() as receiver, Target(*words, env=profiling_settings(receiver.url, 10)) as target:
         url = "http://" + target.find(r"bound to TCP address ([0-9.:]+)")
         _assert_all_workers_send(receiver, target, url, _WORKERS, master_too=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from destinations import Destination
 from receiver_process import Receiver
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 from test_file_output import functions, wait_until, written_to
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
@@ -61,7 +61,7 @@ def test_a_second_sigterm_at_once_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", ["waiting", "stuck"])
 def test_sigterm_ends_a_process_in_time_although_the_collector_hangs(state: str) -> None:
     with Receiver(mode="hang") as receiver:
-        with Target("terminated.py", state, env=profiled(receiver.url, 5, **_LATER)) as target:
+        with Target("terminated.py", state, env=profiling_settings(receiver.url, 5, **_LATER)) as target:
             _terminate(target)
         receiver.switch("ok")
 
@@ -72,7 +72,7 @@ def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, t
         target.line("ready")
         target.tell("go")
         assert target.finish() == -signal.SIGTERM, target.output
-        assert "survived" not in target.last_words()
+        assert "survived" not in target.final_output()
         assert _is_marked(tmp_path, target.pid)
 
 
@@ -81,7 +81,7 @@ def test_sigterm_ends_a_process_whose_profiler_was_stopped(tmp_path: Path) -> No
         target.line("ready")
         target.tell("go")
         assert target.finish() == -signal.SIGTERM, target.output
-        assert "survived" not in target.last_words()
+        assert "survived" not in target.final_output()
 
 
 def test_sigterm_stays_ignored_where_the_application_ignores_it(tmp_path: Path) -> None:

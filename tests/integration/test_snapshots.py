@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from received_profiles import ProfileSample, all_samples, read
 from receiver_process import Receiver, Record
-from target_process import Target, profiled
+from target_process import Target, profiling_settings
 
 SOURCE = "profiling.instrumentation.source"
 MS = 1_000_000
@@ -25,7 +25,7 @@ def _run(
     settings = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.5", **more}
     with Receiver() as receiver:
         with Target(
-            program[0], scenario, *program[1:], env={**profiled(receiver.url, 50, walker), **settings}
+            program[0], scenario, *program[1:], env={**profiling_settings(receiver.url, 50, walker), **settings}
         ) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output

@@ -25,7 +25,7 @@ _E = TypeVar("_E")
 _REGISTRATION = struct.pack("<HHI", 2, 1, 100)
 
 
-class Correlated(NamedTuple):
+class CorrelationMessage(NamedTuple):
     """What a correlation message says, without its count."""
 
     trace_id: str
@@ -33,46 +33,52 @@ class Correlated(NamedTuple):
     stack_trace_id: str
 
 
-class Pace:
+class FakeLoop:
     """The clock, the waiting and the listener of an agent.
 
     Args:
         turns: how often it waits before it is told to end.
-        meanwhile: called with the number of each wait, from 1 on: what happens in the world meanwhile.
+        on_wait: called with the number of each wait, from 1 on: what happens in the world meanwhile.
     """
 
-    def __init__(self, turns: int, meanwhile: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, turns: int, on_wait: Callable[[int], None] = lambda _: None) -> None:
         self.now = 1000.0
-        self.told: list[Event] = []
-        self._left = turns
+        self.recorded: list[Event] = []
+        self._remaining_turns = turns
         self._turns = turns
-        self._meanwhile = meanwhile
+        self._on_wait = on_wait
 
     def clock(self) -> float:
         return self.now
 
-    def wait(self, deadline: float, settle: Callable[[], bool]) -> bool:
+    def wait(self, deadline: float, detach_pending: Callable[[], bool]) -> bool:
         assert deadline > self.now, "a turn without progress"
         self.now = deadline
-        settle()
-        self._left -= 1
-        self._meanwhile(self._turns - self._left)
-        return self._left == 0
+        detach_pending()
+        self._remaining_turns -= 1
+        self._on_wait(self._turns - self._remaining_turns)
+        return self._remaining_turns == 0
 
     def events(self, kind: type[_E]) -> list[_E]:
         """Those of that kind that were told."""
-        return [event for event in self.told if isinstance(event, kind)]
+        return [event for event in self.recorded if isinstance(event, kind)]
 
 
 @contextmanager
-def agent(pace: Pace, *pids: int, period_s: float = 0.5, **settings: Any) -> Iterator[HostAgent]:
+def agent(fake_loop: FakeLoop, *pids: int, period_s: float = 0.5, **settings: Any) -> Iterator[HostAgent]:
     """An agent for `pids` that has done nothing yet but to look at them."""
-    made = HostAgent(pids, Settings(period_s, **settings), tell=pace.told.append, clock=pace.clock, wait=pace.wait)
+    made = HostAgent(
+        pids,
+        Settings(period_s, **settings),
+        on_event=fake_loop.recorded.append,
+        clock=fake_loop.clock,
+        wait=fake_loop.wait,
+    )
     with made:
         yield made
 
 
-class Receiver:
+class DatagramReceiver:
     """A bound socket at `path`."""
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +109,7 @@ class Receiver:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> DatagramReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,13 +121,13 @@ def is_registration(message: bytes) -> bool:
     return message[:2] == b"\x02\x00" and len(message) >= 8
 
 
-def correlated(messages: Sequence[bytes]) -> Counter[Correlated]:
+def decode_correlations(messages: Sequence[bytes]) -> Counter[CorrelationMessage]:
     """The counts of all correlation messages; every other message must be a registration."""
-    found: Counter[Correlated] = Counter()
+    found: Counter[CorrelationMessage] = Counter()
     for message in messages:
         if not is_registration(message):
             kind, minor, trace, transaction, stack, count = struct.unpack("<HH16s8s16sH", message)
             assert (kind, minor) == (1, 1)
             assert count > 0
-            found[Correlated(trace.hex(), transaction.hex(), stack.hex())] += count
+            found[CorrelationMessage(trace.hex(), transaction.hex(), stack.hex())] += count
     return found

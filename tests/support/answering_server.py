@@ -19,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 
 
-def answer(status: int, text: str = "", *fields: str) -> bytes:
+def http_response(status: int, text: str = "", *fields: str) -> bytes:
     """A whole answer."""
     head = [f"HTTP/1.1 {status} So", *fields, f"Content-Length: {len(text)}", "", text]
     return "\r\n".join(head).encode()
 
 
-class Answering:
+class AnsweringServer:
     """A running server.
 
     Attributes:
@@ -45,7 +45,7 @@ class Answering:
             self._listener.listen()
         self.requests: list[bytes] = []
         self._arrived = threading.Condition()
-        self._ends = False
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="answering-server")
         self._thread.start()
 
@@ -57,7 +57,7 @@ class Answering:
     def _serve(self) -> None:
         while True:
             accepted, _ = self._listener.accept()
-            if self._ends:
+            if self._is_stopping:
                 accepted.close()
                 return
             try:
@@ -66,33 +66,33 @@ class Answering:
                 accepted.close()
                 continue
             with connection:
-                request = _received(connection)
+                request = _read_request(connection)
                 if not request:
                     continue  # somebody has only looked whether a server is here
-                said = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                response = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
                 with self._arrived:
                     self.requests.append(request)
                     self._arrived.notify_all()
-                if said is None:
+                if response is None:
                     connection.settimeout(60)
                     assert connection.recv(1) == b"", "the client closes it"
                 else:
-                    connection.sendall(said)
+                    connection.sendall(response)
 
-    def __enter__(self) -> Answering:
+    def __enter__(self) -> AnsweringServer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ends = True
+        self._is_stopping = True
         with socket.socket(self._listener.family) as last:
             last.connect(self._listener.getsockname())
         self._thread.join()
         self._listener.close()
 
 
-def _received(connection: socket.socket) -> bytes:
+def _read_request(connection: socket.socket) -> bytes:
     content = b""
     length = None
     while length is None or len(content) < length:

@@ -7,19 +7,19 @@ from pathlib import Path
 import trustme
 
 
-class Files:
+class CertificateFiles:
     """Certificates as PEM files: of a server on localhost, of a client, and of their authority."""
 
     def __init__(self, folder: Path) -> None:
-        authority, stranger = trustme.CA(), trustme.CA()
+        authority, untrusted_authority = trustme.CA(), trustme.CA()
         server, client = authority.issue_cert("localhost"), authority.issue_cert("client@example.org")
-        elsewhere = authority.issue_cert("elsewhere.example.org")
-        self.authority, self.stranger = folder / "authority.pem", folder / "stranger.pem"
+        wrong_host = authority.issue_cert("elsewhere.example.org")
+        self.authority, self.untrusted_authority = folder / "authority.pem", folder / "stranger.pem"
         authority.cert_pem.write_to_path(self.authority)
-        stranger.cert_pem.write_to_path(self.stranger)
+        untrusted_authority.cert_pem.write_to_path(self.untrusted_authority)
         self.cert, self.key = self._write(folder, "server", server)
         self.client_cert, self.client_key = self._write(folder, "client", client)
-        self.elsewhere_cert, self.elsewhere_key = self._write(folder, "elsewhere", elsewhere)
+        self.wrong_host_cert, self.wrong_host_key = self._write(folder, "elsewhere", wrong_host)
 
     @staticmethod
     def _write(folder: Path, name: str, issued: trustme.LeafCert) -> tuple[Path, Path]:

@@ -20,41 +20,41 @@ class CollectingTerminal:
     """A running ``splunk-profiler collect`` on a terminal of 200 columns.
 
     Attributes:
-        seen: all that it has written.
+        output: all that it has written.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self._process, self._descriptor = process, descriptor
-        self.seen = b""
-        self.until("Ctrl-C")
-        self.address = self.seen.partition(b"listening on ")[2].split()[0].decode()
+        self.output = b""
+        self.read_until("Ctrl-C")
+        self.address = self.output.partition(b"listening on ")[2].split()[0].decode()
 
-    def until(self, text: str) -> None:
+    def read_until(self, text: str) -> None:
         """Read until it has shown that text."""
-        while text.encode() not in self.seen:
-            self.seen += os.read(self._descriptor, 1 << 16)
+        while text.encode() not in self.output:
+            self.output += os.read(self._descriptor, 1 << 16)
 
     def end(self) -> None:
         """Ask it to end, and read to the end."""
         self._process.send_signal(signal.SIGTERM)
         with suppress(OSError):  # the other end is closed
             while more := os.read(self._descriptor, 1 << 16):
-                self.seen += more
+                self.output += more
         assert self._process.wait(DEADLINE_S) == 0
 
 
 @contextmanager
-def collecting_on_a_terminal(directory: Path) -> Iterator[CollectingTerminal]:
+def run_collector_on_terminal(directory: Path) -> Iterator[CollectingTerminal]:
     """Such a collector; it has ended when the block has."""
-    ours, theirs = pty.openpty()
+    controller_fd, terminal_fd = pty.openpty()
     command = [*COMMAND, "collect", "--port", "0", "--output", str(directory)]
     env = clean_environment({"COLUMNS": "200", "TERM": "xterm"})
     try:
-        with subprocess.Popen(command, env=env, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
-            os.close(theirs)
+        with subprocess.Popen(command, env=env, cwd=ROOT, stdout=terminal_fd, stderr=terminal_fd) as process:
+            os.close(terminal_fd)
             try:
-                yield CollectingTerminal(process, ours)
+                yield CollectingTerminal(process, controller_fd)
             finally:
                 process.kill()
     finally:
-        os.close(ours)
+        os.close(controller_fd)

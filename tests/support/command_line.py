@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ROOT / "tests" / "targets"
 COMMAND = [sys.executable, "-m", "splunk_profiler"]
 DEADLINE_S = 90
-NOWHERE = "http://127.0.0.1:9"
+UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -58,7 +58,7 @@ class Sender:
 
 
 @contextmanager
-def sending(address: str) -> Iterator[Sender]:
+def run_sender(address: str) -> Iterator[Sender]:
     """Senders of requests to the collector at that address."""
     process = subprocess.Popen(
         [sys.executable, str(TARGETS / "otlp_sender.py"), address],
@@ -99,7 +99,7 @@ class Collector:
 
 
 @contextmanager
-def collecting(directory: Path, *options: str) -> Iterator[Collector]:
+def run_collector(directory: Path, *options: str) -> Iterator[Collector]:
     """A collector on a free port; it has ended when the block has."""
     process = subprocess.Popen(
         [*COMMAND, "collect", "--port", "0", "--output", str(directory), *options],

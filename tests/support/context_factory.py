@@ -46,23 +46,23 @@ def hooks() -> Iterator[list[tuple[str, str]]]:
         native.uninstall()
 
 
-def entered(span: Span | None = None) -> Context:
+def context_with_span(span: Span | None = None) -> Context:
     """A context with this span, or a new one."""
     return Context({SPAN_KEY: span or Span()})
 
 
 def attach(span: Span | None = None) -> Token[Any]:
-    return native.attach(entered(span))
+    return native.attach(context_with_span(span))
 
 
-def is_right() -> bool:
+def audit_passes() -> bool:
     """Whether every thread's span is published, the calling one's at least."""
     compared, repaired = native.audit()
     assert compared, "nothing is published of any thread"
     return repaired == 0
 
 
-def noticed() -> int:
+def count_switches() -> int:
     """How many switches there have been."""
     counters = native.counters()
     return counters.published + counters.unchanged

@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_profiler import Exported, Host
+from host_profiler import HostProfiler, RecordingExporter
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.trace import Span, Tracer
 from published_process import provider as named_provider
-from published_process import publishing, told
+from published_process import publishing, read_storage
 
 from splunk_profiler.lifecycle.publishing import Publishing
 
 _NEVER_MS = 3_600_000
 
 
-def batch(exported: Exported, **settings: Any) -> BatchSpanProcessor:
+def batch_processor(exported: RecordingExporter, **settings: Any) -> BatchSpanProcessor:
     """A processor that exports when it is flushed, or when it has enough for a batch."""
     return BatchSpanProcessor(exported, schedule_delay_millis=_NEVER_MS, **settings)
 
 
-def at_once(exported: Exported) -> SpanProcessor:
+def simple_processor(exported: RecordingExporter) -> SpanProcessor:
     """A processor that exports each span as soon as it gets it, on the thread that hands it on."""
     return SimpleSpanProcessor(exported)
 
 
-class Lines(logging.Handler):
+class LogCapture(logging.Handler):
     """What the profiler has logged, with its level; can be waited for."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Lines(logging.Handler):
         return sum(text in line for line in self.lines)
 
     @contextmanager
-    def kept(self) -> Iterator[Lines]:
+    def capture(self) -> Iterator[LogCapture]:
         """Listen inside the block."""
         log = logging.getLogger("splunk_profiler")
         level = log.level
@@ -88,9 +88,9 @@ class Correlated:
     life: Publishing
     provider: TracerProvider
     processor: SpanProcessor
-    exported: Exported
-    host: Host
-    log: Lines
+    exported: RecordingExporter
+    host: HostProfiler
+    log: LogCapture
 
     @property
     def tracer(self) -> Tracer:
@@ -105,7 +105,7 @@ class Correlated:
         """Have everything exported."""
         assert self.provider.force_flush()
 
-    def begin_to_hold(self) -> None:
+    def start_holding(self) -> None:
         """Have transactions wait until somebody flushes, and forget what has been exported."""
         self.host.register()
         self.log.wait_for("has registered")
@@ -119,7 +119,7 @@ def correlated(
     mode: str = "true",
     *,
     provider: TracerProvider | None = None,
-    processor: Callable[[Exported], SpanProcessor] = at_once,
+    processor: Callable[[RecordingExporter], SpanProcessor] = simple_processor,
     hold: bool = True,
     **settings: Any,
 ) -> Iterator[Correlated]:
@@ -133,23 +133,23 @@ def correlated(
         hold: transactions wait until they are flushed.
         settings: others of the profiler.
     """
-    exported = Exported()
-    own = provider or named_provider()
-    exporting = processor(exported)
-    own.add_span_processor(exporting)
+    exported = RecordingExporter()
+    tracer_provider = provider or named_provider()
+    span_processor = processor(exported)
+    tracer_provider.add_span_processor(span_processor)
     try:
         with (
-            Lines().kept() as log,
+            LogCapture().capture() as log,
             publishing(directory, correlation=mode, enabled=mode == "auto", **settings) as life,
         ):
-            with own.get_tracer("test").start_as_current_span("met"):
-                life.catch_up()  # as a thread of ours does meanwhile
-                seen = told()
+            with tracer_provider.get_tracer("test").start_as_current_span("met"):
+                life.run_pending_work()  # as a thread of ours does meanwhile
+                seen = read_storage()
             assert seen is not None
-            with Host(seen.socket) as host:
-                made = Correlated(life, own, exporting, exported, host, log)
+            with HostProfiler(seen.socket) as host:
+                made = Correlated(life, tracer_provider, span_processor, exported, host, log)
                 if hold:
-                    made.begin_to_hold()
+                    made.start_holding()
                 yield made
     finally:
-        own.shutdown()
+        tracer_provider.shutdown()

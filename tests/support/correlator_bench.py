@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from host_profiler import Host
+from host_profiler import HostProfiler
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler._context import Mailbox
-from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler._context import SocketReader
+from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
 from splunk_profiler.system.method_patch import MethodPatch
 
 WAIT_S = 30
@@ -26,24 +26,24 @@ class Exporter(InMemorySpanExporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.came = threading.Semaphore(0)
+        self.exported = threading.Semaphore(0)
 
     def export(self, spans: Any) -> Any:
         result = super().export(spans)
         for _ in spans:
-            self.came.release()
+            self.exported.release()
         return result
 
     def next(self) -> ReadableSpan:
-        assert self.came.acquire(timeout=WAIT_S)
+        assert self.exported.acquire(timeout=WAIT_S)
         return self.get_finished_spans()[-1]
 
 
-class Bench:
+class CorrelatorBench:
     """A provider, a correlator that listens, and a sender."""
 
     def __init__(
-        self, path: Path, *, at_once: bool, resource: dict[str, str], mailbox: Callable[[int], Any] = Mailbox
+        self, path: Path, *, at_once: bool, resource: dict[str, str], mailbox: Callable[[int], Any] = SocketReader
     ) -> None:
         self.exporter = Exporter()
         self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
@@ -52,24 +52,24 @@ class Bench:
         self.tracer = self.provider.get_tracer("t")
         self.receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self.receiving.bind(str(path / "s"))
-        self.sending = Host(path / "s")
+        self.sending = HostProfiler(path / "s")
         self.lost = threading.Event()
-        self.correlator = Correlator(Feedback(at_once, buffer_size=100), mailbox, MethodPatch)
+        self.correlator = Correlator(CorrelationConfig(at_once, buffer_size=100), mailbox, MethodPatch)
         self.correlator.describe(self.provider.resource.attributes)
-        self.correlator.meet(self.provider._active_span_processor)
+        self.correlator.attach(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)
 
     def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
-        said = None if host_id is None else host_id.decode()
-        self.sending.register(delay_ms, said, minor=1 if said is None else 2)
+        host_text = None if host_id is None else host_id.decode()
+        self.sending.register(delay_ms, host_text, minor=1 if host_text is None else 2)
 
-    def saw(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
+    def report_stack(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
         self.sending.report(span, stack, count)
 
     def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
         span = self.tracer.start_span(name)
         for stack in stacks:
-            self.saw(span, stack)
+            self.report_stack(span, stack)
         span.end()
         return self.exporter.next()
 

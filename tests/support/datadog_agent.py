@@ -27,7 +27,7 @@ class NotInstallableError(Exception):
     """The test agent cannot be had here; says why."""
 
 
-def installed() -> Path:
+def install_agent() -> Path:
     """The agent's program, installed if it is not yet.
 
     Raises:
@@ -38,14 +38,14 @@ def installed() -> Path:
     with _HOME.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of the same run may be at it
         if not (ready.exists() and (_HOME / "bin" / "python").exists()):
-            _call("-m", "venv", "--clear", "--without-pip", str(_HOME))
+            _run_python("-m", "venv", "--clear", "--without-pip", str(_HOME))
             options = ("--quiet", "--no-compile", "--disable-pip-version-check")
-            _call("-m", "pip", "--python", str(_HOME / "bin" / "python"), "install", *options, _RELEASE)
+            _run_python("-m", "pip", "--python", str(_HOME / "bin" / "python"), "install", *options, _RELEASE)
             ready.touch()
     return program
 
 
-def _call(*arguments: str) -> None:
+def _run_python(*arguments: str) -> None:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=250, check=False)
     if done.returncode:
         raise NotInstallableError(f"{_RELEASE} cannot be installed: {(done.stderr or done.stdout).strip()[-300:]}")

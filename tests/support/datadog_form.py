@@ -48,7 +48,7 @@ def read_form(content_type: str, body: bytes) -> ReadForm:
     return ReadForm(event, {name: value for name, _, value in tags}, files)
 
 
-def labelled(profile: Any) -> list[dict[str, str | int]]:
+def sample_labels(profile: Any) -> list[dict[str, str | int]]:
     """The labels of each sample."""
     texts = list(profile.string_table)
     return [

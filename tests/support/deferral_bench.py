@@ -7,7 +7,7 @@ from typing import Any
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, key_of
+from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, transaction_key
 from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.transactions import Transactions
@@ -17,7 +17,7 @@ STACK = b"s" * 16
 ID = "c3Nzc3Nzc3Nzc3Nzc3Nzcw"
 
 
-class Bench:
+class DeferralBench:
     """A provider whose exporters are deferred, by a clock that stands still."""
 
     def __init__(self, size: int = 100, **provider: Any) -> None:
@@ -25,10 +25,10 @@ class Bench:
         self.notices = 0
         self.transactions = Transactions(size)
         self.host_id = HostId(lambda *_: None)
-        self.forwarding = SpanForwarder(self.transactions, self.host_id, lambda _: False, lambda: self.now_ns)
+        self.forwarder = SpanForwarder(self.transactions, self.host_id, lambda _: False, lambda: self.now_ns)
         self.deferral = SpanDeferral(
             self.transactions,
-            self.forwarding,
+            self.forwarder,
             self.host_id,
             MethodPatch,
             self._notice,
@@ -48,11 +48,11 @@ class Bench:
         return processor
 
     def activate(self) -> None:
-        self.deferral.active = True
-        self.deferral.meet(self.provider._active_span_processor)
+        self.deferral.is_active = True
+        self.deferral.attach(self.provider._active_span_processor)
 
-    def seen(self, span: Any, times: int = 1) -> None:
-        self.transactions.count(key_of(span.get_span_context()), STACK, times)
+    def count_stack(self, span: Any, times: int = 1) -> None:
+        self.transactions.count(transaction_key(span.get_span_context()), STACK, times)
 
     @property
     def names(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Ids that tell which work they belong to, so that whoever reads some of them can say what the others must be.
 
-A `Piece` of work has one span id; its trace id, local root span id, flags and route follow from the piece. Neighbouring
+A `WorkUnit` of work has one span id; its trace id, local root span id, flags and route follow from the piece.
+Neighbouring
 pieces differ in nearly every byte of every id: a record that is made of two of them is seen. Pure; shared by the target
 programs and the tests that read them. Imports nothing of the package.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 _SPAN = 0x9E3779B97F4A7C15
 _TRACE = 0xD1B54A32D192ED03_8CB92BA72F3D8DD7
-_OF_SPAN, _OF_TRACE = pow(_SPAN, -1, 1 << 64), pow(_TRACE, -1, 1 << 128)
+_SPAN_INVERSE, _TRACE_INVERSE = pow(_SPAN, -1, 1 << 64), pow(_TRACE, -1, 1 << 128)
 _SEQUENCE_BITS, _WORKER_BITS, _DEPTH_BITS = 40, 16, 6
 _ROOT = (1 << _SEQUENCE_BITS + _WORKER_BITS) - 1
 KEY_BITS = _SEQUENCE_BITS + _WORKER_BITS + _DEPTH_BITS
@@ -20,7 +21,7 @@ UNSAMPLED_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WorkUnit:
     """What a span is about.
 
     Attributes:
@@ -34,20 +35,20 @@ class Piece:
     depth: int = 0
 
     @classmethod
-    def of_key(cls, key: int) -> Piece:
+    def of_key(cls, key: int) -> WorkUnit:
         """The piece with this key, which need not be one that exists."""
         sequence = key & ((1 << _SEQUENCE_BITS) - 1)
         return cls(key >> _SEQUENCE_BITS & ((1 << _WORKER_BITS) - 1), sequence, key >> _SEQUENCE_BITS + _WORKER_BITS)
 
     @classmethod
-    def of_span_id(cls, span_id: int) -> Piece:
+    def of_span_id(cls, span_id: int) -> WorkUnit:
         """The piece with this span id, which need not be one that exists."""
-        return cls.of_key(span_id * _OF_SPAN % (1 << 64))
+        return cls.of_key(span_id * _SPAN_INVERSE % (1 << 64))
 
     @classmethod
-    def of_trace_id(cls, trace_id: int) -> Piece:
+    def of_trace_id(cls, trace_id: int) -> WorkUnit:
         """The local root of this trace, which need not be one that exists."""
-        return cls.of_key(trace_id * _OF_TRACE % (1 << 128))
+        return cls.of_key(trace_id * _TRACE_INVERSE % (1 << 128))
 
     @property
     def key(self) -> int:
@@ -55,9 +56,9 @@ class Piece:
         return self.depth << _SEQUENCE_BITS + _WORKER_BITS | self.worker << _SEQUENCE_BITS | self.sequence
 
     @property
-    def root(self) -> Piece:
+    def root(self) -> WorkUnit:
         """The local root of its trace."""
-        return Piece(self.worker, self.sequence)
+        return WorkUnit(self.worker, self.sequence)
 
     @property
     def span_id(self) -> int:

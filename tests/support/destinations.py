@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datadog_agent import DatadogAgent, installed
+from datadog_agent import DatadogAgent, install_agent
 from received_profiles import read
 from receiver_process import Receiver
-from target_process import profiled
+from target_process import profiling_settings
 
 _FRAME = re.compile(r"^\s+at (\S+)\(", re.MULTILINE)
 
@@ -34,7 +34,12 @@ class Destination:
 
 
 def _settings(url: str, **more: str) -> dict[str, str]:
-    return {**profiled(url, 10), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000", "OTEL_SERVICE_NAME": "shop", **more}
+    return {
+        **profiling_settings(url, 10),
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000",
+        "OTEL_SERVICE_NAME": "shop",
+        **more,
+    }
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def text(_: Path) -> Iterator[Destination]:
     with Receiver() as receiver:
 
         def functions(pid: int) -> set[str]:
-            return {name for record in _of(receiver, pid) for name in _FRAME.findall(record["body"])}
+            return {name for record in _records_of(receiver, pid) for name in _FRAME.findall(record["body"])}
 
         yield Destination(_settings(receiver.url), functions)
 
@@ -54,7 +59,7 @@ def pprof(_: Path) -> Iterator[Destination]:
     with Receiver() as receiver:
 
         def functions(pid: int) -> set[str]:
-            samples = (sample for record in _of(receiver, pid) for sample in read(record).samples)
+            samples = (sample for record in _records_of(receiver, pid) for sample in read(record).samples)
             return {name for sample in samples for name in sample.functions}
 
         yield Destination(_settings(receiver.url, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64"), functions)
@@ -67,7 +72,7 @@ def datadog(folder: Path) -> Iterator[Destination]:
     Raises:
         NotInstallableError: there is none to be had here.
     """
-    with DatadogAgent(installed(), folder) as agent:
+    with DatadogAgent(install_agent(), folder) as agent:
 
         def functions(pid: int) -> set[str]:
             profiles = [form.profile for form in agent.forms(0) if form.tags["process_id"] == str(pid)]
@@ -76,5 +81,5 @@ def datadog(folder: Path) -> Iterator[Destination]:
         yield Destination(_settings("http://127.0.0.1:9", SPLUNK_PROFILER_OUTPUT=f"datadog:{agent.url}"), functions)
 
 
-def _of(receiver: Receiver, pid: int) -> list[dict[str, Any]]:
+def _records_of(receiver: Receiver, pid: int) -> list[dict[str, Any]]:
     return receiver.records(0, lambda record: record["resource"]["process.pid"] == pid)

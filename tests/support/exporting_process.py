@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 Log = dict[str, str]
 
 
-class Exporting:
+class ExportingProcess:
     """A process that exports. Ends with the ``with`` block, and must then leave within `exit_s` seconds.
 
     Attributes:
@@ -71,7 +71,7 @@ class Exporting:
                     raise AssertionError(f"no such log line; there are {self.logs}")
                 self._arrived.wait(left)
 
-    def own_lines(self) -> list[str]:
+    def profiler_log(self) -> list[str]:
         """The log lines of the profiler so far."""
         with self._arrived:
             return [line["log"] for line in self.logs if line["logger"] == "splunk_profiler"]
@@ -113,7 +113,7 @@ class Exporting:
             assert self._answers, f"no answer; its log: {self.logs}"
             return self._answers.pop(0)
 
-    def __enter__(self) -> Exporting:
+    def __enter__(self) -> ExportingProcess:
         return self
 
     def __exit__(

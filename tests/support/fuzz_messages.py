@@ -14,18 +14,18 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from message_oracle import datagrams, facts, facts_of
+from message_oracle import datagrams, decoded_fields, expected_fields
 
 from splunk_profiler.host_profilers.messages import decode
 
-_SHARE = 250_000  # datagrams of one task
+_TASK_SIZE = 250_000  # datagrams of one task
 
 
 class DifferenceError(Exception):
     """The two decoders do not agree."""
 
 
-def tried(count: int, seed: int) -> Counter[object]:
+def compare_decoders(count: int, seed: int) -> Counter[object]:
     """How many datagrams of which kind were decoded.
 
     Raises:
@@ -33,14 +33,14 @@ def tried(count: int, seed: int) -> Counter[object]:
     """
     kinds: Counter[object] = Counter()
     for datagram in datagrams(count, seed):
-        wanted = facts(datagram)
+        expected = expected_fields(datagram)
         try:
-            found = facts_of(decode(datagram))
+            found = decoded_fields(decode(datagram))
         except Exception as error:
             raise DifferenceError(f"seed {seed}: {datagram.hex()} raised {error!r}") from error
-        if found != wanted:
-            raise DifferenceError(f"seed {seed}: {datagram.hex()} is {wanted}, and was decoded as {found}")
-        kinds[wanted[0]] += 1
+        if found != expected:
+            raise DifferenceError(f"seed {seed}: {datagram.hex()} is {expected}, and was decoded as {found}")
+        kinds[expected[0]] += 1
     return kinds
 
 
@@ -50,14 +50,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first share; the others have the next ones")
     arguments = parser.parse_args()
-    shares = [_SHARE] * (arguments.count // _SHARE) + [arguments.count % _SHARE]
-    began = time.monotonic()
+    shares = [_TASK_SIZE] * (arguments.count // _TASK_SIZE) + [arguments.count % _TASK_SIZE]
+    started_s = time.monotonic()
     kinds: Counter[object] = Counter()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for found in pool.map(tried, shares, range(arguments.seed, arguments.seed + len(shares))):
+        for found in pool.map(compare_decoders, shares, range(arguments.seed, arguments.seed + len(shares))):
             kinds += found
     seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=str))
-    print(f"{kinds.total()} datagrams in {time.monotonic() - began:.0f} s, no difference: {seen}")
+    print(f"{kinds.total()} datagrams in {time.monotonic() - started_s:.0f} s, no difference: {seen}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The sending side of a host profiler, written out from the specification, and an exporter that can be waited for.
 
-`Host` sends to one process's socket; `Exported` keeps what an exporter was given. Used by tests and by their targets.
-Imports nothing of the package.
+`HostProfiler` sends to one process's socket; `RecordingExporter` keeps what an exporter was given. Used by tests and by
+their targets. Imports nothing of the package.
 
 Specification: Elastic universal profiling integration, "Message Format".
 """
@@ -21,14 +21,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Span
 
-IDS = "elastic.profiler_stack_trace_ids"
+STACK_IDS_ATTRIBUTE = "elastic.profiler_stack_trace_ids"
 HOLD_MS = 60_000  # a delay after which nothing is forwarded as long as a test lasts
 STACK = bytes.fromhex("60b420bb3851d9d47acb933dbe70399b")
 OTHER_STACK = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")
-TEXT = {STACK: "YLQguzhR2dR6y5M9vnA5mw", OTHER_STACK: "TJMmu5gF-o-FiCwS6uckzg"}
+ENCODED_STACKS = {STACK: "YLQguzhR2dR6y5M9vnA5mw", OTHER_STACK: "TJMmu5gF-o-FiCwS6uckzg"}
 
 
-class Host:
+class HostProfiler:
     """What one host profiler sends to one process. Waits while the socket is full.
 
     Args:
@@ -62,7 +62,7 @@ class Host:
         """Nothing more is sent."""
         self._socket.close()
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> HostProfiler:
         return self
 
     def __exit__(
@@ -71,7 +71,7 @@ class Host:
         self.close()
 
 
-class Exported(SpanExporter):
+class RecordingExporter(SpanExporter):
     """Keeps what it is given.
 
     Args:
@@ -82,7 +82,7 @@ class Exported(SpanExporter):
         self._on_export = on_export
         self._changed = threading.Condition()
         self._spans: list[ReadableSpan] = []
-        self.was_shut_down = False
+        self.is_shut_down = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Keep `spans`."""
@@ -95,7 +95,7 @@ class Exported(SpanExporter):
 
     def shutdown(self) -> None:
         """It is over."""
-        self.was_shut_down = True
+        self.is_shut_down = True
 
     def wait_for(self, *names: str, timeout_s: float = 60) -> None:
         """Return once spans of all these names have come."""
@@ -130,5 +130,5 @@ class Exported(SpanExporter):
 
 def ids_on(span: ReadableSpan) -> Counter[str] | None:
     """How often each stack-trace id is on `span`; None if it has no such attribute."""
-    found: Any = (span.attributes or {}).get(IDS)
+    found: Any = (span.attributes or {}).get(STACK_IDS_ATTRIBUTE)
     return None if found is None else Counter(found)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from collections import Counter
 
-from derived_ids import KEY_BITS, Piece
+from derived_ids import KEY_BITS, WorkUnit
 
-from splunk_profiler.inspector.model import Correlation, ThreadReading
+from splunk_profiler.inspector.model import CorrelationRecord, ThreadReading
 
 _SLOTS, _WORKERS = 64, 448
 _MOVING, _OUTSIDE = 1 << KEY_BITS, 1 << KEY_BITS + 1
@@ -21,16 +21,16 @@ _IDS = (b"trace_id", b"span_id", b"local_root_span_id")
 TABLE_BYTES = _TABLE.size
 
 
-class Wrong(Exception):  # noqa: N818  # a finding, not an error
+class Mismatch(Exception):  # noqa: N818  # a finding, not an error
     """What is shown is wrong."""
 
 
-def not_whole(reading: ThreadReading) -> str:
+def describe_mixed_reading(reading: ThreadReading) -> str:
     """What is wrong with a reading of which nothing is known but that it must be of one piece of work; or nothing."""
     try:
-        _of_record(reading.correlation)
-        _of_labels(reading)
-    except Wrong as finding:
+        _decode_record(reading.correlation)
+        _decode_labels(reading)
+    except Mismatch as finding:
         return f"{finding}: {reading.correlation} {reading.labels} of {reading.name}"
     return f"{reading.problems}" if reading.problems else ""
 
@@ -62,11 +62,11 @@ class Judge:
     def judge(self, reading: ThreadReading) -> None:
         """Judge one reading of a thread that was stopped."""
         words = _TABLE.unpack(reading.memory)
-        tids, at, held = words[:_SLOTS], words[_SLOTS : 2 * _SLOTS], words[2 * _SLOTS :]
+        tids, at, open_keys = words[:_SLOTS], words[_SLOTS : 2 * _SLOTS], words[2 * _SLOTS :]
         try:
             if reading.problems:
-                raise Wrong(f"problems {[(problem.code, problem.detail) for problem in reading.problems]}")
-            record, labels = _of_record(reading.correlation), _of_labels(reading)
+                raise Mismatch(f"problems {[(problem.code, problem.detail) for problem in reading.problems]}")
+            record, labels = _decode_record(reading.correlation), _decode_labels(reading)
             if reading.tid not in tids:
                 self.seen["unknown"] += 1
                 return
@@ -75,57 +75,59 @@ class Judge:
             if word == _OUTSIDE:
                 self.seen["outside"] += 1
                 if record or labels:
-                    raise Wrong("a span is shown where none is current")
+                    raise Mismatch("a span is shown where none is current")
             elif word & _MOVING:
                 self.seen["resting" if word & _OUTSIDE else "moving"] += 1
-                known = {key for key in (*held, Piece.of_key(word & (_MOVING - 1)).root.key) if key}
+                known = {key for key in (*open_keys, WorkUnit.of_key(word & (_MOVING - 1)).root.key) if key}
                 if any(piece is not None and piece.root.key not in known for piece in (record, labels)):
-                    raise Wrong("a span is shown that nobody has open")
+                    raise Mismatch("a span is shown that nobody has open")
             else:
                 self.seen["inside"] += 1
-                self._is_exactly(Piece.of_key(word), record, labels, reading)
-        except Wrong as finding:
+                self._require_exact(WorkUnit.of_key(word), record, labels, reading)
+        except Mismatch as finding:
             self.wrong.append(f"{finding}: {reading.correlation} {reading.labels} of {reading.name}")
 
-    def _is_exactly(self, truth: Piece, record: Piece | None, labels: Piece | None, reading: ThreadReading) -> None:
+    def _require_exact(
+        self, truth: WorkUnit, record: WorkUnit | None, labels: WorkUnit | None, reading: ThreadReading
+    ) -> None:
         if (record, labels) != (truth, truth):
-            raise Wrong(f"{truth} is current")
-        if self._wants_route and b"route" not in {label.key for label in reading.labels or ()}:
-            raise Wrong(f"the route of {truth} is missing")
+            raise Mismatch(f"{truth} is current")
+        if self._requires_route and b"route" not in {label.key for label in reading.labels or ()}:
+            raise Mismatch(f"the route of {truth} is missing")
 
-    _wants_route = True
+    _requires_route = True
 
 
 class JudgeOfIds(Judge):
     """For targets whose spans have no labels of the user."""
 
-    _wants_route = False
+    _requires_route = False
 
 
-def _of_record(record: Correlation | None) -> Piece | None:
+def _decode_record(record: CorrelationRecord | None) -> WorkUnit | None:
     """The piece that a record is of, in all its parts."""
     if record is None or (record.valid == 1 and record.trace_present == 0):
         return None
     if record.valid != 1 or record.trace_present != 1 or record.minor_version != 1:
-        raise Wrong("not valid")
-    piece = Piece.of_span_id(int(record.span_id, 16))
+        raise Mismatch("not valid")
+    piece = WorkUnit.of_span_id(int(record.span_id, 16))
     shown = int(record.trace_id, 16), int(record.transaction_id, 16), record.trace_flags
     if shown != (piece.trace_id, piece.root.span_id, int(piece.sampled)):
-        raise Wrong(f"a record of several spans, {piece} by its span id")
+        raise Mismatch(f"a record of several spans, {piece} by its span id")
     return piece
 
 
-def _of_labels(reading: ThreadReading) -> Piece | None:
+def _decode_labels(reading: ThreadReading) -> WorkUnit | None:
     """The piece that a label set is of, in all its parts."""
     labels = {label.key: label.value for label in reading.labels or ()}
     if len(labels) != len(reading.labels or ()) or labels.keys() - {*_IDS, b"route"}:
-        raise Wrong("labels that nobody has set")
+        raise Mismatch("labels that nobody has set")
     if not labels.keys() & set(_IDS):
         return None
     trace_id, span_id, local_root = (labels.get(key, b"0") for key in _IDS)
-    piece = Piece.of_span_id(int(span_id, 16))
+    piece = WorkUnit.of_span_id(int(span_id, 16))
     if (trace_id, local_root) != (b"%032x" % piece.trace_id, b"%016x" % piece.root.span_id):
-        raise Wrong(f"labels of several spans, {piece} by its span id")
+        raise Mismatch(f"labels of several spans, {piece} by its span id")
     if labels.get(b"route", piece.route.encode()) != piece.route.encode():
-        raise Wrong(f"the route of another trace than {piece}")
+        raise Mismatch(f"the route of another trace than {piece}")
     return piece

@@ -27,7 +27,7 @@ ELASTIC_NAME = f"elastic-jvmti-linux-{MACHINE}.so"
 LABELS_NAME = "libcustomlabels.so"
 
 
-class Workshop:
+class TargetBuilder:
     """Compiles into `folder`; the same thing only once."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class Workshop:
         return made
 
 
-class Inspected(Target):
+class InspectedProcess(Target):
     """A running target."""
 
     def __init__(self, *command: str | Path, env: Mapping[str, str] | None = None) -> None:
@@ -91,11 +91,11 @@ class Inspected(Target):
         """Have it obey `line`; what it answered, which must begin with `answer`."""
         self.tell(line)
         self._answers += 1
-        said = self.lines(self._answers)[-1]
-        assert said.startswith(answer), said
-        return said
+        answer_line = self.lines(self._answers)[-1]
+        assert answer_line.startswith(answer), answer_line
+        return answer_line
 
-    def __enter__(self) -> Inspected:
+    def __enter__(self) -> InspectedProcess:
         return self
 
     def publish(self, *libraries: Path, socket_path: str = "") -> None:
@@ -106,15 +106,17 @@ class Inspected(Target):
 
 
 @contextmanager
-def inspected(workshop: Workshop, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Inspected]:
+def run_inspected(
+    workshop: TargetBuilder, *options: str, env: Mapping[str, str] | None = None
+) -> Iterator[InspectedProcess]:
     """A target that is ready."""
-    with Inspected(workshop.program(*options), env=env) as target:
+    with InspectedProcess(workshop.program(*options), env=env) as target:
         target.line("ready")
         yield target
 
 
 @contextmanager
-def receiving(folder: Path, name: str = "s") -> Iterator[str]:
+def datagram_socket(folder: Path, name: str = "s") -> Iterator[str]:
     """The path of a socket that takes datagrams."""
     path = str(folder / name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:

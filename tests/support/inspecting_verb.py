@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 from command_line import splunk_profiler
-from inspected_process import Workshop, inspected
+from inspected_process import TargetBuilder, run_inspected
 
 
-def assert_unreadable_processes_are_one_line(verb: str, workshop: Workshop) -> None:
+def assert_unreadable_processes_are_one_line(verb: str, workshop: TargetBuilder) -> None:
     """A process that is gone and one that runs no Python: one line on stderr each, and exit code 1."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with inspected(workshop) as target:
+    with run_inspected(workshop) as target:
         for pid, text in ((gone.pid, "there is no process"), (target.pid, "does not run Python")):
             done = splunk_profiler(verb, str(pid))
             assert done.returncode == 1

@@ -49,7 +49,7 @@ class Report(NamedTuple):
     time_ns: int
 
 
-class Exported(NamedTuple):
+class ExportedSpan(NamedTuple):
     """A span that was received.
 
     Attributes:
@@ -64,7 +64,7 @@ class Exported(NamedTuple):
 
 
 @dataclass
-class Verdict:
+class LoopResult:
     """What became of the samples.
 
     Attributes:
@@ -74,8 +74,8 @@ class Verdict:
         unsampled: samples of transactions that are exported by nobody.
         late: samples that were sent when their transaction did not wait for them (any more).
         unlogged: samples on transactions that no agent says it has sent.
-        while_they_lived, afterwards, both: transactions all of whose messages were sent before their end; after it; or
-            some before and some after.
+        sent_before_end, sent_after_end, sent_on_both_sides: transactions all of whose messages were sent before their
+            end; after it; or some before and some after.
     """
 
     wrong: list[str] = field(default_factory=list)
@@ -84,9 +84,9 @@ class Verdict:
     unsampled: int = 0
     late: int = 0
     unlogged: int = 0
-    while_they_lived: int = 0
-    afterwards: int = 0
-    both: int = 0
+    sent_before_end: int = 0
+    sent_after_end: int = 0
+    sent_on_both_sides: int = 0
 
 
 def reported(events: Iterable[Mapping[str, Any]]) -> list[Report]:
@@ -103,10 +103,10 @@ def reported(events: Iterable[Mapping[str, Any]]) -> list[Report]:
     ]
 
 
-def exported(spans: Iterable[Mapping[str, Any]]) -> list[Exported]:
+def exported(spans: Iterable[Mapping[str, Any]]) -> list[ExportedSpan]:
     """Spans as `targets/receiver.py` describes them."""
     return [
-        Exported(Key(span["trace_id"], span["span_id"]), span["end_ns"], span["attributes"].get(ATTRIBUTE))
+        ExportedSpan(Key(span["trace_id"], span["span_id"]), span["end_ns"], span["attributes"].get(ATTRIBUTE))
         for span in spans
     ]
 
@@ -114,12 +114,12 @@ def exported(spans: Iterable[Mapping[str, Any]]) -> list[Exported]:
 def judge(
     answers: Sequence[Answer],
     reports: Sequence[Report],
-    spans: Sequence[Exported],
+    spans: Sequence[ExportedSpan],
     *,
     delay_ns: int,
     since_ns: Mapping[int, int] | None = None,
     most_unlogged: int = 0,
-) -> Verdict:
+) -> LoopResult:
     """Compare the three sides.
 
     Args:
@@ -130,7 +130,7 @@ def judge(
         since_ns: by process, from when on its transactions wait; from the start on if it is not there.
         most_unlogged: samples that agents may have sent without having said so, because they were killed.
     """
-    verdict = Verdict()
+    verdict = LoopResult()
     sampled = {answer.key: answer for answer in answers if answer.sampled}
     unsampled = {answer.key for answer in answers if not answer.sampled}
     known = _by_key(verdict, spans, sampled)
@@ -155,8 +155,10 @@ def judge(
     return verdict
 
 
-def _by_key(verdict: Verdict, spans: Sequence[Exported], sampled: Mapping[Key, Answer]) -> dict[Key, Exported]:
-    known: dict[Key, Exported] = {}
+def _by_key(
+    verdict: LoopResult, spans: Sequence[ExportedSpan], sampled: Mapping[Key, Answer]
+) -> dict[Key, ExportedSpan]:
+    known: dict[Key, ExportedSpan] = {}
     for span in spans:
         if span.key in known:
             verdict.wrong.append(f"{span} was exported twice")
@@ -166,7 +168,7 @@ def _by_key(verdict: Verdict, spans: Sequence[Exported], sampled: Mapping[Key, A
     return known
 
 
-def _judge_one(verdict: Verdict, span: Exported, reports: Sequence[Report], until_ns: int) -> None:
+def _judge_one(verdict: LoopResult, span: ExportedSpan, reports: Sequence[Report], until_ns: int) -> None:
     sent: Counter[str] = Counter()
     in_time: Counter[str] = Counter()
     for report in reports:
@@ -181,12 +183,12 @@ def _judge_one(verdict: Verdict, span: Exported, reports: Sequence[Report], unti
     verdict.late += (sent - written - missing).total()
     before = sum(report.time_ns <= span.end_ns for report in reports)
     if reports:
-        verdict.while_they_lived += before == len(reports)
-        verdict.afterwards += before == 0
-        verdict.both += 0 < before < len(reports)
+        verdict.sent_before_end += before == len(reports)
+        verdict.sent_after_end += before == 0
+        verdict.sent_on_both_sides += 0 < before < len(reports)
 
 
-def _decoded(verdict: Verdict, span: Exported) -> list[str]:
+def _decoded(verdict: LoopResult, span: ExportedSpan) -> list[str]:
     """The ids on a span; base64 for URLs and without padding, each of 16 bytes."""
     stacks = []
     for text in span.texts or ():

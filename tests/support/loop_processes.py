@@ -33,23 +33,23 @@ class Service:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def heard(self, processes: int) -> dict[int, int]:
+    def registration_times(self, processes: int) -> dict[int, int]:
         """When each process has heard of a profiler, in nanoseconds since the epoch, once so many have."""
-        return {pid: at for _, at, pid in self._said("a host profiler ", processes)}
+        return {pid: at for _, at, pid in self._timed_lines("a host profiler ", processes)}
 
     def counts(self, processes: int) -> dict[int, dict[str, int]]:
         """What each process has counted, once so many have ended their publishing."""
         return {
             pid: {name: int(value) for name, value in _COUNTS.findall(text)}
-            for text, _, pid in self._said("from host profilers: ", processes)
+            for text, _, pid in self._timed_lines("from host profilers: ", processes)
         }
 
-    def _said(self, start: str, processes: int) -> list[tuple[str, int, int]]:
+    def _timed_lines(self, start: str, processes: int) -> list[tuple[str, int, int]]:
         lines = self._target.lines(processes, start, _DEADLINE_S)
         return [(text, *map(int, stamp.split())) for text, _, stamp in (line.rpartition(" @ ") for line in lines)]  # type: ignore[misc]
 
 
-class Agent(Target):
+class HostAgentProcess(Target):
     """``splunk-profiler host-agent --json`` for `pid`."""
 
     def __init__(self, pid: int, *options: str) -> None:
@@ -74,7 +74,7 @@ class Agent(Target):
 
     def events(self) -> list[dict[str, Any]]:
         """All that it has told. After its end."""
-        return [json.loads(line) for line in self.last_words().splitlines()]
+        return [json.loads(line) for line in self.final_output().splitlines()]
 
 
 class Load:
@@ -86,14 +86,16 @@ class Load:
     def __init__(self, url: str, paths: Sequence[str], clients: int = 4) -> None:
         self._url = url
         self._plan = itertools.cycle(paths)
-        self._least = len(paths)
+        self._path_count = len(paths)
         self._numbers = itertools.count()
         self._stopping = False
         self._answered = threading.Condition()
         self._answers: list[Answer] = []
         self._failures: list[Exception] = []
-        self._clients = [threading.Thread(target=self._ask_on, name=f"client-{number}") for number in range(clients)]
-        self._once: list[threading.Thread] = []
+        self._clients = [
+            threading.Thread(target=self._request_loop, name=f"client-{number}") for number in range(clients)
+        ]
+        self._extra_requests: list[threading.Thread] = []
 
     def __enter__(self) -> Load:
         for client in self._clients:
@@ -102,22 +104,22 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._stopping = True
-        for client in self._clients + self._once:
+        for client in self._clients + self._extra_requests:
             client.join()
 
-    def also(self, path: str, times: int = 1) -> None:
+    def request_extra(self, path: str, times: int = 1) -> None:
         """Some requests more, whose transactions are sampled, and whose end is waited for with the others'."""
         for _ in range(times):
-            self._once.append(threading.Thread(target=self._ask, args=(path, {})))
-            self._once[-1].start()
+            self._extra_requests.append(threading.Thread(target=self._request, args=(path, {})))
+            self._extra_requests[-1].start()
 
-    def everything_was_asked_for(self) -> None:
+    def wait_for_all_paths(self) -> None:
         """Wait until each path has been answered once since now."""
         with self._answered:
-            most = len(self._answers) + self._least + len(self._clients)
-            assert self._answered.wait_for(lambda: self._failures or len(self._answers) >= most, _DEADLINE_S)
+            expected_count = len(self._answers) + self._path_count + len(self._clients)
+            assert self._answered.wait_for(lambda: self._failures or len(self._answers) >= expected_count, _DEADLINE_S)
 
-    def answered_by(self, processes: int) -> None:
+    def wait_for_processes(self, processes: int) -> None:
         """Wait until so many processes have answered."""
 
         def enough() -> bool:
@@ -131,16 +133,18 @@ class Load:
         assert not self._failures, self._failures
         return self._answers
 
-    def _ask_on(self) -> None:
+    def _request_loop(self) -> None:
         while not self._stopping and not self._failures:
             with self._answered:
                 path, number = next(self._plan), next(self._numbers)
-            self._ask(path, _UNSAMPLED if number % 5 == 4 else {})
+            self._request(path, _UNSAMPLED if number % 5 == 4 else {})
 
-    def _ask(self, path: str, headers: dict[str, str]) -> None:
+    def _request(self, path: str, headers: dict[str, str]) -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(self._url + path, headers=headers), timeout=30) as said:
-                facts = json.load(said)
+            with urllib.request.urlopen(
+                urllib.request.Request(self._url + path, headers=headers), timeout=30
+            ) as response:
+                facts = json.load(response)
         except Exception as error:
             with self._answered:
                 self._failures.append(error)

@@ -11,22 +11,28 @@ import random
 import sys
 from collections.abc import Iterator
 
-from splunk_profiler.host_profilers.messages import Malformed, Message, Registration, StackTraces, Unknown
+from splunk_profiler.host_profilers.messages import (
+    MalformedMessage,
+    Message,
+    ProfilerRegistration,
+    TraceCorrelation,
+    UnknownMessage,
+)
 
-Facts = tuple[object, ...]
+Fields = tuple[object, ...]
 
 _BLOCK = 4096  # datagrams made of one block of randomness
 _RANDOM_BYTES = 1 << 16
-_LONGEST = 127
-_REACH = 300  # bytes of the block that a datagram may take from its place on
-_HOSTS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 2000]
+_LENGTH_MASK = 127
+_MAX_SLICE_BYTES = 300  # bytes of the block that a datagram may take from its place on
+_HOST_IDS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 2000]
 
 
 def _number(part: bytes) -> int:
     return int.from_bytes(part, sys.byteorder)
 
 
-def facts(datagram: bytes) -> Facts:
+def expected_fields(datagram: bytes) -> Fields:
     """What the specification says of `datagram`."""
     if len(datagram) < 4:
         return ("discarded",)
@@ -41,7 +47,7 @@ def facts(datagram: bytes) -> Facts:
     return ("unknown", kind)
 
 
-def _registration(payload: bytes) -> Facts:
+def _registration(payload: bytes) -> Fields:
     if len(payload) < 4:
         return ("discarded",)
     delay, rest = _number(payload[:4]), payload[4:]
@@ -53,15 +59,15 @@ def _registration(payload: bytes) -> Facts:
     return ("registration", delay, str(text[:size], "utf-8", "replace"))
 
 
-def facts_of(message: Message) -> Facts:
+def decoded_fields(message: Message) -> Fields:
     """A decoded message in the same terms."""
-    if isinstance(message, StackTraces):
+    if isinstance(message, TraceCorrelation):
         return ("stacks", f"{message.transaction:048x}", message.stack_trace_id, message.times)
-    if isinstance(message, Registration):
+    if isinstance(message, ProfilerRegistration):
         return ("registration", message.samples_delay_ms, message.host_id)
-    if isinstance(message, Unknown):
+    if isinstance(message, UnknownMessage):
         return ("unknown", message.message_type)
-    assert isinstance(message, Malformed)
+    assert isinstance(message, MalformedMessage)
     return ("discarded",)
 
 
@@ -69,7 +75,7 @@ def datagrams(count: int, seed: int) -> Iterator[bytes]:
     """`count` datagrams, the same for the same `seed`: random ones, right ones, and right ones that were damaged."""
     source = random.Random(seed)
     for start in range(0, count, _BLOCK):
-        block = source.randbytes(_RANDOM_BYTES + _REACH)
+        block = source.randbytes(_RANDOM_BYTES + _MAX_SLICE_BYTES)
         numbers = memoryview(source.randbytes(8 * _BLOCK)).cast("Q")
         for index in range(min(_BLOCK, count - start)):
             yield _datagram(numbers[index], block)
@@ -77,25 +83,25 @@ def datagrams(count: int, seed: int) -> Iterator[bytes]:
 
 def _datagram(number: int, block: bytes) -> bytes:
     """One that is made of the bits of `number` and of what stands in `block`."""
-    how, length, at = number & 7, number >> 3 & _LONGEST, number >> 10 & 0xFFFF
-    if how == 0:
+    variant, length, at = number & 7, number >> 3 & _LENGTH_MASK, number >> 10 & 0xFFFF
+    if variant == 0:
         return block[at : at + length]
-    if how == 1:  # a small number as its type
+    if variant == 1:  # a small number as its type
         return (number >> 26 & 3).to_bytes(2, sys.byteorder) + block[at : at + length]
-    if how <= 3:  # just long enough, or about that
-        return _head(1, number) + block[at : at + 42 + ((number >> 26 & 7) - 4 if how == 3 else 0)]
+    if variant <= 3:  # just long enough, or about that
+        return _head(1, number) + block[at : at + 42 + ((number >> 26 & 7) - 4 if variant == 3 else 0)]
     start = _head(2, number) + block[at : at + 4]
-    return start if how == 4 else _with_host(start, how, number, block[at : at + 8])
+    return start if variant == 4 else _with_host(start, variant, number, block[at : at + 8])
 
 
-def _with_host(start: bytes, how: int, number: int, more: bytes) -> bytes:
+def _with_host(start: bytes, variant: int, number: int, more: bytes) -> bytes:
     """A registration with a host id, and what may become of it."""
-    host = _HOSTS[number >> 26 & 7]
+    host = _HOST_IDS[number >> 26 & 7]
     whole = start + len(host).to_bytes(4, sys.byteorder) + host
     damage = number >> 31 & 0xFF
-    if how == 5:
+    if variant == 5:
         return whole + more[: damage & 3]
-    if how == 6:  # cut off, or with more than it says
+    if variant == 6:  # cut off, or with more than it says
         return (whole + more)[: damage % (len(whole) + 9)]
     place = damage % len(whole)  # one byte, be it of the head, the length or the text
     return whole[:place] + bytes([number >> 39 & 0xFF]) + whole[place + 1 :]

@@ -13,13 +13,13 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def open_to_others(directory: Path) -> list[Path]:
+def find_open_to_others(directory: Path) -> list[Path]:
     """The files and directories at and below `directory` that somebody else than their owner may use."""
     return [path for path in (directory, *directory.rglob("*")) if mode(path) & 0o077]
 
 
 @contextmanager
-def nothing_masked() -> Iterator[None]:
+def umask_cleared() -> Iterator[None]:
     """Lets files get all permissions that they are made with, as some containers do."""
     before = os.umask(0)
     try:

@@ -108,7 +108,7 @@ class Span:
 
 
 @dataclass
-class Publishing:
+class InstalledPublisher:
     """The publisher, installed with variables of its own."""
 
     variable: ContextVar[Any] = field(default_factory=lambda: ContextVar("current_context"))
@@ -128,8 +128,8 @@ class Publishing:
     def install(self) -> None:
         """Also again."""
         _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify, Context)
-        _context.load_labels(LABELS_PATH)
-        _context.load_elastic(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
+        _context.load_labels_library(LABELS_PATH)
+        _context.load_elastic_library(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
         self.publish()
 
     def publish(self) -> None:
@@ -139,7 +139,7 @@ class Publishing:
     def uninstall(self) -> None:
         """Also twice."""
         _context.uninstall()
-        _context.withdraw_storage()
+        _context.clear_storage()
 
     def attach(self, span: Any) -> Any:
         """`span` is current from now on: a token for `_context.detach`."""

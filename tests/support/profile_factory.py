@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from splunk_profiler.capture.events.collector import GC
-from splunk_profiler.model import Aggregate, CodeOrigin, Frame, Kind, Profile, Stack
+from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
 _CHECKOUT = Frame("shop.cart.Cart", "checkout", "/srv/shop/cart.py", 41, 30)
@@ -20,12 +20,16 @@ _SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa
 def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
     """Whose code the files of these profiles are, and of some that tests add."""
     if file.startswith("/srv/shop/"):
-        return CodeOrigin(Kind.APPLICATION, "shop", "1.4")
+        return CodeOrigin(OriginKind.APPLICATION, "shop", "1.4")
     if file.startswith("/usr/lib/python3.12/"):
-        return CodeOrigin(Kind.STANDARD_LIBRARY, "python", "3.12.1")
+        return CodeOrigin(OriginKind.STANDARD_LIBRARY, "python", "3.12.1")
     if "/site-packages/" in file:
-        return CodeOrigin(Kind.LIBRARY, "requests", "2.32") if "/requests/" in file else CodeOrigin(Kind.LIBRARY)
-    return CodeOrigin(Kind.UNKNOWN)
+        return (
+            CodeOrigin(OriginKind.LIBRARY, "requests", "2.32")
+            if "/requests/" in file
+            else CodeOrigin(OriginKind.LIBRARY)
+        )
+    return CodeOrigin(OriginKind.UNKNOWN)
 
 
 def small_profile() -> Profile:
@@ -77,12 +81,12 @@ def small_profile() -> Profile:
                 count=0,
                 wall_ns=0,
                 cpu_ns=0,
-                kind=GC,
+                kind=GC_KIND,
                 event_count=3,
                 event_amount=36_000_000,
             ),
         ),
-        kinds=(GC,),
+        kinds=(GC_KIND,),
     )
 
 
@@ -97,4 +101,4 @@ def large_profile(aggregates: int, *, dropped_labels: int = 0) -> Profile:
         span = (("trace_id", f"{source.getrandbits(128):032x}"), ("span_id", f"{source.getrandbits(64):016x}"))
         labels = (("source.event.time", 1_780_000_000_000 + number), ("thread.name", f"worker-{number % 50}"), *span)
         made.append(Aggregate(stack, labels, 1, 10_000_000 + number, number))
-    return Profile(1_780_000_000_000_000_000, 10_000_000_000, 10_000_000, tuple(made), dropped_labels, kinds=(GC,))
+    return Profile(1_780_000_000_000_000_000, 10_000_000_000, 10_000_000, tuple(made), dropped_labels, kinds=(GC_KIND,))

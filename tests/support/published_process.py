@@ -22,7 +22,7 @@ from splunk_profiler.config import Config, from_config
 from splunk_profiler.lifecycle.publishing import Publishing, make_publishing
 
 
-class Told(NamedTuple):
+class ProcessStorage(NamedTuple):
     """The process storage, as a reader decodes it."""
 
     minor: int
@@ -40,14 +40,16 @@ class Ids(NamedTuple):
 
 
 @contextmanager
-def publishing(directory: Path, described: dict[str, str] | None = None, **settings: Any) -> Iterator[Publishing]:
+def publishing(
+    directory: Path, resource_attributes: dict[str, str] | None = None, **settings: Any
+) -> Iterator[Publishing]:
     """Both ABIs are published inside the block, unless `settings` say otherwise."""
-    env = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(f"{key}={value}" for key, value in (described or {}).items())}
+    env = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(f"{key}={value}" for key, value in (resource_attributes or {}).items())}
     wanted = {"correlation": "true", "custom_labels": "true", "socket_directory": str(directory), **settings}
-    made = make_publishing(from_config(Config(**wanted), env), audited=True)
+    made = make_publishing(from_config(Config(**wanted), env), is_audited_by_sampling=True)
     assert made is not None
     made.start()
-    made.catch_up()  # or wait for the thread of ours that does so meanwhile
+    made.run_pending_work()  # or wait for the thread of ours that does so meanwhile
     try:
         yield made
     finally:
@@ -59,7 +61,7 @@ def provider(name: str = "shop", **attributes: str) -> TracerProvider:
     return TracerProvider(resource=Resource({"service.name": name, **attributes}))
 
 
-def told() -> Told | None:
+def read_storage() -> ProcessStorage | None:
     """What the process says of itself; None while it says nothing."""
     memory = OwnMemory()
     if memory.storage(2) is None:
@@ -70,21 +72,21 @@ def told() -> Told | None:
         texts.append((memory.storage(offset + 4 + length) or b"")[offset + 4 :].decode())
         offset += 4 + length
     (minor,) = struct.unpack_from("=H", memory.storage(2) or b"")
-    return Told(minor, texts[0], texts[1], Path(texts[2]))
+    return ProcessStorage(minor, texts[0], texts[1], Path(texts[2]))
 
 
-def wait_until_told() -> Told:
+def wait_for_storage() -> ProcessStorage:
     """Return the process storage of this process, once a thread of ours has made it visible."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = told()
+        found = read_storage()
         if found is not None and f"-{os.getpid()}-" in found.socket.name:
             return found
         time.sleep(0.001)
-    raise AssertionError(f"after a minute it says {told()}")
+    raise AssertionError(f"after a minute it says {read_storage()}")
 
 
-def shown() -> Ids | None:
+def published_ids() -> Ids | None:
     """The span that the calling thread shows; None if it shows none. Both ABIs must agree."""
     memory = OwnMemory()
     record, labels = memory.elastic(), dict(memory.labels() or ())
@@ -97,7 +99,7 @@ def shown() -> Ids | None:
     return ids
 
 
-def shown_labels() -> dict[str, str]:
+def published_labels() -> dict[str, str]:
     """The user's labels that the calling thread shows."""
     ours = {b"trace_id", b"span_id", b"local_root_span_id"}
     return {key.decode(): value.decode() for key, value in OwnMemory().labels() or () if key not in ours}

@@ -20,7 +20,7 @@ def socket_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def publishing(folder: Path, **more: str) -> dict[str, str]:
+def publishing_settings(folder: Path, **more: str) -> dict[str, str]:
     """Settings to publish both ABIs and to do nothing else; the socket is made in `folder`."""
     return {
         "OTEL_SERVICE_NAME": SERVICE,
@@ -34,5 +34,5 @@ def publishing(folder: Path, **more: str) -> dict[str, str]:
 @contextmanager
 def publishing_target(*command: str, **more: str) -> Iterator[Target]:
     """A running target that publishes, with these settings besides."""
-    with socket_folder() as folder, Target(*command, env=publishing(folder, **more)) as target:
+    with socket_folder() as folder, Target(*command, env=publishing_settings(folder, **more)) as target:
         yield target

@@ -9,17 +9,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from host_profiler import Host
-from publishing_target import publishing as settings
+from host_profiler import HostProfiler
+from publishing_target import publishing_settings as settings
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
 
-SAMPLES = 5  # of each transaction
+SAMPLES_PER_TRANSACTION = 5  # of each transaction
 _QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn of forks beside threads
 
 
-def correlating(folder: Path, mode: str = "true", **more: str) -> dict[str, str]:
+def correlation_settings(folder: Path, mode: str = "true", **more: str) -> dict[str, str]:
     """Settings of a service whose socket is in `folder`; in ``auto`` sampling has to be on."""
     env = settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
     if mode == "auto":
@@ -36,7 +36,7 @@ def socket_of(pid: int) -> str:
     return report.storage.socket_path
 
 
-def register(target: Target, host: Host, delay_ms: int = 60_000) -> None:
+def register(target: Target, host: HostProfiler, delay_ms: int = 60_000) -> None:
     """Transactions of the target's first process wait that long from now on."""
     host.register(delay_ms)
     target.find("(has registered)")
@@ -48,13 +48,13 @@ def stack_of(number: int) -> bytes:
 
 
 def ids_of(number: int) -> dict[str, int]:
-    """What has to be on a transaction in which `SAMPLES` of `stack_of` were seen."""
-    return {urlsafe_b64encode(stack_of(number)).rstrip(b"=").decode(): SAMPLES}
+    """What has to be on a transaction in which `SAMPLES_PER_TRANSACTION` of `stack_of` were seen."""
+    return {urlsafe_b64encode(stack_of(number)).rstrip(b"=").decode(): SAMPLES_PER_TRANSACTION}
 
 
-def report_to(host: Host, process: dict[str, Any], stack: bytes) -> None:
+def report_to(host: HostProfiler, process: dict[str, Any], stack: bytes) -> None:
     """Tell a process what was seen in the transaction that it has introduced."""
-    for _ in range(SAMPLES):
+    for _ in range(SAMPLES_PER_TRANSACTION):
         host.report_ids(process["trace_id"], process["span_id"], stack)
 
 
@@ -65,7 +65,7 @@ def report_to_each(target: Target, processes: list[dict[str, Any]], mode: str) -
     """
     sockets = {process["pid"]: socket_of(process["pid"]) for process in processes}
     for process in processes:
-        with Host(sockets[process["pid"]]) as host:
+        with HostProfiler(sockets[process["pid"]]) as host:
             report_to(host, process, stack_of(process["pid"]))
     for pid in sockets if mode == "auto" else ():
         target.find(rf'^log {{"pid": {pid}, .*(has registered|sends stack traces)')

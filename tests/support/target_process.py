@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-_OURS = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
+_CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without the settings of profilers, SDKs and Python, but with its path."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED_PREFIXES)}
     path = [
         str(TESTS / "targets"),
         str(TESTS / "support"),
@@ -41,7 +41,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**env, **(more or {})}
 
 
-def profiled(receiver_url: str, interval_ms: int = 5, walker: str = "auto", **more: str) -> dict[str, str]:
+def profiling_settings(receiver_url: str, interval_ms: int = 5, walker: str = "auto", **more: str) -> dict[str, str]:
     """The settings with which a target is profiled into a receiver."""
     return {
         "SPLUNK_PROFILER_ENABLED": "true",
@@ -79,7 +79,7 @@ class Target:
             cwd=cwd,
             start_new_session=True,
         )
-        self._said = threading.Condition()
+        self._changed = threading.Condition()
         self._lines: list[str] = []
         self._ended = False
         self._reader = threading.Thread(target=self._read, name="target-reader")
@@ -91,17 +91,17 @@ class Target:
         return self._process.pid
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
     @property
     def output(self) -> str:
         """All it has said so far, on both of its outputs."""
-        with self._said:
+        with self._changed:
             return "\n".join(self._lines)
 
-    def last_words(self, timeout_s: float = 60) -> str:
+    def final_output(self, timeout_s: float = 60) -> str:
         """All it has said, once nobody is left who could say more."""
         self._wait(lambda: self._ended, timeout_s, "did not end its output")
         return self.output
@@ -113,7 +113,7 @@ class Target:
             return [line[len(start) :].strip() for line in self._lines if line.startswith(start)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not say {start!r} {count} times")
-        with self._said:
+        with self._changed:
             return seen()
 
     def line(self, start: str = "", timeout_s: float = 60) -> str:
@@ -127,26 +127,26 @@ class Target:
             return [match[1] for line in self._lines if (match := re.search(pattern, line))]
 
         self._wait(lambda: bool(seen()), timeout_s, f"did not say anything like {pattern!r}")
-        with self._said:
+        with self._changed:
             return seen()[0]
 
     def json(self, start: str, timeout_s: float = 60) -> Any:
         """The value that the first line that starts so goes on with."""
         return json.loads(self.line(start, timeout_s))
 
-    def has_said(self, start: str) -> bool:
+    def has_line(self, start: str) -> bool:
         """Whether a line starts so by now."""
-        with self._said:
+        with self._changed:
             return any(line.startswith(start) for line in self._lines)
 
-    def either(self, start: str, end: str, after: int) -> str:
+    def wait_for_either(self, start: str, end: str, after: int) -> str:
         """`start` once more than `after` lines start so, or `end` as soon as a line is that."""
 
         def seen() -> bool:
             return end in self._lines or sum(line.startswith(start) for line in self._lines) > after
 
         self._wait(seen, 60, f"said neither {start!r} nor {end!r}")
-        with self._said:
+        with self._changed:
             return start if sum(line.startswith(start) for line in self._lines) > after else end
 
     def tell(self, line: str) -> None:
@@ -155,7 +155,7 @@ class Target:
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def hang_up(self) -> None:
+    def close_stdin(self) -> None:
         """Close its standard input."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -175,22 +175,22 @@ class Target:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with self._said:
+            with self._changed:
                 self._lines.append(line.rstrip("\n"))
-                self._said.notify_all()
-        with self._said:
+                self._changed.notify_all()
+        with self._changed:
             self._ended = True
-            self._said.notify_all()
+            self._changed.notify_all()
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
         deadline = time.monotonic() + timeout_s
-        with self._said:
+        with self._changed:
             while not condition():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ended:
                     why = f"ended with {self._process.poll()}" if self._ended else f"not within {timeout_s} s"
                     raise AssertionError(f"the target {failure} ({why}); it said:\n" + "\n".join(self._lines))
-                self._said.wait(left)
+                self._changed.wait(left)
 
     def __enter__(self) -> Target:
         return self
@@ -198,7 +198,7 @@ class Target:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.hang_up()
+        self.close_stdin()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

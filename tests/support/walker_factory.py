@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 from splunk_profiler import _walker as walker
+from splunk_profiler.raw import RawThread
 
 Frames = tuple[str, ...]
 Ticker = walker.Ticker[str, Any]
@@ -40,8 +41,8 @@ def make(
     make_frame: Callable[[CodeType, int, dict[str, Any]], str] = name,
     make_stack: Callable[[Frames, bool], Any] = pair,
     ring_size: int = 4,
-    collection_distance_ns: int = 0,
-    focus: tuple[dict[int, Any], str] | None = None,
+    min_collection_interval_ns: int = 0,
+    trace_filter: tuple[dict[int, Any], str] | None = None,
 ) -> Ticker:
     return walker.Ticker(
         context_var=context_var,
@@ -50,27 +51,27 @@ def make(
         make_frame=make_frame,
         make_stack=make_stack,
         ring_size=ring_size,
-        collection_distance_ns=collection_distance_ns,
-        focus=focus,
+        min_collection_interval_ns=min_collection_interval_ns,
+        trace_filter=trace_filter,
     )
 
 
 @contextmanager
-def still_thread(inside: Callable[[Callable[[], object]], object]) -> Iterator[threading.Thread]:
+def blocked_thread(inside: Callable[[Callable[[], object]], object]) -> Iterator[threading.Thread]:
     """A thread that calls `inside(wait)`, and waits there until the block ends."""
-    there, over = threading.Event(), threading.Event()
+    ready, finished = threading.Event(), threading.Event()
 
     def wait() -> None:
-        there.set()
-        over.wait()
+        ready.set()
+        finished.wait()
 
     thread = threading.Thread(target=inside, args=(wait,))
     thread.start()
-    there.wait()
+    ready.wait()
     try:
         yield thread
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
@@ -85,7 +86,7 @@ def running(ticker: Ticker, period_ns: int) -> Iterator[threading.Thread]:
         thread.join()
 
 
-def thread_of(ticker: Ticker, thread: threading.Thread) -> walker.RawThread[Any]:
+def thread_of(ticker: Ticker, thread: threading.Thread) -> RawThread:
     ticker.capture()
     (snapshot,) = ticker.drain(0)
     return next(raw for raw in snapshot.threads if raw.ident == thread.ident)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("splunk_profiler", "native", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
 
 
-def copy_of_the_sources(folder: Path) -> Path:
+def copy_sources(folder: Path) -> Path:
     """What a build needs, copied, so that no build leaves anything in the work tree."""
     for name in SHIPPED:
         subprocess.run(["cp", "-r", str(ROOT / name), str(folder)], check=True)

@@ -19,7 +19,7 @@ from marked_work import say
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from own_memory import OwnMemory
-from published_process import told, wait_until_told
+from published_process import read_storage, wait_for_storage
 
 import splunk_profiler
 
@@ -47,7 +47,7 @@ class Own:
 
 
 def _published() -> dict[str, Any]:
-    storage = told()
+    storage = read_storage()
     descriptors = {}
     for number in range(_MOST):
         try:
@@ -64,7 +64,7 @@ def main() -> None:
     trace.set_tracer_provider(TracerProvider())
     OwnMemory()
     splunk_profiler.start()
-    wait_until_told()
+    wait_for_storage()
     with trace.get_tracer("closing").start_as_current_span("one"):
         say("ready", _published())
     opened: list[Own] = []  # kept: what an object finds closed when it goes may be somebody else's

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, SPAN_KEY, Context, Publishing, Span, storage_of
+from own_memory import ELASTIC_PATH, SPAN_KEY, Context, InstalledPublisher, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -54,7 +54,7 @@ class Service:
     """What one process does."""
 
     def __init__(self) -> None:
-        self._publishing = Publishing()
+        self._publishing = InstalledPublisher()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._traces: list[int] = []
@@ -65,7 +65,7 @@ class Service:
         self._inbox = MessageSocket(path)
         made = self._publishing
         _context.install(made.variable, SPAN_KEY, made.labels, "_identity", made.identify, Context)
-        _context.load_elastic(ELASTIC_PATH, storage_of("correlated", "test", path))
+        _context.load_elastic_library(ELASTIC_PATH, storage_of("correlated", "test", path))
 
     def publish_after_fork(self, path: str) -> None:
         """In a child, which goes on publishing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from _thread import _local  # the real one, also where gevent replaces it: a span starts within one call
 from typing import Any
 
-from derived_ids import Piece
+from derived_ids import WorkUnit
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 
 class _Next(_local):
-    piece: Piece
+    piece: WorkUnit
 
 
 _NEXT = _Next()
@@ -35,14 +35,14 @@ class _SomeTraces(Sampler):
 
     def should_sample(self, *parent_and_trace: Any, **more: Any) -> SamplingResult:
         trace_id: int = parent_and_trace[1] if len(parent_and_trace) > 1 else more["trace_id"]
-        sampled = Piece.of_trace_id(trace_id).sampled
+        sampled = WorkUnit.of_trace_id(trace_id).sampled
         return SamplingResult(Decision.RECORD_AND_SAMPLE if sampled else Decision.DROP)
 
     def get_description(self) -> str:
         return "SomeTraces"
 
 
-def begin(piece: Piece) -> trace.Span:
+def begin(piece: WorkUnit) -> trace.Span:
     """A started span for this piece, not made current."""
     _NEXT.piece = piece
     return _TRACER.start_span("")

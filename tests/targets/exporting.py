@@ -23,10 +23,10 @@ from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.config import Resolved, from_env
 from splunk_profiler.export.otlp.exporter import OtlpSink
-from splunk_profiler.export.otlp.sample_records import Encoder
+from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, estimated_size
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, estimate_size
 from splunk_profiler.system.threads import Worker
 
 
@@ -59,13 +59,13 @@ class Exporter:
         assert resolved.endpoint is not None
         self.sink = OtlpSink(
             resolved.endpoint,
-            Encoder(lambda: resource, body).encode,
+            SampleEncoder(lambda: resource, body).encode,
             resolved.transport,
             lambda: self.provider,
             share_connection=share,
         )
-        self.recorder = BatchExporter(self.sink, export_interval_ns=20_000_000, size_of=estimated_size)
-        self.thread = Worker("exporter", self.recorder.run)
+        self.batch_exporter = BatchExporter(self.sink, export_interval_ns=20_000_000, size_of=estimate_size)
+        self.thread = Worker("exporter", self.batch_exporter.run)
         self.thread.start()
 
 
@@ -82,16 +82,16 @@ class Commands:
     def record(self, how_many: str, frames: str = "3", width: str = "20") -> int:
         """Queue records."""
         numbers = [next(self._numbers) for _ in range(int(how_many))]
-        self._exporter.recorder.record([sample(number, "worker", int(frames), int(width)) for number in numbers])
+        self._exporter.batch_exporter.record([sample(number, "worker", int(frames), int(width)) for number in numbers])
         return len(numbers)
 
     def flush(self, seconds: str) -> bool:
         """Send what is queued."""
-        return self._exporter.recorder.flush(float(seconds))
+        return self._exporter.batch_exporter.flush(float(seconds))
 
     def counters(self) -> dict[str, int]:
         """What became of the records."""
-        return asdict(self._exporter.recorder.counters())
+        return asdict(self._exporter.batch_exporter.counters())
 
     def trace(self, name: str) -> bool:
         """End a span."""
@@ -106,19 +106,19 @@ class Commands:
 
     def fork(self) -> int:
         """Fork, and let the child send."""
-        self._exporter.recorder.hold_for_fork(0.5)
+        self._exporter.batch_exporter.hold_for_fork(0.5)
         child = os.fork()
         if child == 0:
             exporter = Exporter(self._resolved, share=False)
-            exporter.recorder.record([sample(1, "child", 1)])
-            exporter.recorder.stop(10)
-            os._exit(0 if exporter.recorder.counters().delivered == 1 else 1)
-        self._exporter.recorder.release_after_fork()
+            exporter.batch_exporter.record([sample(1, "child", 1)])
+            exporter.batch_exporter.stop(10)
+            os._exit(0 if exporter.batch_exporter.counters().delivered == 1 else 1)
+        self._exporter.batch_exporter.release_after_fork()
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def stop(self, seconds: str) -> dict[str, int]:
         """End the exporter."""
-        self._exporter.recorder.stop(float(seconds))
+        self._exporter.batch_exporter.stop(float(seconds))
         self._exporter.thread.join(float(seconds))
         return self.counters()
 

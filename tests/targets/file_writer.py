@@ -15,18 +15,18 @@ from marked_work import say
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
-from splunk_profiler.export.files import ProfileFiles
+from splunk_profiler.export.files import DirectorySink
 from splunk_profiler.model import Batch, Profile
 
 _MOST_BYTES = 10_000
 
 
 def main(end: str, directory: Path) -> None:
-    sink = ProfileFiles(directory, lambda: Resource({"service.name": "shop"}))
+    sink = DirectorySink(directory, lambda: Resource({"service.name": "shop"}))
 
     def export(profile: Profile) -> None:
         outcome = sink.export(Batch((profile,), 0))
-        say("outcome", [outcome.delivery.value, outcome.detail])
+        say("outcome", [outcome.export_status.value, outcome.detail])
 
     if end == "killed":
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from own_memory import OwnMemory
-from published_process import wait_until_told
+from published_process import wait_for_storage
 
 import splunk_profiler
 
@@ -37,7 +37,7 @@ def main() -> None:
     OwnMemory()
     splunk_profiler.start()
     tracer = trace.get_tracer("flooded")
-    storage = wait_until_told()
+    storage = wait_for_storage()
     span = tracer.start_span("transaction")
     ids = span.get_span_context()
     say("ready", [str(storage.socket), f"{ids.trace_id:032x}{ids.span_id:016x}"])

@@ -70,7 +70,7 @@ def main(how: str, path: str) -> None:
     if how in forks:
         assert library.handle_forks() == 0  # before the walker's handlers, and so after them at each fork
     ticker, run = start()
-    walker.watch_forks(lambda: None)
+    walker.set_after_fork_in_child(lambda: None)
     if how == "queue":
         print("posted", _fill_queue(), flush=True)
         threads: list[threading.Thread] = []
@@ -80,18 +80,18 @@ def main(how: str, path: str) -> None:
     else:
 
         def tell() -> None:
-            ticker.pace(500_000)
+            ticker.set_periods(500_000)
             ticker.capture()
-            walker.watch_forks(lambda: None)
+            walker.set_after_fork_in_child(lambda: None)
             other = walker.Ticker(
                 context_var=None,
                 max_depth=1,
                 make_frame=lambda _code, _offset, _globals: "",
                 make_stack=lambda _frames, _truncated: (),
                 ring_size=1,
-                focus=({}, "span"),
+                trace_filter=({}, "span"),
             )
-            other.focus()
+            other.notify_trace_added()
             other.stop()
 
         threads = [_until(over, tell), _until(over, tell)]
@@ -99,7 +99,7 @@ def main(how: str, path: str) -> None:
     over.set()
     for thread in threads:
         thread.join()
-    walker.watch_forks(None)
+    walker.set_after_fork_in_child(None)
     ticker.stop()
     run.join()
 

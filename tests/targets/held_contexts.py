@@ -48,7 +48,7 @@ def start() -> None:
     wait_until_visible()
 
 
-def at(moment: str, root: trace.Span | None = None, **shown_labels: str) -> None:
+def at(moment: str, root: trace.Span | None = None, **published_labels: str) -> None:
     """Stand still in the current context, where `root` is the local root, until the test has looked."""
     context = trace.get_current_span().get_span_context()
     ids = None
@@ -61,7 +61,7 @@ def at(moment: str, root: trace.Span | None = None, **shown_labels: str) -> None
             "transaction_id": f"{local_root.span_id:016x}",
             "trace_flags": int(context.trace_flags),
         }
-    say("at", {"moment": moment, "tid": threading.get_native_id(), "ids": ids, "labels": shown_labels})
+    say("at", {"moment": moment, "tid": threading.get_native_id(), "ids": ids, "labels": published_labels})
     assert sys.stdin.readline()
 
 

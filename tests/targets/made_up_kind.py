@@ -32,7 +32,7 @@ def compute(seconds: float) -> None:
 def main() -> None:
     load_exporter()
     trace.set_tracer_provider(TracerProvider())
-    events.REGISTERED = (*events.REGISTERED, registered(OBJECTS))
+    events.REGISTERED_SOURCES = (*events.REGISTERED_SOURCES, registered(OBJECTS))
     assert splunk_profiler.start()
     with (
         trace.get_tracer("made up").start_as_current_span("GET /pages") as span,

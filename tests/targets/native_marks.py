@@ -20,7 +20,7 @@ import ctypes
 from _thread import _local, allocate_lock, get_native_id  # the real ones, also where gevent replaces them
 from typing import Any
 
-from derived_ids import KEY_BITS, Piece
+from derived_ids import KEY_BITS, WorkUnit
 
 SLOTS, WORKERS = 64, 448
 MOVING, OUTSIDE = 1 << KEY_BITS, 1 << KEY_BITS + 1
@@ -54,7 +54,7 @@ class Slot:
         """A switch begins, and after it there is nothing to do until the next word."""
         _words[self._at] = RESTING | (_words[self._at] & (MOVING - 1))
 
-    def inside(self, piece: Piece) -> None:
+    def inside(self, piece: WorkUnit) -> None:
         """A switch is over: this span is current."""
         _words[self._at] = piece.key
 
@@ -79,12 +79,12 @@ class Here(_local):
         return self.slot
 
 
-def hold(piece: Piece) -> None:
+def hold(piece: WorkUnit) -> None:
     """The piece's trace is open from now on."""
     _words[2 * SLOTS + piece.worker] = piece.root.key
 
 
-def let_go(piece: Piece) -> None:
+def let_go(piece: WorkUnit) -> None:
     """Its trace is over, and current nowhere."""
     _words[2 * SLOTS + piece.worker] = 0
 

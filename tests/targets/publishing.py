@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, OwnMemory, Publishing, Span, storage_of
+from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, InstalledPublisher, OwnMemory, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -27,7 +27,7 @@ TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
 def known(span_id: int) -> Span:
     span = Span(TRACE, span_id)
-    _context.inherit(span)
+    _context.assign_identity(span)
     return span
 
 
@@ -38,9 +38,9 @@ def shown_span(memory: OwnMemory) -> int:
 
 def tls() -> None:
     """Whether readers can follow the pointers that this process got."""
-    print("labels", _context.load_labels(LABELS_PATH).tls)
-    print("elastic", _context.load_elastic(ELASTIC_PATH, storage_of("a", "b", "/c")).tls)
-    publishing = Publishing()
+    print("labels", _context.load_labels_library(LABELS_PATH).tls)
+    print("elastic", _context.load_elastic_library(ELASTIC_PATH, storage_of("a", "b", "/c")).tls)
+    publishing = InstalledPublisher()
     publishing.install()
     publishing.attach(known(7))
     print("shown", shown_span(OwnMemory()))
@@ -48,7 +48,7 @@ def tls() -> None:
 
 def late() -> None:
     """Libraries come one by one while two threads already publish, one of which waits inside its span."""
-    publishing, reached, go_on = Publishing(), threading.Event(), threading.Event()
+    publishing, reached, go_on = InstalledPublisher(), threading.Event(), threading.Event()
     _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify, Context)
 
     def waits() -> None:
@@ -65,11 +65,11 @@ def late() -> None:
         _context.replace_storage(b"")
     except RuntimeError as problem:
         print("problem", problem)
-    _context.load_labels(LABELS_PATH)
+    _context.load_labels_library(LABELS_PATH)
     labels = ctypes.CDLL(str(LABELS_PATH))
     labels.splunk_profiler_labels_slot.restype = ctypes.POINTER(ctypes.c_void_p)
     print("labels", bool(labels.splunk_profiler_labels_slot()[0]))
-    _context.load_elastic(ELASTIC_PATH, storage_of("a", "b", "/c"))
+    _context.load_elastic_library(ELASTIC_PATH, storage_of("a", "b", "/c"))
     memory = OwnMemory()
     print("span", shown_span(memory))
     go_on.set()
@@ -80,7 +80,7 @@ def late() -> None:
 
 def thread_end() -> None:
     """A thread that Python did not start, and its memory. Such a one has surely ended when it has been joined."""
-    publishing, c_library, thread = Publishing(), ctypes.CDLL(None), ctypes.c_ulong()
+    publishing, c_library, thread = InstalledPublisher(), ctypes.CDLL(None), ctypes.c_ulong()
     publishing.install()
 
     def run(_: object) -> None:
@@ -96,7 +96,7 @@ def thread_end() -> None:
 
 def forks() -> None:
     """A fork beside other threads, from a thread that shows a span and from one that does not; then the child's own."""
-    publishing, ready, leave = Publishing(), threading.Barrier(4), threading.Event()
+    publishing, ready, leave = InstalledPublisher(), threading.Barrier(4), threading.Event()
     publishing.install()
 
     def other() -> None:
@@ -118,7 +118,7 @@ def forks() -> None:
         thread.join()
 
 
-def in_child(name: str, publishing: Publishing) -> None:
+def in_child(name: str, publishing: InstalledPublisher) -> None:
     """Forks; the child prints what it has, and ends with a thread of its own."""
     sys.stdout.flush()
     child = os.fork()
@@ -148,7 +148,7 @@ def in_child(name: str, publishing: Publishing) -> None:
 
 def storm(rounds: str) -> None:
     """Threads come, switch and go while the publisher is installed, audited and taken out, and the process forks."""
-    publishing, memory, over, wrong = Publishing(), OwnMemory(), threading.Event(), []
+    publishing, memory, over, wrong = InstalledPublisher(), OwnMemory(), threading.Event(), []
     sys.setswitchinterval(1e-5)
     publishing.install()  # attach needs to know the variable; taken out, it knows it still
 
@@ -196,7 +196,7 @@ def storm(rounds: str) -> None:
 
 def ending(how: str) -> None:
     """The interpreter ends while threads publish and nobody has uninstalled."""
-    publishing = Publishing()
+    publishing = InstalledPublisher()
     publishing.install()
     publishing.attach(known(1))
 
@@ -216,7 +216,7 @@ def ending(how: str) -> None:
 
 def first_labels() -> None:
     """The first labels there are, in a context that was entered again and again before."""
-    publishing = Publishing()
+    publishing = InstalledPublisher()
     publishing.install()
     token = publishing.attach(known(7))
     context = contextvars.copy_context()
@@ -235,7 +235,7 @@ def resident_kib() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def many_threads(publishing: Publishing, count: int) -> None:
+def many_threads(publishing: InstalledPublisher, count: int) -> None:
     def run() -> None:
         token = publishing.attach(known(threading.get_ident()))
         _context.detach(token)
@@ -248,14 +248,14 @@ def many_threads(publishing: Publishing, count: int) -> None:
             thread.join()
 
 
-def many_spans(publishing: Publishing, count: int) -> None:
+def many_spans(publishing: InstalledPublisher, count: int) -> None:
     for number in range(1, count + 1):
         span = known(number) if number % 10 else Span(TRACE, number)  # each tenth is asked about
         _context.detach(publishing.attach(span))
         publishing.asked.clear()
 
 
-def many_known_contexts(publishing: Publishing, count: int) -> None:
+def many_known_contexts(publishing: InstalledPublisher, count: int) -> None:
     for number in range(1, count + 1):
         token = publishing.attach(known(number))
         context = contextvars.copy_context()
@@ -265,14 +265,14 @@ def many_known_contexts(publishing: Publishing, count: int) -> None:
             context.run(int)
 
 
-def many_labels(publishing: Publishing, count: int) -> None:
+def many_labels(publishing: InstalledPublisher, count: int) -> None:
     for number in range(count):
         token = publishing.labels.set(_context.UserLabels(((b"number", str(number).encode()),)))
         _context.publish()
         publishing.labels.reset(token)
 
 
-def many_lives(publishing: Publishing, count: int) -> None:
+def many_lives(publishing: InstalledPublisher, count: int) -> None:
     for _ in range(count):
         publishing.uninstall()
         publishing.install()
@@ -281,9 +281,9 @@ def many_lives(publishing: Publishing, count: int) -> None:
 
 def memory(threads: str, spans: str) -> None:
     """What the process holds after so many threads and spans, beyond what it held after a tenth of them."""
-    publishing = Publishing()
+    publishing = InstalledPublisher()
     publishing.install()
-    scenes: list[tuple[Callable[[Publishing, int], None], int]] = [
+    scenes: list[tuple[Callable[[InstalledPublisher, int], None], int]] = [
         (many_threads, int(threads)),
         (many_spans, int(spans)),
         (many_labels, int(spans) // 10),

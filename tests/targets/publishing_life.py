@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from own_memory import OwnMemory
-from published_process import ids_of, shown, shown_labels, told, wait_until_told
+from published_process import ids_of, published_ids, published_labels, read_storage, wait_for_storage
 
 import splunk_profiler
 
@@ -35,13 +35,13 @@ TRACER = trace.get_tracer("publishing")
 
 def _state() -> dict[str, Any]:
     """What is published, as this process reads itself."""
-    storage = told()
+    storage = read_storage()
     with (
         TRACER.start_as_current_span("root", Context()) as root,
         splunk_profiler.labels(process=os.getpid()),
         TRACER.start_as_current_span("inner") as inner,
     ):
-        right = shown() == ids_of(inner, root) and shown_labels() == {"process": str(os.getpid())}
+        right = published_ids() == ids_of(inner, root) and published_labels() == {"process": str(os.getpid())}
     return {
         "pid": os.getpid(),
         "storage": storage and [storage.name, storage.environment, str(storage.socket)],
@@ -75,11 +75,11 @@ def _fork(count: int) -> None:
                 status = 1
                 try:
                     os.close(kept)
-                    still = shown() == ids_of(span)
+                    still = published_ids() == ids_of(span)
                     say("child", {**_state(), "shows_its_span_at_once": still})
                     os.read(pipe, 1)
                     splunk_profiler.stop()
-                    status = 0 if told() is None and not _sockets() else 2
+                    status = 0 if read_storage() is None and not _sockets() else 2
                 finally:
                     os._exit(status)
             children.append(child)
@@ -101,13 +101,13 @@ def _fork_at_first_span(count: int) -> None:
             if child == 0:
                 status = 1
                 try:
-                    wait_until_told()
+                    wait_for_storage()
                     status = 0
                 finally:
                     os._exit(status)
         _, status = os.waitpid(child, 0)
         failed += status != 0
-        wait_until_told()
+        wait_for_storage()
         splunk_profiler.stop()
     say("failed", failed)
 
@@ -152,9 +152,9 @@ def _threads(count: int) -> None:
     for thread in working:
         thread.join()
     say("failures", [repr(failure) for failure in failures])
-    say("off", {"storage": told() is None, "sockets": _sockets(), "threads": threading.active_count()})
+    say("off", {"storage": read_storage() is None, "sockets": _sockets(), "threads": threading.active_count()})
     splunk_profiler.start()
-    wait_until_told()
+    wait_for_storage()
     say("again", _state())
 
 
@@ -164,7 +164,7 @@ def main(how: str, count: int) -> None:
         _fork_at_first_span(count)
         return
     splunk_profiler.start()
-    wait_until_told()
+    wait_for_storage()
     say("ready", os.getpid())
     if how == "fork":
         _fork(count)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-from derived_ids import Piece
+from derived_ids import WorkUnit
 from derived_spans import begin, set_provider
 from marked_work import say
 from opentelemetry.context import Context, attach, detach
@@ -37,12 +37,12 @@ def turn(worker: int, sequence: int) -> None:
 
     Only sampled ones: another that is open when publishing starts does not know what it is a child of.
     """
-    piece = Piece(worker, sequence)
+    piece = WorkUnit(worker, sequence)
     if not piece.sampled:
         return
     with use_span(begin(piece), end_on_exit=True), splunk_profiler.labels(route=piece.route):
         detach(attach(Context()))
-        with use_span(begin(Piece(worker, sequence, 1)), end_on_exit=True):
+        with use_span(begin(WorkUnit(worker, sequence, 1)), end_on_exit=True):
             contextvars.copy_context().run(lambda: detach(attach(Context())))
 
 
@@ -136,7 +136,7 @@ def main(rounds: int) -> None:
     say("ready")
     Storm(rounds).run()
     splunk_profiler.start()
-    with use_span(begin(Piece(1, 0)), end_on_exit=True):
+    with use_span(begin(WorkUnit(1, 0)), end_on_exit=True):
         say("done", native.counters()._asdict())
         sys.stdin.readline()
     splunk_profiler.stop()

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from derived_ids import Piece
+from derived_ids import WorkUnit
 from derived_spans import begin, set_provider
 from marked_work import UntilTold, say, wait_until_visible
 from native_marks import Here, address, hold, let_go
@@ -54,9 +54,9 @@ class Load:
             sequence += 1
 
     @contextmanager
-    def work(self, worker: int, sequence: int) -> Iterator[Piece]:
+    def work(self, worker: int, sequence: int) -> Iterator[WorkUnit]:
         """A trace that is current inside the block, beside a label; no span is current outside."""
-        piece = Piece(worker, sequence)
+        piece = WorkUnit(worker, sequence)
         _HERE.slot.moving()
         hold(piece)
         with trace.use_span(begin(piece), end_on_exit=True), splunk_profiler.labels(route=piece.route):
@@ -67,9 +67,9 @@ class Load:
         _HERE.slot.outside()
 
     @contextmanager
-    def within(self, piece: Piece) -> Iterator[Piece]:
+    def within(self, piece: WorkUnit) -> Iterator[WorkUnit]:
         """A child span of the piece that is current."""
-        child = Piece(piece.worker, piece.sequence, piece.depth + 1)
+        child = WorkUnit(piece.worker, piece.sequence, piece.depth + 1)
         _HERE.slot.moving()
         with trace.use_span(begin(child), end_on_exit=True):
             _HERE.slot.inside(child)
@@ -149,7 +149,7 @@ def threads(load: Load) -> None:
 def generators(load: Load) -> None:
     """Generators that hold a span: it stays current for whoever drives them, until it is closed."""
 
-    def pieces(worker: int, sequence: int) -> Generator[Piece, None, None]:
+    def pieces(worker: int, sequence: int) -> Generator[WorkUnit, None, None]:
         with load.work(worker, sequence) as piece:
             spin()
             yield piece
@@ -168,7 +168,7 @@ def generators(load: Load) -> None:
             spin()
             _HERE.slot.moving()
             abandoned.close()
-            let_go(Piece(worker, sequence))
+            let_go(WorkUnit(worker, sequence))
             _HERE.slot.outside()
             spin()
 
@@ -178,14 +178,14 @@ def generators(load: Load) -> None:
 def contexts(load: Load) -> None:
     """Spans attached in a `Context.run` and never detached: they end with the context."""
 
-    def never_detaches(piece: Piece) -> None:
+    def never_detaches(piece: WorkUnit) -> None:
         _HERE.slot.moving()
         attach(trace.set_span_in_context(begin(piece)))
         _HERE.slot.inside(piece)
         spin()
         _HERE.slot.moving()
 
-    def again(piece: Piece) -> None:
+    def again(piece: WorkUnit) -> None:
         _HERE.slot.inside(piece)
         spin()
         _HERE.slot.moving()
@@ -193,7 +193,7 @@ def contexts(load: Load) -> None:
     def body(worker: int) -> None:
         slot = _HERE.slot
         for sequence in load.turns():
-            piece = Piece(worker, sequence)
+            piece = WorkUnit(worker, sequence)
             kept = contextvars.copy_context()
             slot.moving()
             hold(piece)
@@ -224,7 +224,7 @@ def executors(load: Load) -> None:
         load.in_threads(body, 4)
 
 
-def _elsewhere(piece: Piece) -> None:
+def _elsewhere(piece: WorkUnit) -> None:
     """Runs in a thread of a pool, in a context with this span."""
     _HERE.slot.inside(piece)
     for _ in range(10):
@@ -240,13 +240,13 @@ def _elsewhere_outside() -> None:
     _HERE.slot.resting()
 
 
-async def _let_others(piece: Piece | None) -> None:
+async def _let_others(piece: WorkUnit | None) -> None:
     _HERE.slot.moving()
     await asyncio.sleep(0)
     _arrive(piece)
 
 
-def _arrive(piece: Piece | None) -> None:
+def _arrive(piece: WorkUnit | None) -> None:
     if piece is None:
         _HERE.slot.outside()
     else:
@@ -254,7 +254,7 @@ def _arrive(piece: Piece | None) -> None:
 
 
 async def _tasks(load: Load) -> None:
-    async def inherits(piece: Piece) -> None:
+    async def inherits(piece: WorkUnit) -> None:
         _HERE.slot.inside(piece)
         spin()
         await _let_others(piece)
@@ -347,7 +347,7 @@ def greenlets(load: Load) -> None:
 
     load.facts["patched"] = monkey.is_module_patched("threading")
 
-    def let_others(piece: Piece | None) -> None:
+    def let_others(piece: WorkUnit | None) -> None:
         _HERE.slot.moving()
         gevent.sleep(0)
         _arrive(piece)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from context_factory import attach, current, entered, hooks, install, is_right, noticed
+from context_factory import attach, audit_passes, context_with_span, count_switches, current, hooks, install
 
 from splunk_profiler import _context as native
 
@@ -32,7 +32,7 @@ turns = count()
 def nested(deep: int) -> int:
     """Contexts in contexts, each with a value of its own and a span."""
     mine.set(deep)
-    token = native.attach(entered())
+    token = native.attach(context_with_span())
     if deep:
         inner = copy_context()
         assert inner.run(nested, deep - 1) == deep - 1
@@ -59,7 +59,7 @@ def runs_contexts() -> None:
 def runs_a_loop(module: str) -> None:
     async def task(number: int) -> None:
         mine.set(number)
-        token = native.attach(entered())
+        token = native.attach(context_with_span())
         for _ in range(10):
             await asyncio.sleep(0)
             assert mine.get() == number
@@ -80,7 +80,7 @@ def runs_greenlets() -> None:
 
     def body(number: int, parent: Any) -> None:
         mine.set(number)
-        token = native.attach(entered())
+        token = native.attach(context_with_span())
         for _ in range(10):
             parent.switch()
             assert mine.get() == number
@@ -140,12 +140,12 @@ def main(rounds: int) -> None:
     assert not failures
     with hooks():
         token = attach()
-        assert copy_context().run(lambda: (attach(), is_right())[1])
-        assert is_right()
+        assert copy_context().run(lambda: (attach(), audit_passes())[1])
+        assert audit_passes()
         native.detach(token)
-    before = noticed()
-    copy_context().run(lambda: current.set(entered()))
-    assert noticed() == before
+    before = count_switches()
+    copy_context().run(lambda: current.set(context_with_span()))
+    assert count_switches() == before
     print("turns", next(turns))
     print("ok", flush=True)
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from context_factory import attach, hooks, is_right, noticed
+from context_factory import attach, audit_passes, count_switches, hooks
 
 from splunk_profiler import _context as native
 
@@ -27,7 +27,7 @@ facts: Counter[str] = Counter()
 
 def look() -> bool:
     """Note whether the right span is published just now."""
-    right = is_right()
+    right = audit_passes()
     facts["right" if right else "wrong"] += 1
     return right
 
@@ -115,12 +115,12 @@ async def main():
     with hooks():
         attach()
         for way in ways * 2:
-            before = noticed()
+            before = count_switches()
             interpreter = module.create(**way)
             failure = module.run_string(interpreter, code)
             module.destroy(interpreter)
             facts["failed"] += failure is not None
-            facts["noticed"] += noticed() != before
+            facts["noticed"] += count_switches() != before
             look()
     facts["ran"] = len(ways) * 2
 
@@ -163,14 +163,14 @@ def c_code(path: str = "", loaded: str = "later") -> None:
             if before is None:
                 dynamic.dlclose(handle)
                 protections = []
-        counters = noticed()
+        counters = count_switches()
         library = before or ctypes.PyDLL(path)
         _in_context(library, Context(), attach)
         if hasattr(library, "where_enter_is"):
             library.where_enter_is.restype = ctypes.c_void_p
             enter = ctypes.cast(ctypes.pythonapi.PyContext_Enter, ctypes.c_void_p).value
             facts["restored"] += library.where_enter_is() == enter
-        facts["noticed without the hooks"] += noticed() != counters
+        facts["noticed without the hooks"] += count_switches() != counters
 
 
 def half_loaded(path: str) -> None:

@@ -25,15 +25,15 @@ def main() -> None:
     sys.path += paths[1:]
     modules = [import_module(name) for name in names]
     loaded = set(sys.modules)
-    provenance = CodeClassifier()
-    whole = provenance.read()
+    classifier = CodeClassifier()
+    whole = classifier.read()
     told: dict[str, Any] = {}
     for module in modules:
         for name, value in vars(module).items():
             made = vars(value).get("__init__") if isinstance(value, type) else value
             if isinstance(made, FunctionType) and value.__module__ == module.__name__:
                 code = made.__code__
-                origin = provenance.of(code.co_filename, module.__name__)
+                origin = classifier.classify(code.co_filename, module.__name__)
                 told[f"{module.__name__}.{name}"] = (origin.kind.value, origin.name, origin.version)
     print(json.dumps({"whole": whole, "told": told, "loaded": sorted(set(sys.modules) - loaded)}))
 

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from own_memory import OwnMemory, Publishing, Span
+from own_memory import InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _walker
 
@@ -23,7 +23,7 @@ def _named(*given: Any) -> Any:
 library = ctypes.CDLL(os.environ["SECOND_LIFE"])
 library.begin(os.fsencode(sys.executable), os.fsencode(__file__))
 
-publishing = Publishing()
+publishing = InstalledPublisher()
 publishing.install()
 publishing.attach(Span(7, 8))
 shown = OwnMemory().elastic()

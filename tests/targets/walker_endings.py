@@ -22,7 +22,7 @@ def make() -> Ticker:
         make_frame=lambda code, _offset, _globals: code.co_name,
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
-        focus=None,
+        trace_filter=None,
     )
 
 
@@ -81,7 +81,7 @@ def main(how: str) -> None:
                 make_frame=partial(holding, holder),
                 make_stack=partial(holding, holder),
                 ring_size=4,
-                focus=None,
+                trace_filter=None,
             )
             holder.append(mine)
             mine.capture()

@@ -23,7 +23,7 @@ def start() -> tuple[Ticker, threading.Thread]:
         make_frame=lambda code, _offset, _globals: code.co_name,
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
-        focus=None,
+        trace_filter=None,
     )
     run = threading.Thread(target=ticker.run, args=(500_000,), daemon=True)
     run.start()
@@ -82,15 +82,15 @@ def busy(over: threading.Event) -> None:
 
 def busy_as_one_of_ours(over: threading.Event) -> None:
     """What an application's thread has the GIL for is its own affair, but none of ours may when C code forks."""
-    walker.own_thread(True)
+    walker.mark_profiler_thread(True)
     while not over.wait(0.0001):
         sum(range(1000))
-    walker.own_thread(False)
+    walker.mark_profiler_thread(False)
 
 
 def main(how: str) -> None:
     process = Process()
-    walker.watch_forks(process.in_child)
+    walker.set_after_fork_in_child(process.in_child)
     over = threading.Event()
     others = [
         threading.Thread(target=busy_as_one_of_ours if how == "C code without the GIL" else busy, args=(over,))
@@ -129,7 +129,7 @@ def main(how: str) -> None:
     over.set()
     for thread in others:
         thread.join()
-    walker.watch_forks(None)
+    walker.set_after_fork_in_child(None)
     process.ticker.stop()
     process.run.join()
 

@@ -23,6 +23,7 @@ from types import CodeType
 from typing import Any, ClassVar
 
 from splunk_profiler import _walker as walker
+from splunk_profiler.raw import RawThread
 
 LINKS = 24
 DEEP = 100_000
@@ -149,7 +150,7 @@ def churn(threads: int) -> None:
             thread.join()
 
 
-def has_tags(thread: walker.RawThread[Any]) -> bool:
+def has_tags(thread: RawThread) -> bool:
     return all(isinstance(value, (Tag, type(None))) for value in (thread.context, thread.labels))
 
 
@@ -163,9 +164,9 @@ def main(captures: int, threads: int) -> None:
         make_frame=name,
         make_stack=check,
         ring_size=64,
-        collection_distance_ns=0,
+        min_collection_interval_ns=0,
     )
-    gc.callbacks.append(ticker.note_collection)
+    gc.callbacks.append(ticker.on_gc_event)
     over = threading.Event()
     run = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
     steps = (work, work, dying_code, collect, tasks)
@@ -189,7 +190,7 @@ def main(captures: int, threads: int) -> None:
             if keys != sorted(set(keys)) or not all(has_tags(thread) for thread in snapshot.threads):
                 wrong.append(f"threads {keys}")
         for collection in ticker.drain_collections():
-            collections += collection.stands_for
+            collections += collection.collection_count
             if not has_tags(collection.thread) or not collection.thread.stack:
                 wrong.append(f"collection {collection}")
         if drained > captures // 2 and not tracemalloc.is_tracing() and not deep.is_alive():
@@ -202,7 +203,7 @@ def main(captures: int, threads: int) -> None:
     over.set()
     for thread in (*busy, churning, deep):
         thread.join()
-    gc.callbacks.remove(ticker.note_collection)
+    gc.callbacks.remove(ticker.on_gc_event)
     ticker.stop()
     run.join()
     ticker.drain(0)

@@ -11,40 +11,42 @@
 static struct {
     PyObject *settrace, *gettrace; /* owned; NULL: greenlet is not loaded, or no hooks are installed */
     PyObject *getcurrent;          /* as these */
-    unsigned installation;         /* counts; a thread is traced if it has this number */
+    unsigned install_count;        /* counts; a thread is traced if it has this number */
 } greenlets;
 
-static _Thread_local unsigned traced;
+static _Thread_local unsigned traced_install_count;
 
 /* The trace function. `previous` is the one it was put above, or None. */
-static PyObject *trace(PyObject *previous, PyObject *const *args, Py_ssize_t count)
+static PyObject *trace_switch(PyObject *previous, PyObject *const *args, Py_ssize_t count)
 {
-    switch_noticed(PyThreadState_Get()->context);
+    hooks_report_switch(PyThreadState_Get()->context);
     if (previous == Py_None) {
         Py_RETURN_NONE;
     }
     PyObject *result = PyObject_Vectorcall(previous, args, (size_t)count, NULL);
     if (result == NULL) {
-        traced = 0; /* greenlet takes off a trace function that raises: ours goes with the other and comes back alone */
+        traced_install_count =
+            0; /* greenlet takes off a trace function that raises: ours goes with the other and comes back alone */
     }
     return result;
 }
 
 static PyMethodDef trace_method = {
     "trace_context",
-    (PyCFunction)(void (*)(void))trace,
+    (PyCFunction)(void (*)(void))trace_switch,
     METH_FASTCALL,
     "Notices a greenlet's context, then calls the trace function that was set before.",
 };
 
-static bool is_ours(PyObject *function)
+static bool is_own_trace(PyObject *function)
 {
-    return PyCFunction_CheckExact(function) && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace;
+    return PyCFunction_CheckExact(function)
+           && PyCFunction_GET_FUNCTION(function) == (PyCFunction)(void (*)(void))trace_switch;
 }
 
-const char *switch_greenlets_install(void)
+const char *greenlets_install(void)
 {
-    greenlets.installation++;
+    greenlets.install_count++;
     return NULL; /* nothing can fail yet: greenlet is found by the refresh that follows, or much later */
 }
 
@@ -60,7 +62,7 @@ static bool is_being_imported(PyObject *module)
     return result;
 }
 
-bool switch_greenlets_refresh(PyObject *modules)
+bool greenlets_refresh(PyObject *modules)
 {
     if (greenlets.settrace != NULL) {
         return true;
@@ -88,9 +90,9 @@ bool switch_greenlets_refresh(PyObject *modules)
     return true;
 }
 
-const void *switches_current_greenlet(void)
+const void *greenlets_current(void)
 {
-    if (!switch_is_wanted() || greenlets.getcurrent == NULL) {
+    if (!hooks_is_active() || greenlets.getcurrent == NULL) {
         return NULL;
     }
     PyObject *getcurrent = Py_NewRef(greenlets.getcurrent); /* the call may have hooks removed */
@@ -104,70 +106,70 @@ const void *switches_current_greenlet(void)
     return current;
 }
 
-int switches_trace_greenlets(void)
+int greenlets_trace_thread(void)
 {
-    if (!switch_is_wanted() || greenlets.settrace == NULL) {
+    if (!hooks_is_active() || greenlets.settrace == NULL) {
         return 0;
     }
     /* These allocate, so the collector can run and let another thread install or remove in the middle. */
-    unsigned installation = greenlets.installation;
+    unsigned install_count = greenlets.install_count;
     PyObject *settrace = Py_NewRef(greenlets.settrace);
     PyObject *gettrace = Py_NewRef(greenlets.gettrace);
-    PyObject *current = NULL, *ours = NULL, *before = NULL;
+    PyObject *current = NULL, *own_trace = NULL, *before = NULL;
     int result = -1;
     current = PyObject_CallNoArgs(gettrace);
     if (current == NULL) {
         goto error;
     }
-    if (!is_ours(current)) {
-        ours = PyCFunction_New(&trace_method, current);
-        before = ours == NULL ? NULL : PyObject_CallOneArg(settrace, ours);
+    if (!is_own_trace(current)) {
+        own_trace = PyCFunction_New(&trace_method, current);
+        before = own_trace == NULL ? NULL : PyObject_CallOneArg(settrace, own_trace);
         if (before == NULL) {
             goto error;
         }
     }
-    traced = installation;
+    traced_install_count = install_count;
     result = 1;
 error:
     Py_XDECREF(before);
-    Py_XDECREF(ours);
+    Py_XDECREF(own_trace);
     Py_XDECREF(current);
     Py_DECREF(gettrace);
     Py_DECREF(settrace);
     return result;
 }
 
-void switches_thread_seen(void)
+void greenlets_ensure_traced(void)
 {
-    if (greenlets.settrace == NULL || traced == greenlets.installation || !switch_is_wanted()) {
+    if (greenlets.settrace == NULL || traced_install_count == greenlets.install_count || !hooks_is_active()) {
         return;
     }
     compat_error pending = compat_save_error();
-    if (switches_trace_greenlets() < 0) {
+    if (greenlets_trace_thread() < 0) {
         PyErr_Clear(); /* no memory; the next switch tries again */
     }
     compat_restore_error(pending);
 }
 
-static void take_off(PyObject *settrace, PyObject *gettrace)
+static void remove_trace(PyObject *settrace, PyObject *gettrace)
 {
     PyObject *current = PyObject_CallNoArgs(gettrace);
-    if (current != NULL && is_ours(current)) {
-        PyObject *ours = PyObject_CallOneArg(settrace, PyCFunction_GET_SELF(current));
-        Py_XDECREF(ours);
+    if (current != NULL && is_own_trace(current)) {
+        PyObject *own_trace = PyObject_CallOneArg(settrace, PyCFunction_GET_SELF(current));
+        Py_XDECREF(own_trace);
     }
     Py_XDECREF(current);
     PyErr_Clear();
 }
 
-void switch_greenlets_remove(void)
+void greenlets_remove(void)
 {
     PyObject *settrace = greenlets.settrace, *gettrace = greenlets.gettrace, *getcurrent = greenlets.getcurrent;
     greenlets.settrace = greenlets.gettrace = greenlets.getcurrent = NULL;
     if (settrace != NULL) {
-        traced = 0;
-        if (!compat_ends()) {
-            take_off(settrace, gettrace);
+        traced_install_count = 0;
+        if (!compat_is_interpreter_ending()) {
+            remove_trace(settrace, gettrace);
         }
         Py_DECREF(settrace);
         Py_DECREF(gettrace);

@@ -1,7 +1,7 @@
 /* The set of hooks: what is installed, for whom, and what they all report to.
  *
  * One installation for each process, by the interpreter that asked for it. Hooks are replaced functions, so a call can be
- * inside of one while it is removed, and somebody may hold it for ever: each asks switch_is_wanted first and passes
+ * inside of one while it is removed, and somebody may hold it for ever: each asks hooks_is_active first and passes
  * through when it is not. Nothing here is locked; the GIL is held, and what may run Python comes last.
  */
 #include "py_compat.h"
@@ -22,61 +22,61 @@ static struct {
 
 typedef struct {
     const char *name;
-    bool needed; /* by this version of CPython */
+    bool is_needed; /* by this version of CPython */
     const char *(*install)(void);
     void (*remove)(void);
 } hook;
 
 /* The last may run Python when it is removed. */
 static const hook hooks[] = {
-    {"PyContext_AddWatcher", COMPAT_REPORTS_SWITCHES, switch_watcher_install, switch_watcher_remove},
-    {"Context.run", !COMPAT_REPORTS_SWITCHES, switch_run_install, switch_run_remove},
+    {"PyContext_AddWatcher", COMPAT_REPORTS_SWITCHES, watcher_install, watcher_remove},
+    {"Context.run", !COMPAT_REPORTS_SWITCHES, context_run_install, context_run_remove},
     {"PyContext_Enter", !COMPAT_REPORTS_SWITCHES, relocations_install, relocations_remove},
-    {"greenlet.settrace", true, switch_greenlets_install, switch_greenlets_remove},
+    {"greenlet.settrace", true, greenlets_install, greenlets_remove},
 };
-enum { HOOKS = sizeof(hooks) / sizeof(hooks[0]) };
+enum { HOOK_COUNT = sizeof(hooks) / sizeof(hooks[0]) };
 
-bool switch_is_wanted(void)
+bool hooks_is_active(void)
 {
     PyInterpreterState *interp = atomic_load_explicit(&installed.interp, memory_order_relaxed);
-    return interp != NULL && (compat_is_alone(interp) || interp == PyInterpreterState_Get());
+    return interp != NULL && (compat_is_only_interpreter(interp) || interp == PyInterpreterState_Get());
 }
 
 /* After every switch. */
-static inline void look_around(void)
+static inline void refresh_if_needed(void)
 {
     /* Any import shows here, so a module that switches contexts is known by the next switch, not by the next refresh. */
     if (PyDict_GET_SIZE(installed.modules) != installed.modules_seen) {
-        (void)switches_refresh();
+        (void)hooks_refresh();
     }
-    switches_thread_seen();
+    greenlets_ensure_traced();
 }
 
-HOT void switch_noticed(PyObject *context)
+HOT void hooks_report_switch(PyObject *context)
 {
-    if (switch_is_wanted()) {
-        installed.callbacks.switched(context);
-        look_around();
-    }
-}
-
-static void change_noticed(void)
-{
-    if (switch_is_wanted()) {
-        installed.callbacks.changed();
-        look_around();
+    if (hooks_is_active()) {
+        installed.callbacks.on_switch(context);
+        refresh_if_needed();
     }
 }
 
-int switches_refresh(void)
+static void report_change(void)
 {
-    if (!switch_is_wanted()) {
+    if (hooks_is_active()) {
+        installed.callbacks.on_change();
+        refresh_if_needed();
+    }
+}
+
+int hooks_refresh(void)
+{
+    if (!hooks_is_active()) {
         return 0;
     }
     compat_error pending = compat_save_error();
     Py_ssize_t count = PyDict_GET_SIZE(installed.modules);
     int redirected = COMPAT_REPORTS_SWITCHES ? 0 : relocations_refresh();
-    bool settled = switch_greenlets_refresh(installed.modules);
+    bool settled = greenlets_refresh(installed.modules);
     installed.modules_seen = settled ? count : -1;
     compat_restore_error(pending);
     return redirected;
@@ -85,7 +85,7 @@ int switches_refresh(void)
 static PyObject *list_problems(const char *const *problems)
 {
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < HOOKS; i++) {
+    for (size_t i = 0; list != NULL && i < HOOK_COUNT; i++) {
         if (problems[i] == NULL) {
             continue;
         }
@@ -98,9 +98,9 @@ static PyObject *list_problems(const char *const *problems)
     return list;
 }
 
-PyObject *switches_install(PyObject *variable, switch_callbacks callbacks)
+PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks)
 {
-    const char *problems[HOOKS];
+    const char *problems[HOOK_COUNT];
     PyInterpreterState *interp = PyInterpreterState_Get();
     PyInterpreterState *other = atomic_load(&installed.interp);
     if (!PyContextVar_CheckExact(variable)) {
@@ -120,46 +120,46 @@ PyObject *switches_install(PyObject *variable, switch_callbacks callbacks)
     installed.modules_seen = -1;
     installed.callbacks = callbacks;
     atomic_store(&installed.interp, interp);
-    for (size_t i = 0; i < HOOKS; i++) {
-        problems[i] = hooks[i].needed ? hooks[i].install() : NULL;
+    for (size_t i = 0; i < HOOK_COUNT; i++) {
+        problems[i] = hooks[i].is_needed ? hooks[i].install() : NULL;
     }
     Py_XDECREF(old_variable);
     Py_XDECREF(old_modules);
-    (void)switches_refresh();
-    switches_thread_seen();
+    (void)hooks_refresh();
+    greenlets_ensure_traced();
     PyObject *list = list_problems(problems);
     if (list == NULL) {
-        switches_remove();
+        hooks_remove();
     }
     return list;
 }
 
-void switches_remove(void)
+void hooks_remove(void)
 {
-    if (!switch_is_wanted()) {
+    if (!hooks_is_active()) {
         return;
     }
     compat_error pending = compat_save_error();
     atomic_store(&installed.interp, NULL);
-    for (size_t i = 0; i < HOOKS; i++) {
+    for (size_t i = 0; i < HOOK_COUNT; i++) {
         hooks[i].remove();
     }
     compat_restore_error(pending);
 }
 
-void switches_forget(void)
+void hooks_finalize(void)
 {
     PyInterpreterState *interp = atomic_load(&installed.interp);
     if (interp == NULL || interp == PyInterpreterState_Get()) {
-        switches_remove();
+        hooks_remove();
         Py_CLEAR(installed.variable);
         Py_CLEAR(installed.modules);
     }
 }
 
 /* The argument of a function that has one, called by position or by name. Borrowed. */
-static PyObject *only_argument(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *function,
-                               const char *name)
+static PyObject *parse_single_argument(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *function,
+                                       const char *name)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
     if (count + named == 1 && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) == 0)) {
@@ -168,9 +168,9 @@ static PyObject *only_argument(PyObject *const *args, Py_ssize_t count, PyObject
     return PyErr_Format(PyExc_TypeError, "%s() takes exactly one argument, %s", function, name);
 }
 
-PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *hooks_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    PyObject *context = only_argument(args, count, names, "attach", "context");
+    PyObject *context = parse_single_argument(args, count, names, "attach", "context");
     if (context == NULL) {
         return NULL;
     }
@@ -180,14 +180,14 @@ PyObject *switches_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     }
     PyObject *token = PyContextVar_Set(installed.variable, context);
     if (token != NULL) {
-        change_noticed();
+        report_change();
     }
     return token;
 }
 
-PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *hooks_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    PyObject *token = only_argument(args, count, names, "detach", "token");
+    PyObject *token = parse_single_argument(args, count, names, "detach", "token");
     if (token == NULL) {
         return NULL;
     }
@@ -201,6 +201,6 @@ PyObject *switches_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_s
     if (PyContextVar_Reset(installed.variable, token) != 0) {
         return NULL;
     }
-    change_noticed();
+    report_change();
     Py_RETURN_NONE;
 }

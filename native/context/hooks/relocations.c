@@ -26,21 +26,21 @@ enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
 #error "call sites are known on x86-64 and aarch64"
 #endif
 
-static HOT int enter_noticed(PyObject *context)
+static HOT int enter_and_report(PyObject *context)
 {
     int result = PyContext_Enter(context);
     if (result == 0) {
-        switch_noticed(context);
+        hooks_report_switch(context);
     }
     return result;
 }
 
-static HOT int exit_noticed(PyObject *context)
+static HOT int exit_and_report(PyObject *context)
 {
-    PyObject *around = PyContext_CheckExact(context) ? compat_context_around(context) : NULL;
+    PyObject *outer = PyContext_CheckExact(context) ? compat_outer_context(context) : NULL;
     int result = PyContext_Exit(context);
     if (result == 0) {
-        switch_noticed(around);
+        hooks_report_switch(outer);
     }
     return result;
 }
@@ -48,7 +48,7 @@ static HOT int exit_noticed(PyObject *context)
 typedef struct {
     const char *name;
     size_t size; /* of the name, with its end */
-    uintptr_t cpython, ours;
+    uintptr_t original, replacement;
 } call;
 
 #define CALL(function, replacement) {#function, sizeof(#function), (uintptr_t)(function), (uintptr_t)(replacement)}
@@ -56,17 +56,17 @@ typedef struct {
 /* One pass over all loaded modules. */
 typedef struct {
     call calls[2];
-    bool redirect;                /* or back */
-    bool found_in_cpython;        /* a slot in the module that defines the functions */
-    bool unsettled;               /* some module was being loaded */
-    int changed, failed;          /* slots */
-    unsigned long long unchanged; /* the count of loads at which there is nothing to do */
+    bool redirect;                 /* or back */
+    bool found_in_cpython;         /* a slot in the module that defines the functions */
+    bool unsettled;                /* some module was being loaded */
+    int changed, failed;           /* slots */
+    unsigned long long last_loads; /* the count of loads at which there is nothing to do */
     unsigned long long loads;
-} pass;
+} relocation_pass;
 
 /* How often a module that seems to be half loaded is looked at again: the linker needs milliseconds, but a tool that left
  * write-protected pages writable leaves them so. */
-enum { PATIENCE = 100 };
+enum { MAX_UNSETTLED_PASSES = 100 };
 
 static struct {
     bool installed;
@@ -74,13 +74,13 @@ static struct {
     int unsettled;            /* passes since the last load; 0: everything is done */
 } state;
 
-static void store(pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
+static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
 {
     uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
     void *page = (void *)((uintptr_t)slot & ~(page_size - 1));
     int protection = PROT_READ | PROT_WRITE;
-    if (loaded_module_protects(info, (uintptr_t)slot, page_size)) {
-        protection = mapped_protection((uintptr_t)slot);
+    if (loaded_module_is_relro(info, (uintptr_t)slot, page_size)) {
+        protection = page_protection((uintptr_t)slot);
         if (protection >= 0 && (protection & PROT_WRITE) && p->redirect) {
             p->unsettled = true;
             return;
@@ -98,34 +98,36 @@ static void store(pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uin
     p->changed++;
 }
 
-static void visit_slot(pass *p, const loaded_module *m, const elf_relocation *relocation, const call *c)
+static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_relocation *relocation, const call *c)
 {
     uintptr_t *slot = (uintptr_t *)(m->info->dlpi_addr + relocation->r_offset);
-    if ((uintptr_t)slot % sizeof(*slot) != 0 || loaded_module_room(m->info, (uintptr_t)slot, PF_W) < sizeof(*slot)) {
+    if ((uintptr_t)slot % sizeof(*slot) != 0
+        || loaded_module_bytes_left(m->info, (uintptr_t)slot, PF_W) < sizeof(*slot)) {
         return;
     }
     uintptr_t value = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-    p->found_in_cpython |= loaded_module_room(m->info, c->cpython, PF_X) != 0;
+    p->found_in_cpython |= loaded_module_bytes_left(m->info, c->original, PF_X) != 0;
     if (!p->redirect) {
-        if (value == c->ours) {
-            store(p, m->info, slot, c->cpython);
+        if (value == c->replacement) {
+            write_slot(p, m->info, slot, c->original);
         }
         return;
     }
-    bool bound_lazily = ELF64_R_TYPE(relocation->r_info) == JUMP_SLOT && loaded_module_room(m->info, value, PF_X) != 0;
-    if (value == c->cpython || bound_lazily) {
-        store(p, m->info, slot, c->ours);
+    bool bound_lazily =
+        ELF64_R_TYPE(relocation->r_info) == JUMP_SLOT && loaded_module_bytes_left(m->info, value, PF_X) != 0;
+    if (value == c->original || bound_lazily) {
+        write_slot(p, m->info, slot, c->replacement);
     }
-    else if (value == 0 || loaded_module_room(m->info, m->info->dlpi_addr + value, PF_X) != 0) {
+    else if (value == 0 || loaded_module_bytes_left(m->info, m->info->dlpi_addr + value, PF_X) != 0) {
         p->unsettled = true; /* as it is in the file */
     } /* else ours already, or another tool's, which is left to it */
 }
 
-static void visit_table(pass *p, const loaded_module *m, const elf_relocation *table, size_t count)
+static void visit_table(relocation_pass *p, const loaded_module *m, const elf_relocation *table, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         size_t type = ELF64_R_TYPE(table[i].r_info), number = ELF64_R_SYM(table[i].r_info);
-        if ((type != JUMP_SLOT && type != GLOB_DAT) || number == 0 || number >= m->symbols_room) {
+        if ((type != JUMP_SLOT && type != GLOB_DAT) || number == 0 || number >= m->max_symbols) {
             continue;
         }
         size_t name = m->symbols[number].st_name;
@@ -141,36 +143,36 @@ static void visit_table(pass *p, const loaded_module *m, const elf_relocation *t
 
 static int visit_module(struct dl_phdr_info *info, size_t size, void *argument)
 {
-    pass *p = argument;
+    relocation_pass *p = argument;
     if (size >= offsetof(struct dl_phdr_info, dlpi_adds) + sizeof(info->dlpi_adds)) {
         p->loads = info->dlpi_adds;
-        if (p->loads == p->unchanged) {
+        if (p->loads == p->last_loads) {
             return 1;
         }
     }
     loaded_module m;
-    if (loaded_module_room(info, p->calls[0].ours, PF_X) == 0 && loaded_module_read(&m, info)) {
+    if (loaded_module_bytes_left(info, p->calls[0].replacement, PF_X) == 0 && loaded_module_read(&m, info)) {
         visit_table(p, &m, m.tables[0], m.counts[0]);
         visit_table(p, &m, m.tables[1], m.counts[1]);
     }
     return 0;
 }
 
-static pass make_pass(bool redirect, unsigned long long unchanged)
+static relocation_pass run_pass(bool redirect, unsigned long long last_loads)
 {
-    pass p = {
-        .calls = {CALL(PyContext_Enter, enter_noticed), CALL(PyContext_Exit, exit_noticed)},
+    relocation_pass p = {
+        .calls = {CALL(PyContext_Enter, enter_and_report), CALL(PyContext_Exit, exit_and_report)},
         .redirect = redirect,
-        .unchanged = unchanged,
+        .last_loads = last_loads,
     };
     dl_iterate_phdr(visit_module, &p);
     return p;
 }
 
-static pass redirect(unsigned long long unchanged)
+static relocation_pass redirect(unsigned long long last_loads)
 {
-    pass p = make_pass(true, unchanged);
-    if (p.loads != unchanged || unchanged == 0) {
+    relocation_pass p = run_pass(true, last_loads);
+    if (p.loads != last_loads || last_loads == 0) {
         bool again = p.unsettled && p.loads == state.loads;
         state.unsettled = !p.unsettled ? 0 : again ? state.unsettled + 1 : 1;
         state.loads = p.loads;
@@ -179,7 +181,7 @@ static pass redirect(unsigned long long unchanged)
 }
 
 /* Eager tasks are entered by _asyncio; where that is part of the interpreter the linker has no slot for it. */
-static bool misses_eager_tasks(const pass *p)
+static bool misses_eager_tasks(const relocation_pass *p)
 {
     bool misses = false;
     PyObject *builtin = PySys_GetObject("builtin_module_names"); /* borrowed */
@@ -194,7 +196,7 @@ static bool misses_eager_tasks(const pass *p)
 
 const char *relocations_install(void)
 {
-    pass p = redirect(0);
+    relocation_pass p = redirect(0);
     state.installed = true;
     if (p.failed > 0) {
         return "the system does not let call sites be changed: tasks run by uvloop and eager tasks are published with "
@@ -212,7 +214,7 @@ int relocations_refresh(void)
     if (!state.installed) {
         return 0;
     }
-    bool look_again = state.unsettled > 0 && state.unsettled < PATIENCE;
+    bool look_again = state.unsettled > 0 && state.unsettled < MAX_UNSETTLED_PASSES;
     return redirect(look_again ? 0 : state.loads).changed;
 }
 
@@ -220,6 +222,6 @@ void relocations_remove(void)
 {
     if (state.installed) {
         state.installed = false;
-        (void)make_pass(false, 0);
+        (void)run_pass(false, 0);
     }
 }

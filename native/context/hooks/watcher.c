@@ -6,18 +6,18 @@
 static int watcher = -1;
 
 /* May be entered with an exception set, and leaves it as it is. */
-static HOT int watched(compat_event event, PyObject *context)
+static HOT int on_context_event(compat_event event, PyObject *context)
 {
     if (event == COMPAT_SWITCHED) {
-        switch_noticed(context == Py_None ? NULL : context);
+        hooks_report_switch(context == Py_None ? NULL : context);
     }
     return 0;
 }
 
-const char *switch_watcher_install(void)
+const char *watcher_install(void)
 {
     if (watcher < 0) {
-        watcher = compat_watch(watched);
+        watcher = compat_watch(on_context_event);
         if (watcher < 0) {
             PyErr_Clear();
             return "other tools have taken every context watcher: tasks of asyncio and uvloop and work handed to "
@@ -27,7 +27,7 @@ const char *switch_watcher_install(void)
     return NULL;
 }
 
-void switch_watcher_remove(void)
+void watcher_remove(void)
 {
     if (watcher >= 0) {
         if (compat_unwatch(watcher) != 0) {

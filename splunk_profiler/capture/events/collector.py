@@ -1,7 +1,7 @@
 """Collections of garbage: by way of `gc.callbacks`, which CPython calls on the thread that a collection is for.
 
-The walkers' tickers do what happens there (`native/walker/gc.c`, `capture/portable_gc.py`); this says when they are
-called, and makes events of what they have kept.
+The walkers' tickers do what happens there (`native/walker/collections.c`, `capture/portable_gc.py`); this says when
+they are called, and makes events of what they have kept.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import gc
 from collections.abc import Sequence
 from contextlib import suppress
 
-from splunk_profiler.capture.events.interface import EventSource, Registered
+from splunk_profiler.capture.events.interface import EventSource, RegisteredSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawCollection, RawEvent
 
-GC = EventKind("gc", count=ValueType("collections", "count"), amount=ValueType("gc", "nanoseconds"))
+GC_KIND = EventKind("gc", count=ValueType("collections", "count"), amount=ValueType("gc", "nanoseconds"))
 
 
-class CollectorEvents:
+class GcEventSource:
     """The source of them.
 
     Args:
@@ -28,7 +28,7 @@ class CollectorEvents:
 
     def __init__(self, ticker: Ticker) -> None:
         self._ticker = ticker
-        self._callback = ticker.note_collection
+        self._callback = ticker.on_gc_event
 
     def start(self) -> None:
         """See `EventSource.start`."""
@@ -42,18 +42,18 @@ class CollectorEvents:
 
     def drain(self) -> Sequence[RawEvent]:
         """See `EventSource.drain`."""
-        return [_event(collection) for collection in self._ticker.drain_collections()]
+        return [_make_event(collection) for collection in self._ticker.drain_collections()]
 
 
-def collector_events(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
-    """See `MakeSource`: not every implementation of Python has a `gc.callbacks`."""
-    return CollectorEvents(ticker) if config.notes_collections(native=native) and hasattr(gc, "callbacks") else None
+def make_gc_source(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
+    """See `SourceFactory`: not every implementation of Python has a `gc.callbacks`."""
+    return GcEventSource(ticker) if config.samples_gc(native=native) and hasattr(gc, "callbacks") else None
 
 
-COLLECTIONS = Registered(GC, collector_events)
+GC_SOURCE = RegisteredSource(GC_KIND, make_gc_source)
 
 
-def _event(collection: RawCollection) -> RawEvent:
+def _make_event(collection: RawCollection) -> RawEvent:
     labels = (("gc.generation", str(collection.generation)),)  # a text: readers leave out a number that is 0
-    event = Event(GC, labels, collection.stands_for, collection.duration_ns)
+    event = Event(GC_KIND, labels, collection.collection_count, collection.duration_ns)
     return RawEvent(collection.time_ns, collection.thread, event)

@@ -28,7 +28,7 @@ class EventSource(Protocol):
         """What has been noticed since the last call, oldest first, at most a few hundred."""
 
 
-class MakeSource(Protocol):
+class SourceFactory(Protocol):
     """Makes the source of a kind."""
 
     def __call__(self, config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
@@ -42,13 +42,13 @@ class MakeSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredSource:
     """A kind of event.
 
     Attributes:
         kind: what all others have to know of it.
-        make: makes its source.
+        make_source: makes its source.
     """
 
     kind: EventKind
-    make: MakeSource
+    make_source: SourceFactory

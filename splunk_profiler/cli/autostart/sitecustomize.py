@@ -15,10 +15,10 @@ import importlib
 import os
 import sys
 
-_ours = sys.modules.pop("sitecustomize")  # kept here: Python 2 clears a module that nobody refers to
+_this_module = sys.modules.pop("sitecustomize")  # kept here: Python 2 clears a module that nobody refers to
 
 
-def _step_aside():
+def _run_application_sitecustomize():
     """Take this directory off the path and run the application's own ``sitecustomize``, if it has one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
@@ -29,10 +29,10 @@ def _step_aside():
             raise
     finally:
         # The import that is under way ends by looking its module up here.
-        sys.modules.setdefault("sitecustomize", _ours)
+        sys.modules.setdefault("sitecustomize", _this_module)
 
 
-def _runs_no_application():
+def _is_helper_process():
     """True for multiprocessing's process that cleans up after others, and for a command that executes another one."""
     words = getattr(sys, "orig_argv", ())
     return any("multiprocessing.resource_tracker import" in word for word in words) or any(
@@ -40,7 +40,7 @@ def _runs_no_application():
     )
 
 
-def _say(problem):
+def _report_problem(problem):
     if os.environ.get("SPLUNK_PROFILER_RUN_PID") == str(os.getpid()) and sys.stderr is not None:
         sys.stderr.write("splunk-profiler: the profiler is not started in this process: " + problem + "\n")
 
@@ -48,24 +48,26 @@ def _say(problem):
 def _start():
     python = sys.executable or "this interpreter"
     if sys.version_info < (3, 10):
-        _say("%s is Python %d.%d, and it needs 3.10 or newer" % ((python,) + sys.version_info[:2]))
+        _report_problem("%s is Python %d.%d, and it needs 3.10 or newer" % ((python,) + sys.version_info[:2]))
         return
     try:
         import splunk_profiler  # noqa: PLC0415
     except ImportError as error:
         if error.name == "splunk_profiler":
-            _say(python + " does not have it; install it there: " + python + " -m pip install splunk-profiler")
+            _report_problem(
+                python + " does not have it; install it there: " + python + " -m pip install splunk-profiler"
+            )
         else:
-            _say("it cannot be imported by " + python + ": " + str(error))
+            _report_problem("it cannot be imported by " + python + ": " + str(error))
         return
     try:
         splunk_profiler.start()
     except Exception as error:
-        _say(type(error).__name__ + ": " + str(error))
+        _report_problem(type(error).__name__ + ": " + str(error))
 
 
 try:
-    _step_aside()
+    _run_application_sitecustomize()
 finally:
-    if not _runs_no_application():
+    if not _is_helper_process():
         _start()

@@ -18,24 +18,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
-from splunk_profiler.formats import code_provenance, pprof
-from splunk_profiler.formats import datadog_pprof as datadog
-from splunk_profiler.model import DataType, Profile, Source
-from splunk_profiler.system.threads import let_others_run
+from splunk_profiler.formats import code_provenance, datadog_pprof, pprof
+from splunk_profiler.model import DataType, InstrumentationSource, Profile
+from splunk_profiler.system.threads import yield_gil
 
 if TYPE_CHECKING:
     from splunk_profiler.export.otlp.sample_records import Resource  # it loads OpenTelemetry's messages
 
-LIBRARY = "splunk-profiler"
+LIBRARY_NAME = "splunk-profiler"
 _FAMILY = "python"
 _EVENT_VERSION = "4"
-_LONGEST_TAG = 200  # the backend cuts longer ones
+_MAX_TAG_LENGTH = 200  # the backend cuts longer ones
 # Of the resource, what describes the process and the SDK, not the service; of it, Datadog has what it needs.
-_NO_TAGS = ("process.", "telemetry.", "service.instance.id", "container.id")
+_EXCLUDED_PREFIXES = ("process.", "telemetry.", "service.instance.id", "container.id")
 
 # Tag → the attributes of the resource that it is taken from, the first that is there. ``runtime-id`` is what links the
 # profiles of a process to its traces: spans have it under that name only, the other ids may be the SDK's own.
-_TAGS: dict[str, tuple[str, ...]] = {
+_TAG_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "service": ("service.name",),
     "env": ("deployment.environment.name", "deployment.environment"),
     "version": ("service.version",),
@@ -66,110 +65,126 @@ class Form:
     body: bytes
 
 
-class ProfileForms:
+class ProfileFormEncoder:
     """Makes the forms of profiles.
 
     Args:
         resource: the resource of the process, asked for with each profile.
-        provenance: whose code is in which file.
+        classifier: whose code is in which file.
         tags: the user's own, beside those of the resource.
     """
 
     def __init__(
         self,
         resource: Callable[[], Resource],
-        provenance: CodeClassifier | None = None,
+        classifier: CodeClassifier | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         self._tags = tags or {}
         self._resource = resource
-        self._provenance = provenance or CodeClassifier()
+        self._classifier = classifier or CodeClassifier()
 
     def form(self, profile: Profile) -> Form:
         """What to send for `profile`."""
         attributes = self._resource().attributes
-        words = datadog.translated(profile, let_others_run)
-        origin_of = self._provenance.up_to_date(let_others_run)
-        content = pprof.whole(words, pause=let_others_run, value_types=datadog.VALUE_TYPES, origin_of=origin_of).gzipped
-        whose = gzip.compress(code_provenance.message([profile], origin_of, let_others_run), mtime=0)
-        attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", whose)]
-        headers = [("DD-EVP-ORIGIN", LIBRARY), ("DD-EVP-ORIGIN-VERSION", library_version())]
-        if (container := _line(attributes.get("container.id", ""))).isascii() and container:
+        translated_profile = datadog_pprof.translate_profile(profile, yield_gil)
+        origin_of = self._classifier.refresh(yield_gil)
+        content = pprof.encode_whole(
+            translated_profile, pause=yield_gil, value_types=datadog_pprof.VALUE_TYPES, origin_of=origin_of
+        ).gzipped
+        provenance_json = gzip.compress(code_provenance.message([profile], origin_of, yield_gil), mtime=0)
+        attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", provenance_json)]
+        headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", library_version())]
+        if (container := _strip_unprintable(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
-        content_type, body = _multipart(_event(profile, self._tags_of(attributes), attachments), attachments)
+        content_type, body = _encode_multipart(
+            _encode_event(profile, self._collect_tags(attributes), attachments), attachments
+        )
         return Form((*headers, ("Content-Type", content_type)), body)
 
-    def _tags_of(self, attributes: Mapping[str, Any]) -> dict[str, str]:
+    def _collect_tags(self, attributes: Mapping[str, Any]) -> dict[str, str]:
         """The user's tags; those that have a meaning for Datadog say of a profile what they say of the spans."""
-        known = {name for names in _TAGS.values() for name in names}
-        others = {
+        known_attributes = {name for names in _TAG_ATTRIBUTES.values() for name in names}
+        other_attributes = {
             name: value
             for name, value in attributes.items()
-            if name not in known and not name.startswith(_NO_TAGS) and isinstance(value, str | bool | int | float)
+            if name not in known_attributes
+            and not name.startswith(_EXCLUDED_PREFIXES)
+            and isinstance(value, str | bool | int | float)
         }
-        own = {_tag(name).replace(":", "_"): _tag(value) for name, value in (others | dict(self._tags)).items()}
-        return {name: value for name, value in own.items() if name} | _known_tags(attributes)
+        custom_tags = {
+            _sanitize_tag(name).replace(":", "_"): _sanitize_tag(value)
+            for name, value in (other_attributes | dict(self._tags)).items()
+        }
+        return {name: value for name, value in custom_tags.items() if name} | _standard_tags(attributes)
 
 
 @cache
 def library_version() -> str:
     """This package's version; ``unknown`` where it is run from its sources."""
     try:
-        return version(LIBRARY)
+        return version(LIBRARY_NAME)
     except PackageNotFoundError:
         return "unknown"
 
 
-def _event(profile: Profile, tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
+def _encode_event(profile: Profile, tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
     tags = {
         **tags,
         "language": "python",
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
         "profiler_version": library_version(),
-        **({"profiling.instrumentation.source": profile.source.value} if profile.source is Source.SNAPSHOT else {}),
+        **(
+            {"profiling.instrumentation.source": profile.source.value}
+            if profile.source is InstrumentationSource.SNAPSHOT
+            else {}
+        ),
         **({"profiling.data.type": profile.data_type.value} if profile.data_type is not DataType.CPU else {}),
     }
     event = {
         "version": _EVENT_VERSION,
         "family": _FAMILY,
-        "start": _time(profile.time_ns),
-        "end": _time(profile.time_ns + profile.duration_ns),
+        "start": _format_time(profile.time_ns),
+        "end": _format_time(profile.time_ns + profile.duration_ns),
         "attachments": [attachment.filename for attachment in attachments],
         "tags_profiler": ",".join(f"{name}:{value}" if value else name for name, value in tags.items()),
     }
     return json.dumps(event).encode("ascii")
 
 
-def _known_tags(attributes: Mapping[str, Any]) -> dict[str, str]:
+def _standard_tags(attributes: Mapping[str, Any]) -> dict[str, str]:
     found = {}
-    for tag, names in _TAGS.items():
-        value = next((text for name in names if (text := _tag(attributes.get(name, "")))), "")
+    for tag, names in _TAG_ATTRIBUTES.items():
+        value = next((text for name in names if (text := _sanitize_tag(attributes.get(name, "")))), "")
         if value:
             found[tag] = value
     return found
 
 
-def _tag(value: Any) -> str:
+def _sanitize_tag(value: Any) -> str:
     """`value` as the text of a tag, in which a comma would begin the next one."""
-    return _line(value).replace(",", "_")[:_LONGEST_TAG]
+    return _strip_unprintable(value).replace(",", "_")[:_MAX_TAG_LENGTH]
 
 
-def _line(value: Any) -> str:
+def _strip_unprintable(value: Any) -> str:
     return "".join(character for character in str(value) if character.isprintable()).strip()
 
 
-def _time(time_ns: int) -> str:
+def _format_time(time_ns: int) -> str:
     """In UTC, to the microsecond."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns // 1000 % 1_000_000:06}Z"
 
 
-def _multipart(event: bytes, attachments: Sequence[Attachment]) -> tuple[str, bytes]:
+def _encode_multipart(event: bytes, attachments: Sequence[Attachment]) -> tuple[str, bytes]:
     """Content type and body; the boundary is random, so that no content can hold it."""
     boundary = os.urandom(16).hex()
     files = [("event", "event.json", "application/json", event)]
-    files += [(each.filename, each.filename, "application/octet-stream", each.content) for each in attachments]
+    files += [
+        (attachment.filename, attachment.filename, "application/octet-stream", attachment.content)
+        for attachment in attachments
+    ]
     pieces = []
     for name, filename, content_type, content in files:
         head = (

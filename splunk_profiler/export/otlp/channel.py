@@ -19,16 +19,16 @@ import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from splunk_profiler.config.otlp_transport import Certificates, Transport
-from splunk_profiler.config.parsers import Endpoint, quoted, shown
+from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
 from splunk_profiler.system.guard import logger
 
-METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
-_PROVIDERS = "opentelemetry_otlp_credential_provider"
+EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+_CREDENTIAL_PROVIDER_GROUP = "opentelemetry_otlp_credential_provider"
 TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 # Here no thread can be started from when the main thread has ended, also while others go on; gRPC would have to.
-_NO_LATE_THREADS = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
-_AVOID_NS = 60_000_000_000
-_OPTIONS = (
+_LATE_THREADS_FAIL = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
+_AVOID_SHARED_NS = 60_000_000_000
+_CHANNEL_OPTIONS = (
     ("grpc.primary_user_agent", "splunk-profiler"),
     # gRPC's own pause between attempts grows to two minutes; records must flow 15 s after a collector's return.
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -53,23 +53,23 @@ class Connection:
     """A way to call the collector.
 
     Attributes:
-        shared: True if it belongs to the trace exporter.
+        is_shared: True if it belongs to the trace exporter.
     """
 
-    def __init__(self, channel: grpc.Channel, *, shared: bool) -> None:
+    def __init__(self, channel: grpc.Channel, *, is_shared: bool) -> None:
         self.channel = channel
-        self.shared = shared
-        self.call = channel.unary_unary(METHOD, None, ExportLogsServiceResponse.FromString)
+        self.is_shared = is_shared
+        self.call = channel.unary_unary(EXPORT_METHOD, None, ExportLogsServiceResponse.FromString)
 
 
-class Connections:
+class ConnectionSelector:
     """Chooses the connection of each export.
 
     Args:
         endpoint: where to.
         transport: how.
         tracer_provider: the application's provider, asked for with each export; None if there is none.
-        share: False in a forked child, where the trace exporter's connection is the parent's.
+        share_connection: False in a forked child, where the trace exporter's connection is the parent's.
         monotonic_ns: the clock.
     """
 
@@ -79,66 +79,70 @@ class Connections:
         transport: Transport,
         tracer_provider: Callable[[], object | None],
         *,
-        share: bool,
+        share_connection: bool,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
         self._tracer_provider = tracer_provider
-        self._share = share and not _NO_LATE_THREADS
+        self._can_share = share_connection and not _LATE_THREADS_FAIL
         self._now_ns = monotonic_ns
-        self._credentials = _credentials(transport) if endpoint.secure else None
-        self._own: Connection | None = None
-        self._shared: Connection | None = None
-        self._avoid_until_ns: int | None = None
-        self._timeouts = 0
+        self._credentials = _credentials(transport) if endpoint.is_secure else None
+        self._own_connection: Connection | None = None
+        self._shared_connection: Connection | None = None
+        self._avoid_shared_until_ns: int | None = None
+        self._consecutive_timeouts = 0
 
-    def pick(self, *, may_share: bool) -> Connection:
+    def choose_connection(self, *, may_share: bool) -> Connection:
         """The connection for the next export; our own unless it `may_share`."""
-        if self._avoid_until_ns is not None and self._now_ns() >= self._avoid_until_ns:
-            self._avoid_until_ns = None
-        channel = self._trace_channel() if self._share and may_share else None
+        if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
+            self._avoid_shared_until_ns = None
+        channel = self._find_trace_channel() if self._can_share and may_share else None
         if channel is None:
-            self._shared = None
-        elif self._shared is None or self._shared.channel is not channel:
-            self._shared = Connection(channel, shared=True)
-            self._avoid_until_ns = None  # the trace exporter has made a new connection: it may work
-        if self._shared is not None and self._avoid_until_ns is None:
-            return self._shared
-        own = self._own
+            self._shared_connection = None
+        elif self._shared_connection is None or self._shared_connection.channel is not channel:
+            self._shared_connection = Connection(channel, is_shared=True)
+            self._avoid_shared_until_ns = None  # the trace exporter has made a new connection: it may work
+        if self._shared_connection is not None and self._avoid_shared_until_ns is None:
+            return self._shared_connection
+        own = self._own_connection
         if own is None:
-            own = self._own = Connection(self._open(), shared=False)
+            own = self._own_connection = Connection(self._open_channel(), is_shared=False)
         return own
 
-    def failed(self, connection: Connection, *, timed_out: bool) -> None:
+    def record_failure(self, connection: Connection, *, timed_out: bool) -> None:
         """`connection` did not work: leave the trace exporter's for a while, replace our own if it hangs."""
-        if connection.shared:
-            self._avoid_until_ns = self._now_ns() + _AVOID_NS
+        if connection.is_shared:
+            self._avoid_shared_until_ns = self._now_ns() + _AVOID_SHARED_NS
             return
-        self._timeouts = self._timeouts + 1 if timed_out else 0
-        if self._timeouts > 1:  # perhaps a host that is gone without a word: only a new connection finds out
+        self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
+        if (
+            self._consecutive_timeouts > 1
+        ):  # perhaps a host that is gone without a word: only a new connection finds out
             self.close()
-            self._timeouts = 0
+            self._consecutive_timeouts = 0
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         """The collector has answered."""
-        self._timeouts = 0
+        self._consecutive_timeouts = 0
 
     def close(self) -> None:
         """Close our own connection, which ends its calls."""
-        own, self._own = self._own, None
+        own, self._own_connection = self._own_connection, None
         if own is not None:
             own.channel.close()
 
-    def _open(self) -> grpc.Channel:
+    def _open_channel(self) -> grpc.Channel:
         _keep_grpc_running()
         # The name that a certificate is for; gRPC's own for a Unix socket is its path, which some servers refuse.
-        options = (*_OPTIONS, ("grpc.default_authority", "localhost")) if self._endpoint.path else _OPTIONS
+        options = (
+            (*_CHANNEL_OPTIONS, ("grpc.default_authority", "localhost")) if self._endpoint.path else _CHANNEL_OPTIONS
+        )
         if self._credentials is None:
             return grpc.insecure_channel(self._endpoint.target, options=options)
         return grpc.secure_channel(self._endpoint.target, self._credentials, options=options)
 
-    def _trace_channel(self) -> grpc.Channel | None:
+    def _find_trace_channel(self) -> grpc.Channel | None:
         """The live channel of a trace exporter that sends to our endpoint with our credentials.
 
         Credentials cannot be compared, but what both exporters make them from can.
@@ -147,23 +151,23 @@ class Connections:
         if module is None:
             return None
         transport, endpoint = self._transport, self._endpoint
-        if endpoint.secure and (
+        if endpoint.is_secure and (
             transport.certificates.files != transport.trace_certificates.files
             or transport.credential_provider != transport.trace_credential_provider
         ):
             return None
-        for exporter in span_exporters(self._tracer_provider()):
+        for exporter in iter_span_exporters(self._tracer_provider()):
             if (
                 isinstance(exporter, module.OTLPSpanExporter)
                 and getattr(exporter, "_endpoint", None) == endpoint.target
-                and uses_tls(exporter) is endpoint.secure
+                and uses_tls(exporter) is endpoint.is_secure
                 and not getattr(exporter, "_shutdown", False)
             ):
                 return getattr(exporter, "_channel", None)
         return None
 
 
-def span_exporters(provider: object | None) -> Iterator[object]:
+def iter_span_exporters(provider: object | None) -> Iterator[object]:
     """The exporters behind the span processors of an SDK `TracerProvider`."""
     pending = [getattr(provider, "_active_span_processor", None)]
     while pending:
@@ -184,36 +188,36 @@ def uses_tls(exporter: object) -> bool:
 def _credentials(transport: Transport) -> grpc.ChannelCredentials:
     if transport.credential_provider:
         try:
-            made = _provided(transport.credential_provider)
+            credentials = _load_provider_credentials(transport.credential_provider)
         except Exception as error:
             logger.warning(
                 "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER=%s is not usable: %s; certificate files are used",
-                quoted(transport.credential_provider),
-                shown(str(error)),
+                quote_redacted(transport.credential_provider),
+                redact(str(error)),
             )
         else:
-            return made
+            return credentials
     certificates = transport.certificates
-    authority, key, chain = (
-        _read(path, setting) for path, setting in zip(certificates.files, certificates.settings, strict=True)
+    ca_certificate, key, chain = (
+        _read_pem(path, setting) for path, setting in zip(certificates.files, certificates.settings, strict=True)
     )
     if (key is None) is not (chain is None):
-        _warn_of_half(certificates)
+        _warn_incomplete_certificate(certificates)
         key = chain = None
-    return grpc.ssl_channel_credentials(authority, key, chain)
+    return grpc.ssl_channel_credentials(ca_certificate, key, chain)
 
 
-def _provided(name: str) -> grpc.ChannelCredentials:
-    found: list[Any] = list(entry_points(group=_PROVIDERS, name=name))
+def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
+    found: list[Any] = list(entry_points(group=_CREDENTIAL_PROVIDER_GROUP, name=name))
     if not found:
-        raise LookupError(f"no entry point of that name in the group {_PROVIDERS}")
-    made = found[0].load()()
-    if not isinstance(made, grpc.ChannelCredentials):
-        raise TypeError(f"it makes {type(made).__name__}, not grpc.ChannelCredentials")
-    return made
+        raise LookupError(f"no entry point of that name in the group {_CREDENTIAL_PROVIDER_GROUP}")
+    credentials = found[0].load()()
+    if not isinstance(credentials, grpc.ChannelCredentials):
+        raise TypeError(f"it makes {type(credentials).__name__}, not grpc.ChannelCredentials")
+    return credentials
 
 
-def _read(path: str, setting: str) -> bytes | None:
+def _read_pem(path: str, setting: str) -> bytes | None:
     if not path:
         return None
     try:
@@ -224,11 +228,11 @@ def _read(path: str, setting: str) -> bytes | None:
         if b"-----BEGIN " in content:
             return content
         reason = "it holds no PEM data"
-    instead = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
-    logger.warning("%s=%s cannot be used: %s; %s", setting, quoted(path), reason, instead)
+    consequence = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
+    logger.warning("%s=%s cannot be used: %s; %s", setting, quote_redacted(path), reason, consequence)
     return None
 
 
-def _warn_of_half(certificates: Certificates) -> None:
+def _warn_incomplete_certificate(certificates: Certificates) -> None:
     _, key, chain = certificates.settings
     logger.warning("%s and %s go together and only one of them can be used; no client certificate is sent", key, chain)

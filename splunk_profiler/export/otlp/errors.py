@@ -1,6 +1,6 @@
 """Why an export failed, in words that say what to set; and what is to become of its batch.
 
-Runs on the exporting thread. `outcome` is pure; `probe` opens a connection or two, a few seconds at most.
+Runs on the exporting thread. `classify_error` is pure; `probe` opens a connection or two, a few seconds at most.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import Enum
 import grpc
 from google.rpc.error_details_pb2 import RetryInfo
 
-from splunk_profiler.config.otlp_transport import HEADERS, Transport
+from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING, Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.model import ExportResult, ExportStatus
 
 _CODE = grpc.StatusCode
-_RETRIED = {
+_RETRIED_CODES = {
     _CODE.ABORTED,
     _CODE.CANCELLED,
     _CODE.DATA_LOSS,
@@ -30,18 +30,20 @@ _RETRIED = {
     _CODE.UNAVAILABLE,
 }
 # As collectors say it, ours among them; and what gRPC says of a proxy that answers 413, as nginx does from 1 MiB on.
-_TOO_LARGE = re.compile(
+_TOO_LARGE_PATTERN = re.compile(
     r"larger than|too large|too big|max.?message.?size|smaller batch|http2 header with status: 413", re.I
 )
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
-_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
+_CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # with an empty SETTINGS frame
-_PROBE_S = 1.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    [0, 0, 0, 4, 0, 0, 0, 0, 0]
+)  # with an empty SETTINGS frame
+_PROBE_TIMEOUT_S = 1.0
 
 
-class Speaks(Enum):
+class ServerProtocol(Enum):
     """What a server understands."""
 
     HTTP2 = "HTTP/2 without TLS"
@@ -50,127 +52,136 @@ class Speaks(Enum):
     UNKNOWN = "nothing known"
 
 
-def worth_probing(code: grpc.StatusCode, details: str) -> bool:
+def should_probe(code: grpc.StatusCode, details: str) -> bool:
     """Whether the server was reached but not understood, so that `probe` can tell more."""
-    unreached = ("refused", "resol", "lookup", "unreachable", "No route", "timed out", "CERTIFICATE_VERIFY")
-    return code is _CODE.UNAVAILABLE and not any(word in details for word in unreached)
+    unreachable_words = ("refused", "resol", "lookup", "unreachable", "No route", "timed out", "CERTIFICATE_VERIFY")
+    return code is _CODE.UNAVAILABLE and not any(word in details for word in unreachable_words)
 
 
-def probe(endpoint: Endpoint) -> Speaks:
+def probe(endpoint: Endpoint) -> ServerProtocol:
     """Ask the server at `endpoint` what it speaks, first without TLS. Never raises."""
     try:
-        with _connected(endpoint) as connection:
-            connection.sendall(_PREFACE)
+        with _connect(endpoint) as connection:
+            connection.sendall(_HTTP2_PREFACE)
             head = b""
             while len(head) < 9 and (more := connection.recv(9 - len(head))):
                 head += more
     except OSError:
         head = b""
-    found = _recognised(head)
+    found = _detect_protocol(head)
     # Some TLS servers answer what they do not understand with silence: only a handshake shows them.
-    return Speaks.TLS if found is Speaks.UNKNOWN and not endpoint.secure and _shakes_hands(endpoint) else found
+    return (
+        ServerProtocol.TLS
+        if found is ServerProtocol.UNKNOWN and not endpoint.is_secure and _accepts_tls(endpoint)
+        else found
+    )
 
 
-def _connected(endpoint: Endpoint) -> socket.socket:
+def _connect(endpoint: Endpoint) -> socket.socket:
     if not endpoint.path:
-        return socket.create_connection(endpoint.address, timeout=_PROBE_S)
-    opened = socket.socket(socket.AF_UNIX)
+        return socket.create_connection(endpoint.address, timeout=_PROBE_TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
     try:
-        opened.settimeout(_PROBE_S)
-        opened.connect(endpoint.path)
+        sock.settimeout(_PROBE_TIMEOUT_S)
+        sock.connect(endpoint.path)
     except BaseException:
-        opened.close()
+        sock.close()
         raise
-    return opened
+    return sock
 
 
-def _recognised(head: bytes) -> Speaks:
+def _detect_protocol(head: bytes) -> ServerProtocol:
     if head.startswith(b"HTTP/1"):
-        return Speaks.HTTP1
+        return ServerProtocol.HTTP1
     if len(head) >= 3 and head[0] in (0x15, 0x16) and head[1] == 3:  # a TLS alert or handshake record
-        return Speaks.TLS
+        return ServerProtocol.TLS
     # The first frame of an HTTP/2 server is SETTINGS (type 4) on stream 0.
-    return Speaks.HTTP2 if len(head) == 9 and head[3] == 4 and head[5:] == bytes(4) else Speaks.UNKNOWN
+    return ServerProtocol.HTTP2 if len(head) == 9 and head[3] == 4 and head[5:] == bytes(4) else ServerProtocol.UNKNOWN
 
 
-def _shakes_hands(endpoint: Endpoint) -> bool:
+def _accepts_tls(endpoint: Endpoint) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # nothing is sent: whose certificate it is does not matter here
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with _connected(endpoint) as connection, context.wrap_socket(connection):
+        with _connect(endpoint) as connection, context.wrap_socket(connection):
             return True
     except OSError:  # SSLError among them
         return False
 
 
-def outcome(error: grpc.RpcError, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> ExportResult:
-    """What a failed call means for its batch; `speaks` is what `probe` found, or UNKNOWN."""
+def classify_error(
+    error: grpc.RpcError, endpoint: Endpoint, transport: Transport, protocol: ServerProtocol
+) -> ExportResult:
+    """What a failed call means for its batch; `protocol` is what `probe` found, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
-    if code in _TOO_LARGE_CODES and _TOO_LARGE.search(details):
+    if code in _TOO_LARGE_CODES and _TOO_LARGE_PATTERN.search(details):
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
         return ExportResult(
             ExportStatus.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}"
         )
-    delivery = ExportStatus.RETRY if code in _RETRIED else ExportStatus.REJECTED
-    text = _explain(code, details, endpoint, transport, speaks)
-    return ExportResult(delivery, text, _retry_after_ns(error))
+    export_status = ExportStatus.RETRY if code in _RETRIED_CODES else ExportStatus.REJECTED
+    text = _explain(code, details, endpoint, transport, protocol)
+    return ExportResult(export_status, text, _retry_after_ns(error))
 
 
-def _explain(code: grpc.StatusCode, details: str, endpoint: Endpoint, transport: Transport, speaks: Speaks) -> str:
-    where = endpoint.url
+def _explain(
+    code: grpc.StatusCode, details: str, endpoint: Endpoint, transport: Transport, protocol: ServerProtocol
+) -> str:
+    url = endpoint.url
     setting = "SPLUNK_PROFILER_LOGS_ENDPOINT" if endpoint.setting in ("", "default") else endpoint.setting
     if code is _CODE.UNAVAILABLE:
-        if found := _wrong_protocol(endpoint, speaks, setting):
+        if found := _explain_protocol(endpoint, protocol, setting):
             return found
-        if endpoint.secure and (found := _wrong_certificate(details, where, transport)):
+        if endpoint.is_secure and (found := _explain_certificate(details, url, transport)):
             return found
-        return f"no collector can be reached at {where} ({details}); start one there or set {setting}"
+        return f"no collector can be reached at {url} ({details}); start one there or set {setting}"
     hints = {
         _CODE.DEADLINE_EXCEEDED: f"no answer within {transport.timeout_s:g} s (OTEL_EXPORTER_OTLP_TIMEOUT)",
-        _CODE.UNAUTHENTICATED: f"a token belongs in {_headers_of(endpoint)}",
-        _CODE.PERMISSION_DENIED: f"a token belongs in {_headers_of(endpoint)}",
+        _CODE.UNAUTHENTICATED: f"a token belongs in {_headers_variable(endpoint)}",
+        _CODE.PERMISSION_DENIED: f"a token belongs in {_headers_variable(endpoint)}",
         _CODE.UNIMPLEMENTED: "it takes no logs over OTLP/gRPC; the collector needs a logs pipeline with an otlp"
         f" receiver (port 4317; 4318 is OTLP over HTTP), or {setting} names the wrong server",
     }
     hint = f"; {hints[code]}" if code in hints else ""
-    return f"{where} answered {code.name} ({details}){hint}"
+    return f"{url} answered {code.name} ({details}){hint}"
 
 
-def _headers_of(endpoint: Endpoint) -> str:
+def _headers_variable(endpoint: Endpoint) -> str:
     general = endpoint.setting in ("", "default", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return "OTEL_EXPORTER_OTLP_HEADERS" if general else HEADERS
+    return "OTEL_EXPORTER_OTLP_HEADERS" if general else LOGS_HEADERS_SETTING
 
 
-def _wrong_protocol(endpoint: Endpoint, speaks: Speaks, setting: str) -> str:
-    where, target = endpoint.url, endpoint.authority or endpoint.target
-    without, within = (
+def _explain_protocol(endpoint: Endpoint, protocol: ServerProtocol, setting: str) -> str:
+    url, target = endpoint.url, endpoint.authority or endpoint.target
+    plaintext_remedy, tls_remedy = (
         (f"set {setting}=http://{target}", f"set {setting}=https://{target}")
         if endpoint.authority
         else ("unset OTEL_EXPORTER_OTLP_INSECURE", "set OTEL_EXPORTER_OTLP_INSECURE=false")
     )
-    if speaks is Speaks.HTTP1:
+    if protocol is ServerProtocol.HTTP1:
+        return f"{url} speaks HTTP/1, not gRPC; set {setting} to the OTLP/gRPC port of the collector (4317 by default)"
+    if endpoint.is_secure and protocol is ServerProtocol.HTTP2:
         return (
-            f"{where} speaks HTTP/1, not gRPC; set {setting} to the OTLP/gRPC port of the collector (4317 by default)"
+            f"the collector at {target} speaks gRPC without TLS, but the endpoint {url} asks for TLS;"
+            f" {plaintext_remedy}"
         )
-    if endpoint.secure and speaks is Speaks.HTTP2:
-        return f"the collector at {target} speaks gRPC without TLS, but the endpoint {where} asks for TLS; {without}"
-    if not endpoint.secure and speaks is Speaks.TLS:
+    if not endpoint.is_secure and protocol is ServerProtocol.TLS:
         return (
-            f"the collector at {target} expects TLS, but the endpoint {where} asks for a connection without; {within}"
+            f"the collector at {target} expects TLS, but the endpoint {url} asks for a connection without; {tls_remedy}"
         )
     return ""
 
 
-def _wrong_certificate(details: str, where: str, transport: Transport) -> str:
+def _explain_certificate(details: str, url: str, transport: Transport) -> str:
     authority, key, chain = transport.certificates.settings
-    if _CERTIFICATE.search(details):
-        return f"the certificate of {where} is not trusted ({details}); set {authority} to the file of its authority"
+    if _CERTIFICATE_PATTERN.search(details):
+        return f"the certificate of {url} is not trusted ({details}); set {authority} to the file of its authority"
     if "security handshaker" in details:
-        return f"the certificates for {where} cannot be used ({details}); look at {authority}, {key} and {chain}"
+        return f"the certificates for {url} cannot be used ({details}); look at {authority}, {key} and {chain}"
     if "Socket closed" in details or "handshake" in details:
-        return f"{where} broke off ({details}); if it wants a client certificate, set {key} and {chain}"
+        return f"{url} broke off ({details}); if it wants a client certificate, set {key} and {chain}"
     return ""
 
 

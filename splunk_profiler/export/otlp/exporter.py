@@ -21,17 +21,17 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
-from splunk_profiler.export.otlp import errors as diagnosis
-from splunk_profiler.export.otlp.channel import Connection, Connections
+from splunk_profiler.export.otlp import errors
+from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.export.otlp.sample_records import Encoder
+from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.otel.spans import tracer_provider
 from splunk_profiler.system.threads import real_lock
 
-_SHORTEST_S = 0.05
+_MIN_TIMEOUT_S = 0.05
 
 
 class OtlpSink(Generic[Record]):
@@ -57,98 +57,100 @@ class OtlpSink(Generic[Record]):
         self._endpoint = endpoint
         self._transport = transport
         self._encode = encode
-        self._connections = Connections(endpoint, transport, tracer_provider, share=share_connection)
+        self._connections = ConnectionSelector(endpoint, transport, tracer_provider, share_connection=share_connection)
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
-        self._speaks = diagnosis.Speaks.UNKNOWN
-        self._probed = ""
+        self._server_protocol = errors.ServerProtocol.UNKNOWN
+        self._probed_details = ""
         self._lock = real_lock()  # guards what follows
-        self._busy = False
-        self._interrupted = False
-        self._closed = False
+        self._is_exporting = False
+        self._is_interrupted = False
+        self._is_closed = False
         self._call: Any = None
-        self._until_s: float | None = None
+        self._shutdown_deadline_s: float | None = None
 
     def export(self, batch: Batch[Record]) -> ExportResult:
         """See `Sink.export`."""
         with self._lock:
-            self._busy = True
+            self._is_exporting = True
         try:
-            outcome = self._send(self._encode(batch.records))
+            result = self._send(self._encode(batch.records))
             # A large profile is several records to a receiver.
-            return replace(outcome, rejected=min(outcome.rejected, len(batch.records)))
+            return replace(result, rejected=min(result.rejected, len(batch.records)))
         except Exception as error:
             return ExportResult(
                 ExportStatus.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
             )
         finally:
             with self._lock:
-                self._busy = self._interrupted = False
+                self._is_exporting = self._is_interrupted = False
                 self._call = None
 
-    def hurry(self, timeout_s: float) -> None:
-        """See `Sink.hurry`."""
-        self._until_s = time.monotonic() + timeout_s
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        """See `Sink.set_shutdown_deadline`."""
+        self._shutdown_deadline_s = time.monotonic() + timeout_s
 
     def interrupt(self) -> None:
         """See `Sink.interrupt`."""
         with self._lock:
-            self._interrupted = busy = self._busy
+            self._is_interrupted = is_exporting = self._is_exporting
             call = self._call
         if call is not None:
             call.cancel()
-        elif busy:
+        elif is_exporting:
             self._connections.close()
 
     def shutdown(self) -> None:
         """See `Sink.shutdown`."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             call = self._call
         if call is not None:
             call.cancel()
         self._connections.close()
 
     def _send(self, message: bytes) -> ExportResult:
-        renewed = False
+        has_reconnected = False
         while True:
             # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
-            may_share = self._until_s is not None or threading.main_thread().is_alive()
-            connection = self._connections.pick(may_share=may_share)
-            if self._closed or self._interrupted:  # asked with the connection open: who ends us now will find it
-                if self._closed:
+            may_share = self._shutdown_deadline_s is not None or threading.main_thread().is_alive()
+            connection = self._connections.choose_connection(may_share=may_share)
+            if self._is_closed or self._is_interrupted:  # asked with the connection open: who ends us now will find it
+                if self._is_closed:
                     self._connections.close()
-                return self._ended_early()
+                return self._interrupted_result()
             try:
                 response = self._exchange(connection, message)
             except grpc.FutureCancelledError:
-                return self._ended_early()
+                return self._interrupted_result()
             except ValueError as error:  # gRPC's word for a channel that somebody has closed
-                self._connections.failed(connection, timed_out=False)
-                if connection.shared:
+                self._connections.record_failure(connection, timed_out=False)
+                if connection.is_shared:
                     continue
                 return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
                 timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if self._closed or self._interrupted or (timed_out and self._until_s is not None):
-                    return self._ended_early()
-                lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                if timed_out or lost:
-                    self._connections.failed(connection, timed_out=timed_out)
-                if lost and connection.shared:
+                if self._is_closed or self._is_interrupted or (timed_out and self._shutdown_deadline_s is not None):
+                    return self._interrupted_result()
+                is_unreachable = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                if timed_out or is_unreachable:
+                    self._connections.record_failure(connection, timed_out=timed_out)
+                if is_unreachable and connection.is_shared:
                     continue  # the trace exporter's connection is not the only way to the collector
-                if lost and self._until_s is not None and not renewed:
-                    renewed = True  # the last chance: a connection that did not work pauses, a new one tries at once
+                if is_unreachable and self._shutdown_deadline_s is not None and not has_reconnected:
+                    has_reconnected = (
+                        True  # the last chance: a connection that did not work pauses, a new one tries at once
+                    )
                     self._connections.close()
                     continue
-                return diagnosis.outcome(error, self._endpoint, self._transport, self._what_it_speaks(error))
-            self._connections.worked()
-            self._probed = ""
+                return errors.classify_error(error, self._endpoint, self._transport, self._probe_protocol(error))
+            self._connections.record_success()
+            self._probed_details = ""
             partial = response.partial_success
             return ExportResult(
                 ExportStatus.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0)
             )
 
-    def _ended_early(self) -> ExportResult:
+    def _interrupted_result(self) -> ExportResult:
         return ExportResult(
             ExportStatus.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended"
         )
@@ -159,44 +161,46 @@ class OtlpSink(Generic[Record]):
             "metadata": self._transport.headers,
             "compression": self._compression,  # of this call: a shared connection has its owner's
         }
-        if self._until_s is not None:
-            options["timeout"] = min(max(self._until_s - time.monotonic(), _SHORTEST_S), options["timeout"])
-        with _uninstrumented():
-            if not connection.shared or self._until_s is not None:
+        if self._shutdown_deadline_s is not None:
+            options["timeout"] = min(
+                max(self._shutdown_deadline_s - time.monotonic(), _MIN_TIMEOUT_S), options["timeout"]
+            )
+        with _suppress_instrumentation():
+            if not connection.is_shared or self._shutdown_deadline_s is not None:
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
             with self._lock:
                 self._call = call
-                unwanted = self._interrupted or self._closed
-            if unwanted:
+                is_cancelled = self._is_interrupted or self._is_closed
+            if is_cancelled:
                 call.cancel()
             return call.result()
 
-    def _what_it_speaks(self, error: grpc.RpcError) -> diagnosis.Speaks:
+    def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:
         """What the server answers without TLS; asked once for each way in which it does not work."""
         details = error.details() or ""
-        if not diagnosis.worth_probing(error.code(), details):
-            return diagnosis.Speaks.UNKNOWN
-        if details != self._probed:
-            self._probed = details
-            self._speaks = diagnosis.probe(self._endpoint)
-        return self._speaks
+        if not errors.should_probe(error.code(), details):
+            return errors.ServerProtocol.UNKNOWN
+        if details != self._probed_details:
+            self._probed_details = details
+            self._server_protocol = errors.probe(self._endpoint)
+        return self._server_protocol
 
 
-def open_sink(opening: SinkContext) -> OtlpSink[Any]:
+def open_sink(context: SinkContext) -> OtlpSink[Any]:
     """The sink for a `Collector`."""
-    resolved, endpoint = opening.resolved, opening.resolved.endpoint
+    resolved, endpoint = context.resolved, context.resolved.endpoint
     assert endpoint is not None
     encode: Callable[[Sequence[Any]], bytes]
-    if resolved.config.aggregates:
-        encode = ProfileEncoder(opening.resource, opening.provenance).encode
+    if resolved.config.sends_profiles:
+        encode = ProfileEncoder(context.resource, context.classifier).encode
     else:
-        encode = Encoder(opening.resource, body).encode
-    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=opening.share_connection)
+        encode = SampleEncoder(context.resource, body).encode
+    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=context.share_connection)
 
 
 @contextmanager
-def _uninstrumented() -> Iterator[None]:
+def _suppress_instrumentation() -> Iterator[None]:
     """Keep gRPC instrumentation from tracing our own exports."""
     token = otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
     try:

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.sample_records import (
-    DATA_TYPE,
-    SOURCE,
-    Envelope,
+    DATA_TYPE_ATTRIBUTE,
+    SOURCE_ATTRIBUTE,
+    RequestBuilder,
     Resource,
     attributes,
     record_template,
 )
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import DataType, Profile, Source
-from splunk_profiler.system.threads import let_others_run
+from splunk_profiler.model import DataType, InstrumentationSource, Profile
+from splunk_profiler.system.threads import yield_gil
 
-FORMAT = "pprof-gzip-base64"
+DATA_FORMAT = "pprof-gzip-base64"
 
 
 class ProfileEncoder:
@@ -30,32 +30,34 @@ class ProfileEncoder:
 
     Args:
         resource: the resource of the process, asked for with each batch.
-        provenance: whose code is in which file.
+        classifier: whose code is in which file.
         time_ns: the time of day, for when a record was handed over.
     """
 
     def __init__(
         self,
         resource: Callable[[], Resource],
-        provenance: CodeClassifier | None = None,
+        classifier: CodeClassifier | None = None,
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._envelope = Envelope(resource)
-        self._provenance = provenance or CodeClassifier()
+        self._request_builder = RequestBuilder(resource)
+        self._classifier = classifier or CodeClassifier()
         self._time_ns = time_ns
         self._templates = {
-            (source, data_type): record_template(FORMAT, {SOURCE: source.value, DATA_TYPE: data_type.value})
-            for source in Source
+            (source, data_type): record_template(
+                DATA_FORMAT, {SOURCE_ATTRIBUTE: source.value, DATA_TYPE_ATTRIBUTE: data_type.value}
+            )
+            for source in InstrumentationSource
             for data_type in DataType
         }
 
     def encode(self, profiles: Iterable[Profile]) -> bytes:
         """One request with the records of each of `profiles`, in their order."""
-        request, add = self._envelope.request()
+        request, add = self._request_builder.request()
         observed_ns = self._time_ns()
-        origin_of = self._provenance.up_to_date(let_others_run)
+        origin_of = self._classifier.refresh(yield_gil)
         for profile in profiles:
-            for part in pprof.parts(profile, pause=let_others_run, origin_of=origin_of):
+            for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
                 record = add()
                 record.CopyFrom(self._templates[profile.source, profile.data_type])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))

@@ -15,15 +15,15 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from splunk_profiler.model import DataType, Sample, Source
-from splunk_profiler.system.threads import let_others_run
+from splunk_profiler.model import DataType, InstrumentationSource, Sample
+from splunk_profiler.system.threads import yield_gil
 
 _NAME = "otel.profiling"
 _SCOPE_VERSION = "0.1.0"
-SOURCE = "profiling.instrumentation.source"
-DATA_TYPE = "profiling.data.type"
+SOURCE_ATTRIBUTE = "profiling.instrumentation.source"
+DATA_TYPE_ATTRIBUTE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
-_SLICE = 64  # records between two offers of the GIL
+_RECORDS_PER_YIELD = 64  # records between two offers of the GIL
 
 
 class Resource(Protocol):
@@ -38,7 +38,7 @@ class Resource(Protocol):
         """The conventions that the attributes follow."""
 
 
-class Envelope:
+class RequestBuilder:
     """What all records of a request have around them.
 
     Args:
@@ -47,28 +47,28 @@ class Envelope:
 
     def __init__(self, resource: Callable[[], Resource]) -> None:
         self._resource = resource
-        self._encoded: tuple[Resource, bytes] | None = None
+        self._encoded_resource: tuple[Resource, bytes] | None = None
 
     def request(self) -> tuple[ExportLogsServiceRequest, Callable[[], LogRecord]]:
         """A request, and a function that adds a record to it."""
         request = ExportLogsServiceRequest()
         group = request.resource_logs.add()
-        group.MergeFromString(self._head())
+        group.MergeFromString(self._encode_resource())
         return request, group.scope_logs[0].log_records.add
 
-    def _head(self) -> bytes:
+    def _encode_resource(self) -> bytes:
         """Resource and scope; a resource is immutable and has to be encoded once only."""
         resource = self._resource()
-        if self._encoded is None or self._encoded[0] is not resource:
+        if self._encoded_resource is None or self._encoded_resource[0] is not resource:
             head = ResourceLogs(
                 resource=ResourceMessage(attributes=attributes(resource.attributes)), schema_url=resource.schema_url
             )
             head.scope_logs.add(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
-            self._encoded = (resource, bytes(head.SerializeToString()))
-        return self._encoded[1]
+            self._encoded_resource = (resource, bytes(head.SerializeToString()))
+        return self._encoded_resource[1]
 
 
-class Encoder:
+class SampleEncoder:
     """Encodes samples; keeps what was encoded once.
 
     Args:
@@ -83,18 +83,18 @@ class Encoder:
         body: Callable[[Sample], str],
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._envelope = Envelope(resource)
+        self._request_builder = RequestBuilder(resource)
         self._body = body
         self._time_ns = time_ns
-        self._templates: dict[tuple[int, bool, Source], LogRecord] = {}
+        self._templates: dict[tuple[int, bool, InstrumentationSource], LogRecord] = {}
 
     def encode(self, samples: Iterable[Sample]) -> bytes:
         """One request with a record for each of `samples`, in their order."""
-        request, add = self._envelope.request()
+        request, add = self._request_builder.request()
         observed_ns = self._time_ns()
         for number, sample in enumerate(samples, 1):
-            if number % _SLICE == 0:
-                let_others_run()
+            if number % _RECORDS_PER_YIELD == 0:
+                yield_gil()
             record = add()
             record.CopyFrom(self._template(sample))
             record.time_unix_nano = sample.time_ns
@@ -107,7 +107,7 @@ class Encoder:
             try:
                 record.body.string_value = text
             except UnicodeEncodeError:
-                record.body.string_value = _sendable(text)
+                record.body.string_value = _escape_surrogates(text)
         message: bytes = request.SerializeToString()
         return message
 
@@ -119,23 +119,23 @@ class Encoder:
         return template
 
 
-def _template(period_ns: int, truncated: bool, source: Source) -> LogRecord:
+def _template(period_ns: int, truncated: bool, source: InstrumentationSource) -> LogRecord:
     found: dict[str, Any] = {"source.event.period": max(period_ns // 1_000_000, 1)}
     if truncated:
         found["thread.stack.truncated"] = True
-    if source is not Source.CONTINUOUS:
-        found[SOURCE] = source.value
+    if source is not InstrumentationSource.CONTINUOUS:
+        found[SOURCE_ATTRIBUTE] = source.value
     return record_template("text", found)
 
 
-def record_template(data_format: str, more: Mapping[str, Any]) -> LogRecord:
-    """A record with the attributes that profiles in this format have, and with `more`, which goes before them."""
-    of_profiles = {
+def record_template(data_format: str, extra_attributes: Mapping[str, Any]) -> LogRecord:
+    """A record with `extra_attributes`, then the attributes that profiles in this format have."""
+    common_attributes = {
         "com.splunk.sourcetype": _NAME,
-        DATA_TYPE: DataType.CPU.value,
+        DATA_TYPE_ATTRIBUTE: DataType.CPU.value,
         "profiling.data.format": data_format,
     }
-    record = LogRecord(attributes=attributes({**of_profiles, **more}))
+    record = LogRecord(attributes=attributes({**common_attributes, **extra_attributes}))
     if "event_name" in LogRecord.DESCRIPTOR.fields_by_name:  # its predecessor `name` is a reserved number
         record.event_name = _NAME
     return record
@@ -143,10 +143,10 @@ def record_template(data_format: str, more: Mapping[str, Any]) -> LogRecord:
 
 def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     """Attributes as messages; values of types that OpenTelemetry does not know are sent as their text."""
-    return [KeyValue(key=_sendable(key), value=_value(value)) for key, value in values.items()]
+    return [KeyValue(key=_escape_surrogates(key), value=_to_any_value(value)) for key, value in values.items()]
 
 
-def _value(value: Any) -> AnyValue:
+def _to_any_value(value: Any) -> AnyValue:
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int) and -_MAX_INT64 <= value <= _MAX_INT64:
@@ -156,10 +156,10 @@ def _value(value: Any) -> AnyValue:
     if isinstance(value, bytes):
         return AnyValue(bytes_value=value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))
-    return AnyValue() if value is None else AnyValue(string_value=_sendable(str(value)))
+        return AnyValue(array_value=ArrayValue(values=[_to_any_value(item) for item in value]))
+    return AnyValue() if value is None else AnyValue(string_value=_escape_surrogates(str(value)))
 
 
-def _sendable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """`text` with what UTF-8 cannot carry (lone surrogates: undecodable bytes of a file name) written out."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

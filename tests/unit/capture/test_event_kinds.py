@@ -16,8 +16,8 @@ from profile_schema import decode
 
 from splunk_profiler.capture import events
 from splunk_profiler.capture.events import EventSources, make_sources
-from splunk_profiler.capture.events.collector import GC
-from splunk_profiler.capture.events.interface import EventSource, Registered
+from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.interface import EventSource, RegisteredSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
@@ -35,7 +35,7 @@ from splunk_profiler.model import (
     ValueType,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator, Bounds
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawEvent
 
@@ -88,13 +88,13 @@ def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_c
     ticker: Ticker,
 ) -> None:
     objects = Objects()
-    sources = make_sources(PROFILES, ticker, native=True, registered=(*events.REGISTERED, registered(objects)))
+    sources = make_sources(PROFILES, ticker, native=True, registered=(*events.REGISTERED_SOURCES, registered(objects)))
     sources.start()
     objects.make("page", 3, 4096)
     objects.make("row", 2, 100)
     sources.stop()
     objects.make("late", 1, 1)
-    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), 1)
+    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
     samples = capture.event_samples(sources.drain())
     (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
     assert (timer_type, own_type) == ("cpu", "allocation")
@@ -124,14 +124,14 @@ def test_where_only_events_of_another_data_type_were_there_is_no_profile_of_cpu(
 
 def test_an_event_of_a_kind_that_nobody_has_announced_brings_its_values_along() -> None:
     (profile,) = profiles_of(sample(), sample(1, Event(LOCKS, (), 2, 64)))
-    assert profile.kinds == (GC, LOCKS)
+    assert profile.kinds == (GC_KIND, LOCKS)
     ((_, message),) = records([profile])
     assert [[*each.value][3:] for each in message.sample] == [[0, 0, 0, 0], [0, 0, 2, 64]]
 
 
 def test_the_values_of_all_kinds_of_a_data_type_are_in_each_of_its_profiles() -> None:
-    found = profiles_of(sample(), sample(1, Event(KIND, (), 2, 64)), kinds=(LOCKS, KIND, GC))
-    assert [profile.kinds for profile in found] == [(LOCKS, GC), (KIND,)]
+    found = profiles_of(sample(), sample(1, Event(KIND, (), 2, 64)), kinds=(LOCKS, KIND, GC_KIND))
+    assert [profile.kinds for profile in found] == [(LOCKS, GC_KIND), (KIND,)]
 
 
 def test_labels_that_were_dropped_are_counted_where_the_samples_are() -> None:
@@ -196,7 +196,7 @@ def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
 
     objects = Objects()
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
-        there = (Registered(LOCKS, fail), registered(objects))
+        there = (RegisteredSource(LOCKS, fail), registered(objects))
         sources = make_sources(PROFILES, ticker, native=True, registered=there)
     sources.start()
     objects.make("page", 1, 1)
@@ -208,7 +208,7 @@ def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
 
 def test_kinds_have_different_names_and_so_have_their_values() -> None:
     kinds = events.registered_kinds()
-    assert GC in kinds
+    assert GC_KIND in kinds
     assert len({kind.name for kind in kinds} | {"timer"}) == len(kinds) + 1
     values = [each.name for kind in kinds for each in (kind.count, kind.amount)]
     assert len({*values, "samples", "wall", "cpu"}) == len(values) + 3

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from splunk_profiler.capture.events import EventSources, make_sources
-from splunk_profiler.capture.events.collector import CollectorEvents
+from splunk_profiler.capture.events.collector import GcEventSource
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, Frame, Sample, Stack
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawCollection
-from splunk_profiler.system.threads import Worker, living_threads
+from splunk_profiler.system.threads import Worker, active_threads
 
 NEVER_NS = 1 << 62
 MOST_KEPT, FOR_LONG, LONG_NS = 256, 64, 10_000_000
@@ -47,7 +47,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     if choice.name != request.param:
         pytest.skip(f"no native walker: {choice.reason}")
 
-    def native(distance_ns: int = 0, max_depth: int = 100) -> Ticker:
+    def native(min_interval_ns: int = 0, max_depth: int = 100) -> Ticker:
         from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
 
         ticker: Ticker = _walker.Ticker(
@@ -57,12 +57,12 @@ def make(request: pytest.FixtureRequest) -> Make:
             make_frame=Symbolizer().frame,
             make_stack=Stack,
             ring_size=4,
-            collection_distance_ns=distance_ns,
-            threads=living_threads(),
+            min_collection_interval_ns=min_interval_ns,
+            threads=active_threads(),
         )
         return ticker
 
-    def portable(distance_ns: int = 0, max_depth: int = 100) -> Ticker:
+    def portable(min_interval_ns: int = 0, max_depth: int = 100) -> Ticker:
         return PortableTicker(
             context_of=lambda _: None,
             max_depth=max_depth,
@@ -70,7 +70,7 @@ def make(request: pytest.FixtureRequest) -> Make:
             make_stack=Stack,
             ring_size=4,
             collections=CollectionLog(
-                partial(context.get, None), partial(labels.get, None), max_depth, distance_ns=distance_ns
+                partial(context.get, None), partial(labels.get, None), max_depth, min_interval_ns=min_interval_ns
             ),
         )
 
@@ -86,7 +86,7 @@ def only_wanted_collections() -> Iterator[None]:
 
 def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RawCollection]:
     """What is kept of the collections that `work` has."""
-    events = CollectorEvents(ticker)
+    events = GcEventSource(ticker)
     events.start()
     try:
         work()
@@ -127,7 +127,7 @@ def test_a_collection_is_seen_on_its_thread_with_its_stack_context_and_labels(ma
     for seen, name, value in ((first, "one", thing), (second, "two", other)):
         assert functions(seen)[0] == "checkout"
         assert (seen.thread.labels, seen.thread.context, seen.thread.ident) == (name, value, idents[name])
-        assert (seen.generation, seen.stands_for) == (2, 1)
+        assert (seen.generation, seen.collection_count) == (2, 1)
         assert seen.duration_ns > 0
     assert first.time_ns <= second.time_ns
     assert ticker.drain_collections() == []
@@ -171,19 +171,19 @@ def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the
     ticker = make()
     kept = noticed(ticker, partial(collect_often, 5_000))
     most_short = MOST_KEPT - FOR_LONG
-    assert [seen.stands_for for seen in kept[:most_short]] == [1] * most_short
+    assert [seen.collection_count for seen in kept[:most_short]] == [1] * most_short
     assert all(seen.duration_ns >= LONG_NS for seen in kept[most_short:])  # on a busy machine one may be
     (late,) = noticed(ticker, partial(collect_often, 1))
-    assert late.stands_for == 5_001 - sum(seen.stands_for for seen in kept)
+    assert late.collection_count == 5_001 - sum(seen.collection_count for seen in kept)
 
 
 def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) -> None:
     ticker = make()
 
     def long_one() -> None:
-        ticker.note_collection("start", {"generation": 2})
+        ticker.on_gc_event("start", {"generation": 2})
         time.sleep(1.5 * LONG_NS / 1e9)  # as long as the collector is at work
-        ticker.note_collection("stop", {"generation": 2})
+        ticker.on_gc_event("stop", {"generation": 2})
 
     def work() -> None:
         collect_often(1_000)
@@ -193,7 +193,7 @@ def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) 
     kept = [seen for seen in noticed(ticker, work) if seen.generation == 2]
     assert 1 <= len(kept) <= FOR_LONG
     assert all(functions(seen)[0] == "long_one" for seen in kept)
-    assert [seen.stands_for for seen in kept] == [1] * len(kept)
+    assert [seen.collection_count for seen in kept] == [1] * len(kept)
     assert len(kept) >= FOR_LONG - 5  # on a busy machine some of the others may have taken long
 
 
@@ -208,7 +208,7 @@ def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
         collect_often(50)
 
     kept = noticed(ticker, work)
-    assert [(seen.generation, seen.stands_for) for seen in kept if seen.generation == 2] == [(2, 1)]
+    assert [(seen.generation, seen.collection_count) for seen in kept if seen.generation == 2] == [(2, 1)]
     assert 1 <= len([seen for seen in kept if seen.generation == 0]) < 50
 
 
@@ -221,16 +221,16 @@ def test_frames_beyond_the_depth_are_left_out_at_the_root_and_that_is_said(make:
 
 def test_an_end_without_a_beginning_and_generations_that_nobody_knows_are_none(make: Make) -> None:
     ticker = make()
-    ticker.note_collection("stop", {"generation": 0})
+    ticker.on_gc_event("stop", {"generation": 0})
     for info in ({"generation": 3}, {"generation": -1}, {}):
-        ticker.note_collection("start", info)
-        ticker.note_collection("stop", info)
+        ticker.on_gc_event("start", info)
+        ticker.on_gc_event("stop", info)
     assert ticker.drain_collections() == []
 
 
 def test_a_stopped_ticker_keeps_none_and_gives_out_what_it_has(make: Make) -> None:
     ticker = make()
-    noticed_before = CollectorEvents(ticker)
+    noticed_before = GcEventSource(ticker)
     noticed_before.start()
     gc.collect()
     ticker.stop()
@@ -250,7 +250,7 @@ def test_what_a_collection_had_in_its_hands_is_given_up(make: Make) -> None:
         context.set(None)
         labels.set(None)
 
-    events = CollectorEvents(ticker)
+    events = GcEventSource(ticker)
     events.start()
     thread = threading.Thread(target=work, args=(thing,))
     del thing
@@ -273,7 +273,7 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
     def leave_garbage() -> weakref.ref[Thing]:
         ticker, thing = make(), Thing()
-        events = CollectorEvents(ticker)
+        events = GcEventSource(ticker)
         events.start()
         thread = threading.Thread(target=work, args=([ticker, thing],))
         thread.start()
@@ -290,12 +290,12 @@ def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list
     """What becomes of the collections that `work` has."""
     capture = SnapshotBuilder(
         lambda _: None,
-        make_watch(native=False),
+        make_idle_tracker(native=False),
         1,
         labels_of=lambda found: found,
         **settings,
     )
-    events = CollectorEvents(ticker)
+    events = GcEventSource(ticker)
     events.start()
     try:
         work()
@@ -316,15 +316,15 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
     ticker.drain(0)
     (sample,) = sampled(ticker, partial(collect_often, 1))
     assert sample.thread.stack.frames[0].function == "collect_often"
-    assert (sample.thread.wall_spent_ns, sample.thread.cpu_spent_ns) == (0, 0)
+    assert (sample.thread.wall_delta_ns, sample.thread.cpu_delta_ns) == (0, 0)
     assert sample.event is not None
     assert sample.event.amount > 0
 
 
 def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
     ticker = make()
-    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), 1)
-    events = CollectorEvents(ticker)
+    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
+    events = GcEventSource(ticker)
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -376,7 +376,7 @@ def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     (seen,) = events.drain()
     assert isinstance(seen.event, Event)
     assert (seen.event.kind.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
-    gc.callbacks.remove(ticker.note_collection)  # somebody has cleared the list
+    gc.callbacks.remove(ticker.on_gc_event)  # somebody has cleared the list
     events.stop()
     events.stop()
     assert gc.callbacks == before
@@ -393,7 +393,7 @@ def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobod
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     failures = [LookupError("once")]
 
-    def labels_here() -> None:
+    def current_labels() -> None:
         if failures:
             raise failures.pop()
 
@@ -403,13 +403,13 @@ def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobod
         make_frame=lambda code, *_: Frame("", code.co_name, "", 1),
         make_stack=Stack,
         ring_size=4,
-        collections=CollectionLog(labels_here=labels_here, distance_ns=0),
+        collections=CollectionLog(current_labels=current_labels, min_interval_ns=0),
     )
-    events = CollectorEvents(ticker)
+    events = GcEventSource(ticker)
     events.start()
     collect_often(3)
     events.stop()
     with pytest.raises(LookupError, match="once"):
         ticker.drain_collections()
-    assert [seen.stands_for for seen in ticker.drain_collections()] == [2, 1]
+    assert [seen.collection_count for seen in ticker.drain_collections()] == [2, 1]
     assert said == []

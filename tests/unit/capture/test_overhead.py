@@ -29,7 +29,7 @@ class Work:
     def __init__(
         self, configured_ms: int, limit: float, cost_ms: Load, *, each_ten_seconds_ms: float = 0, always: float = 0
     ) -> None:
-        self.pacer = OverheadLimiter(configured_ms * MS, limit)
+        self.limiter = OverheadLimiter(configured_ms * MS, limit)
         self._cost_ms = cost_ms
         self._sent_ms = each_ten_seconds_ms
         self._always = always
@@ -41,14 +41,14 @@ class Work:
         """Let some time pass; the part of a core that was used in it."""
         began_ns, spent_ns = self._now_ns, self._spent_ns
         while self._now_ns < began_ns + seconds * S:
-            period_ns = self.pacer.period_ns
+            period_ns = self.limiter.period_ns
             sent = (self._now_ns + period_ns) // (10 * S) - self._now_ns // (10 * S)
             self._now_ns += period_ns
             self._spent_ns += (
                 self._cost_ms(self._now_ns / S) * MS + sent * self._sent_ms * MS + self._always * period_ns
             )
-            assert self.pacer.advance(self._now_ns, int(self._spent_ns)) == self.pacer.period_ns
-            self.periods_ms.append(self.pacer.period_ns / MS)
+            assert self.limiter.update_period(self._now_ns, int(self._spent_ns)) == self.limiter.period_ns
+            self.periods_ms.append(self.limiter.period_ns / MS)
         return (self._spent_ns - spent_ns) / (self._now_ns - began_ns)
 
 
@@ -75,16 +75,16 @@ def test_what_takes_too_much_is_stretched_within_seconds_to_what_fits_and_stays_
 def test_a_little_too_much_is_stretched_a_little() -> None:
     work = Work(1000, 0.02, lambda _: 22.0)
     work.go_on(300)
-    assert work.pacer.period_ns in range(1100 * MS, 1400 * MS)
+    assert work.limiter.period_ns in range(1100 * MS, 1400 * MS)
     assert work.go_on(300) <= 0.02
 
 
 def test_the_configured_distance_is_back_when_the_load_has_gone() -> None:
     work = Work(1, 0.02, lambda second: 0.6 if second < 60 else 0.01)
     work.go_on(60)
-    assert work.pacer.is_stretched
+    assert work.limiter.is_stretched
     work.go_on(30)
-    assert not work.pacer.is_stretched
+    assert not work.limiter.is_stretched
     work.periods_ms.clear()
     assert work.go_on(60) <= 0.02
     assert set(work.periods_ms) == {1.0}
@@ -94,11 +94,11 @@ def test_both_rhythms_are_stretched_under_load_and_come_back() -> None:
     configured = Periods(1_000 * MS, 10 * MS)
     work = Work(1000, 0.02, lambda second: 50.0 if second < 130 else 2.0)
     work.go_on(120)
-    stretched = configured.stretched(work.pacer.period_ns)
+    stretched = configured.stretched(work.limiter.period_ns)
     assert stretched.all_ns > 2_500 * MS
     assert stretched.focused_ns * 100 == stretched.all_ns
     work.go_on(300)
-    assert configured.stretched(work.pacer.period_ns) == configured
+    assert configured.stretched(work.limiter.period_ns) == configured
 
 
 def test_a_load_that_comes_and_goes_does_not_make_it_exceed_the_limit_on_the_average() -> None:
@@ -110,10 +110,10 @@ def test_a_load_that_comes_and_goes_does_not_make_it_exceed_the_limit_on_the_ave
 def test_what_nothing_can_be_done_about_ends_at_a_minute() -> None:
     work = Work(10, 0.02, lambda _: 0.05, always=0.05)
     work.go_on(3600)
-    assert work.pacer.period_ns == 60 * S
+    assert work.limiter.period_ns == 60 * S
     longer = Work(120_000, 0.02, lambda _: 10_000.0)
     longer.go_on(3600)
-    assert longer.pacer.period_ns == 120 * S
+    assert longer.limiter.period_ns == 120 * S
 
 
 def test_distances_are_few_and_whole_milliseconds() -> None:
@@ -124,24 +124,24 @@ def test_distances_are_few_and_whole_milliseconds() -> None:
 
 
 def test_the_cpu_time_need_not_be_read_at_each_snapshot() -> None:
-    pacer = OverheadLimiter(MS, 0.02)
-    assert pacer.is_due(0)
-    pacer.advance(0, 0)
-    assert not pacer.is_due(S - 1)
-    assert pacer.is_due(S)
+    limiter = OverheadLimiter(MS, 0.02)
+    assert limiter.is_due(0)
+    limiter.update_period(0, 0)
+    assert not limiter.is_due(S - 1)
+    assert limiter.is_due(S)
 
 
 def test_where_snapshots_are_far_apart_nothing_is_made_of_the_time_between_two() -> None:
-    pacer = OverheadLimiter(10 * S, 0.02)
-    pacer.advance(0, 0)
-    assert not pacer.is_due(8 * S)
-    assert pacer.is_due(10 * S - MS)
+    limiter = OverheadLimiter(10 * S, 0.02)
+    limiter.update_period(0, 0)
+    assert not limiter.is_due(8 * S)
+    assert limiter.is_due(10 * S - MS)
 
 
 def test_cpu_time_that_seems_to_go_back_harms_nothing() -> None:
-    pacer = OverheadLimiter(1000 * MS, 0.02)
+    limiter = OverheadLimiter(1000 * MS, 0.02)
     for second in range(60):
-        assert pacer.advance(second * S, (60 - second) * MS) == S
+        assert limiter.update_period(second * S, (60 - second) * MS) == S
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,9 +10,9 @@ import pytest
 from running_ticker import running
 
 from splunk_profiler.capture.overhead import OverheadLimiter
-from splunk_profiler.capture.sampler import Limit, Sampler
-from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.capture.sampler import OverheadLimit, Sampler
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawSnapshot
 
@@ -27,7 +27,7 @@ _NATIVE = pytest.mark.skipif(
 
 @pytest.fixture(params=[pytest.param("native", marks=_NATIVE), "portable"])
 def ticker(request: pytest.FixtureRequest) -> Ticker:
-    return make_ticker(Choice(request.param, "asked for by the test"), None, lambda _: None, 64)
+    return make_ticker(WalkerChoice(request.param, "asked for by the test"), None, lambda _: None, 64)
 
 
 def test_a_snapshot_says_the_distance_of_its_deadline(ticker: Ticker) -> None:
@@ -38,7 +38,7 @@ def test_a_snapshot_says_the_distance_of_its_deadline(ticker: Ticker) -> None:
         while len(seen) < 5:
             seen += [raw.period_ns for raw in ticker.drain(LONG_NS)]
         assert set(seen) == {5 * MS}
-        ticker.pace(7 * MS)
+        ticker.set_periods(7 * MS)
         while seen.count(7 * MS) < 5:
             seen += [raw.period_ns for raw in ticker.drain(LONG_NS)]
     assert seen == sorted(seen)
@@ -50,7 +50,7 @@ def test_a_shorter_distance_counts_from_the_last_deadline_and_not_after_the_next
     with running(ticker, HOUR_NS):
         drained: list[RawSnapshot] = []
         while not drained:  # the first calls may come before it runs
-            ticker.pace(2 * MS)
+            ticker.set_periods(2 * MS)
             drained += ticker.drain(10 * MS)
     assert drained[0].period_ns == 2 * MS
 
@@ -58,13 +58,13 @@ def test_a_shorter_distance_counts_from_the_last_deadline_and_not_after_the_next
 @_NATIVE
 @pytest.mark.parametrize("period_ns", [0, -1, 86_401 * 1_000 * MS])
 def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
-    ticker = make_ticker(Choice("native", ""), None, lambda _: None, 64)
+    ticker = make_ticker(WalkerChoice("native", ""), None, lambda _: None, 64)
     with pytest.raises(ValueError, match="period_ns"):
-        ticker.pace(period_ns)
+        ticker.set_periods(period_ns)
 
 
 def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
-    capture = SnapshotBuilder(lambda _: None, make_watch(native=False), HOUR_NS, include_internal=True)
+    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), HOUR_NS, include_internal=True)
     with running(ticker, 3 * MS):
         (first, *_) = ticker.drain(LONG_NS)
     snapshot = capture.snapshot(first)
@@ -74,7 +74,9 @@ def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
 def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: SimpleQueue[int] = SimpleQueue()
-    sampler = Sampler(ticker, 2 * MS, handled.put, Limit(OverheadLimiter(2 * MS, 0.02), time.monotonic_ns, changed.put))
+    sampler = Sampler(
+        ticker, 2 * MS, handled.put, OverheadLimit(OverheadLimiter(2 * MS, 0.02), time.monotonic_ns, changed.put)
+    )
     sampler.start()
     period_ns = changed.get(timeout=60)
     assert period_ns > 2 * MS
@@ -86,7 +88,9 @@ def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(tic
 def test_a_sampler_that_keeps_to_its_limit_is_left_alone(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: list[int] = []
-    sampler = Sampler(ticker, 100 * MS, handled.put, Limit(OverheadLimiter(100 * MS, 1.0), lambda: 0, changed.append))
+    sampler = Sampler(
+        ticker, 100 * MS, handled.put, OverheadLimit(OverheadLimiter(100 * MS, 1.0), lambda: 0, changed.append)
+    )
     sampler.start()
     assert {handled.get(timeout=60).period_ns for _ in range(15)} == {100 * MS}
     assert sampler.stop(60)

@@ -19,9 +19,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext
 from running_ticker import running
 
 from splunk_profiler.capture.overhead import OverheadLimiter
-from splunk_profiler.capture.sampler import Limit, Sampler
+from splunk_profiler.capture.sampler import OverheadLimit, Sampler
 from splunk_profiler.capture.schedule import NEVER_NS, Schedule, Tick, TraceFilter
-from splunk_profiler.capture.walker import Choice, Ticker, make_ticker
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.otel import spans
 from splunk_profiler.raw import Periods, RawSnapshot
 
@@ -38,73 +38,73 @@ _NATIVE = pytest.mark.skipif(
 
 
 def test_without_traces_there_are_deadlines_of_all_threads_only() -> None:
-    rhythm = Schedule(1_000, Periods(100, 10))
-    assert rhythm.next_ns(1_000, focused=False) == 1_100
-    assert rhythm.take(1_103) == Tick(1_100, 100, focused=False, skipped=0)
-    assert rhythm.next_ns(1_103, focused=False) == 1_200
+    schedule = Schedule(1_000, Periods(100, 10))
+    assert schedule.next_deadline_ns(1_000, is_focus_active=False) == 1_100
+    assert schedule.pop_tick(1_103) == Tick(1_100, 100, is_focused=False, skipped=0)
+    assert schedule.next_deadline_ns(1_103, is_focus_active=False) == 1_200
 
 
 def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> None:
-    rhythm, now_ns, seen = Schedule(0, Periods(35, 10)), 0, []
+    schedule, now_ns, seen = Schedule(0, Periods(35, 10)), 0, []
     while now_ns < 105:
-        now_ns = rhythm.next_ns(now_ns, focused=True)
-        seen.append((rhythm.take(now_ns).focused, now_ns))
-    of_all = [at_ns for focused, at_ns in seen if not focused]
+        now_ns = schedule.next_deadline_ns(now_ns, is_focus_active=True)
+        seen.append((schedule.pop_tick(now_ns).is_focused, now_ns))
+    of_all = [at_ns for is_focused, at_ns in seen if not is_focused]
     assert of_all == [35, 70, 105]
-    assert [at_ns for focused, at_ns in seen if focused] == [10, 20, 30, 45, 55, 65, 80, 90, 100]
+    assert [at_ns for is_focused, at_ns in seen if is_focused] == [10, 20, 30, 45, 55, 65, 80, 90, 100]
 
 
 def test_a_deadline_of_both_is_one_of_all_threads() -> None:
-    rhythm = Schedule(0, Periods(20, 10))
-    assert rhythm.next_ns(0, focused=True) == 10
-    assert rhythm.take(10).focused
-    assert rhythm.next_ns(10, focused=True) == 20
-    assert not rhythm.take(20).focused
-    assert rhythm.next_ns(20, focused=True) == 30
+    schedule = Schedule(0, Periods(20, 10))
+    assert schedule.next_deadline_ns(0, is_focus_active=True) == 10
+    assert schedule.pop_tick(10).is_focused
+    assert schedule.next_deadline_ns(10, is_focus_active=True) == 20
+    assert not schedule.pop_tick(20).is_focused
+    assert schedule.next_deadline_ns(20, is_focus_active=True) == 30
 
 
 def test_the_focus_begins_at_once_and_on_the_grid() -> None:
-    rhythm = Schedule(0, Periods(1_000, 10))
-    assert rhythm.next_ns(123, focused=False) == 1_000
-    assert rhythm.next_ns(123, focused=True) == 130
-    assert rhythm.next_ns(124, focused=False) == 1_000
-    assert rhythm.next_ns(777, focused=True) == 780
+    schedule = Schedule(0, Periods(1_000, 10))
+    assert schedule.next_deadline_ns(123, is_focus_active=False) == 1_000
+    assert schedule.next_deadline_ns(123, is_focus_active=True) == 130
+    assert schedule.next_deadline_ns(124, is_focus_active=False) == 1_000
+    assert schedule.next_deadline_ns(777, is_focus_active=True) == 780
 
 
 def test_after_a_stall_there_is_one_tick_and_not_a_burst() -> None:
-    rhythm = Schedule(0, Periods(1_000, 10))
-    rhythm.next_ns(0, focused=True)
-    assert rhythm.take(57) == Tick(50, 10, focused=True, skipped=4)
-    assert rhythm.next_ns(57, focused=True) == 60
-    assert rhythm.take(3_456) == Tick(3_000, 1_000, focused=False, skipped=2)
-    assert rhythm.next_ns(3_456, focused=True) == 3_460
+    schedule = Schedule(0, Periods(1_000, 10))
+    schedule.next_deadline_ns(0, is_focus_active=True)
+    assert schedule.pop_tick(57) == Tick(50, 10, is_focused=True, skipped=4)
+    assert schedule.next_deadline_ns(57, is_focus_active=True) == 60
+    assert schedule.pop_tick(3_456) == Tick(3_000, 1_000, is_focused=False, skipped=2)
+    assert schedule.next_deadline_ns(3_456, is_focus_active=True) == 3_460
 
 
 def test_without_a_rhythm_of_all_threads_there_is_nothing_to_do_until_there_is_a_trace() -> None:
-    rhythm = Schedule(5, Periods(0, 10))
-    assert rhythm.next_ns(99, focused=False) == NEVER_NS
-    assert rhythm.next_ns(99, focused=True) == 105
-    assert rhythm.take(105) == Tick(105, 10, focused=True, skipped=0)
+    schedule = Schedule(5, Periods(0, 10))
+    assert schedule.next_deadline_ns(99, is_focus_active=False) == NEVER_NS
+    assert schedule.next_deadline_ns(99, is_focus_active=True) == 105
+    assert schedule.pop_tick(105) == Tick(105, 10, is_focused=True, skipped=0)
 
 
 def test_other_periods_move_both_deadlines_at_once_and_back() -> None:
-    rhythm = Schedule(0, Periods(1_000, 10))
-    assert rhythm.next_ns(1_003, focused=True) == 1_000
-    rhythm.take(1_003)
-    assert rhythm.next_ns(1_014, focused=True) == 1_020
-    rhythm.follow(Periods(2_500, 25), 1_014)
-    assert rhythm.next_ns(1_014, focused=False) == 3_500
-    assert rhythm.next_ns(1_014, focused=True) == 1_025
-    assert rhythm.take(1_025) == Tick(1_025, 25, focused=True, skipped=0)
-    rhythm.follow(Periods(1_000, 10), 1_031)
-    assert rhythm.next_ns(1_031, focused=True) == 1_040
-    assert rhythm.next_ns(1_031, focused=False) == 2_000
+    schedule = Schedule(0, Periods(1_000, 10))
+    assert schedule.next_deadline_ns(1_003, is_focus_active=True) == 1_000
+    schedule.pop_tick(1_003)
+    assert schedule.next_deadline_ns(1_014, is_focus_active=True) == 1_020
+    schedule.set_periods(Periods(2_500, 25), 1_014)
+    assert schedule.next_deadline_ns(1_014, is_focus_active=False) == 3_500
+    assert schedule.next_deadline_ns(1_014, is_focus_active=True) == 1_025
+    assert schedule.pop_tick(1_025) == Tick(1_025, 25, is_focused=True, skipped=0)
+    schedule.set_periods(Periods(1_000, 10), 1_031)
+    assert schedule.next_deadline_ns(1_031, is_focus_active=True) == 1_040
+    assert schedule.next_deadline_ns(1_031, is_focus_active=False) == 2_000
 
 
 def test_a_rhythm_of_all_threads_that_comes_later_begins_then() -> None:
-    rhythm = Schedule(0, Periods(0, 10))
-    rhythm.follow(Periods(100, 10), 5_000)
-    assert rhythm.next_ns(5_000, focused=False) == 5_100
+    schedule = Schedule(0, Periods(0, 10))
+    schedule.set_periods(Periods(100, 10), 5_000)
+    assert schedule.next_deadline_ns(5_000, is_focus_active=False) == 5_100
 
 
 def test_both_periods_are_stretched_in_one_ratio() -> None:
@@ -121,9 +121,9 @@ def test_where_all_threads_are_looked_at_seldom_the_focus_is_stretched_all_the_s
     all_s: int, ratio: int, then_s: int
 ) -> None:
     configured = Periods(all_s * SECOND_NS, 10_000_000)
-    assert (configured.all_leads, configured.leading_ns) == (False, SECOND_NS)
+    assert (configured.is_all_threads_base, configured.base_ns) == (False, SECOND_NS)
     assert configured.stretched(ratio * SECOND_NS) == Periods(then_s * SECOND_NS, ratio * 10_000_000)
-    assert Periods(all_s * SECOND_NS, 0).leading_ns == all_s * SECOND_NS
+    assert Periods(all_s * SECOND_NS, 0).base_ns == all_s * SECOND_NS
 
 
 # ---- what the focus finds ----
@@ -137,8 +137,10 @@ class Bench:
         self._contexts: dict[int, Any] = {}
         self._over = threading.Event()
         self._threads = ExitStack()
-        focus = TraceFilter(self.traces, spans.span_key(), spans.trace_id)
-        self.ticker: Ticker = make_ticker(Choice(walker, "tested"), CURRENT, self._contexts.get, 100, focus=focus)
+        trace_filter = TraceFilter(self.traces, spans.span_key(), spans.trace_id)
+        self.ticker: Ticker = make_ticker(
+            WalkerChoice(walker, "tested"), CURRENT, self._contexts.get, 100, trace_filter=trace_filter
+        )
 
     def hold(self, context: Any) -> int:
         """The ident of a new thread whose OpenTelemetry context is `context`; None: it has none."""
@@ -159,7 +161,7 @@ class Bench:
 
     def see(self) -> set[int]:
         """The idents of the threads that a focused capture finds."""
-        self.ticker.capture(focused=True)
+        self.ticker.capture(is_focused=True)
         return {raw.ident for snapshot in self.ticker.drain(0) for raw in snapshot.threads}
 
     def close(self) -> None:
@@ -201,7 +203,7 @@ def test_only_threads_that_work_for_a_trace_in_the_focus_are_found(bench: Bench)
     bench.ticker.capture()
     (everybody,) = bench.ticker.drain(0)
     assert {first, same, other, none, without} <= {raw.ident for raw in everybody.threads}
-    assert not everybody.focused
+    assert not everybody.is_focused
 
 
 def test_spans_of_the_sdk_are_told_by_their_traces(bench: Bench) -> None:
@@ -227,7 +229,7 @@ def test_capturing_some_leaves_the_stacks_of_the_others_known(bench: Bench) -> N
     before, again = stacks(), stacks()
     while before[0] is not again[0] or before[1] is not again[1]:  # a thread may be on its way into the wait
         before, again = again, stacks()
-    bench.ticker.capture(focused=True)
+    bench.ticker.capture(is_focused=True)
     (focused,) = bench.ticker.drain(0)
     assert [raw.stack for raw in focused.threads] == [before[0]]
     assert all(one is then for one, then in zip(stacks(), before, strict=True))
@@ -244,16 +246,16 @@ def test_a_trace_wakes_a_ticker_that_would_have_slept_for_long(bench: Bench) -> 
     wanted = bench.hold(_in(_span_of(1)))
     with running(bench.ticker, LONG_NS, 2_000_000):
         bench.traces[1] = 0
-        bench.ticker.focus()
+        bench.ticker.notify_trace_added()
         seen = _until(bench.ticker, lambda found: len(found) >= 5)
-        assert all(raw.focused for raw in seen)
+        assert all(raw.is_focused for raw in seen)
         assert all([one.ident for one in raw.threads] == [wanted] for raw in seen)
-        assert all(raw.since_ns > 0 for raw in seen[1:])
+        assert all(raw.since_previous_ns > 0 for raw in seen[1:])
         bench.traces.clear()
         while bench.ticker.drain(20_000_000):
             pass
         bench.traces[1] = 0
-        bench.ticker.focus()
+        bench.ticker.notify_trace_added()
         assert _until(bench.ticker, lambda found: len(found) >= 2)
 
 
@@ -261,7 +263,7 @@ def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
     with running(bench.ticker, 0, 1_000_000):
         bench.traces[1] = 0
-        bench.ticker.focus()
+        bench.ticker.notify_trace_added()
         seen = _until(bench.ticker, lambda found: len(found) >= 3)
     assert {one.ident for raw in seen for one in raw.threads} == {wanted}
 
@@ -269,58 +271,58 @@ def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
 def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench) -> None:
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
-    bench.ticker.focus()
+    bench.ticker.notify_trace_added()
     with running(bench.ticker, HOUR_NS, HOUR_NS):
         seen: list[RawSnapshot] = []
         while not seen:  # the first calls may come before it runs
-            bench.ticker.pace(HOUR_NS, 2_000_000)
+            bench.ticker.set_periods(HOUR_NS, 2_000_000)
             seen += bench.ticker.drain(10_000_000)
-        assert (seen[0].focused, seen[0].period_ns) == (True, 2_000_000)
-        bench.ticker.pace(3_000_000)
-        seen = _until(bench.ticker, lambda found: any(not raw.focused for raw in found))
-    assert {(raw.focused, raw.period_ns) for raw in seen} <= {(True, 2_000_000), (False, 3_000_000)}
+        assert (seen[0].is_focused, seen[0].period_ns) == (True, 2_000_000)
+        bench.ticker.set_periods(3_000_000)
+        seen = _until(bench.ticker, lambda found: any(not raw.is_focused for raw in found))
+    assert {(raw.is_focused, raw.period_ns) for raw in seen} <= {(True, 2_000_000), (False, 3_000_000)}
 
 
 @pytest.mark.parametrize(("all_ns", "some_ns"), [(4_000_000, 1_000_000), (0, 1_000_000), (HOUR_NS, 1_000_000)])
 def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int, some_ns: int) -> None:
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
-    bench.ticker.focus()
+    bench.ticker.notify_trace_added()
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: SimpleQueue[int] = SimpleQueue()
     periods = Periods(all_ns, some_ns)
-    limit = Limit(OverheadLimiter(periods.leading_ns, 0.02), time.monotonic_ns, changed.put)
+    limit = OverheadLimit(OverheadLimiter(periods.base_ns, 0.02), time.monotonic_ns, changed.put)
     sampler = Sampler(bench.ticker, all_ns, handled.put, limit, focused_period_ns=some_ns)
     sampler.start()
     stretched = periods.stretched(changed.get(timeout=60))
     assert stretched.focused_ns > some_ns
-    wanted = {(True, stretched.focused_ns)} | ({(False, stretched.all_ns)} if periods.all_leads else set())
+    wanted = {(True, stretched.focused_ns)} | ({(False, stretched.all_ns)} if periods.is_all_threads_base else set())
     while wanted:
         raw = handled.get(timeout=60)
-        wanted.discard((raw.focused, raw.period_ns))
+        wanted.discard((raw.is_focused, raw.period_ns))
     assert sampler.stop(60)
 
 
 def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
-    bench.ticker.focus()
+    bench.ticker.notify_trace_added()
     with running(bench.ticker, 20_000_000, 2_000_000):
-        seen = _until(bench.ticker, lambda found: sum(not raw.focused for raw in found) >= 3)
-    assert any(raw.focused for raw in seen)
+        seen = _until(bench.ticker, lambda found: sum(not raw.is_focused for raw in found) >= 3)
+    assert any(raw.is_focused for raw in seen)
     for raw in seen:
         idents = {one.ident for one in raw.threads}
-        assert idents == {wanted} if raw.focused else wanted in idents and len(idents) > 1
+        assert idents == {wanted} if raw.is_focused else wanted in idents and len(idents) > 1
 
 
 # ---- the native walker alone ----
 
 
 @_NATIVE
-@pytest.mark.parametrize("method", ["run", "pace"])
+@pytest.mark.parametrize("method", ["run", "set_periods"])
 def test_a_rhythm_for_a_focus_that_is_not_there_is_refused(method: str) -> None:
-    ticker = make_ticker(Choice("native", "tested"), CURRENT, lambda _: None, 100)
-    with pytest.raises(ValueError, match="without focus"):
+    ticker = make_ticker(WalkerChoice("native", "tested"), CURRENT, lambda _: None, 100)
+    with pytest.raises(ValueError, match="without trace_filter"):
         getattr(ticker, method)(LONG_NS, 1)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
-from walker_factory import LONG_NS, Thing, current, make, recursion, running, still_thread, thread_of
+from walker_factory import LONG_NS, Thing, blocked_thread, current, make, recursion, running, thread_of
 
 
 def test_a_snapshot_is_drained_once_and_in_the_order_of_capture() -> None:
@@ -53,7 +53,7 @@ def test_a_ring_that_nobody_drains_takes_no_more_than_twice_its_size() -> None:
 
 def test_a_thread_that_has_not_moved_has_the_same_stack_object_again() -> None:
     ticker = make()
-    with still_thread(lambda wait: wait()) as thread:
+    with blocked_thread(lambda wait: wait()) as thread:
         first, second = thread_of(ticker, thread).stack, thread_of(ticker, thread).stack
     assert first is second
 
@@ -67,7 +67,7 @@ def test_a_frame_is_named_once_however_often_it_is_seen() -> None:
 
     ticker = make(make_frame=make_frame)
     for _ in range(3):
-        with still_thread(lambda wait: recursion(20, wait)) as thread:
+        with blocked_thread(lambda wait: recursion(20, wait)) as thread:
             thread_of(ticker, thread)
     there = [key for key in named if key[0] is recursion.__code__]
     assert len(there) == len(set(there)) == 2
@@ -84,14 +84,14 @@ def test_code_run_with_other_globals_is_another_frame() -> None:
     ticker = make(make_frame=make_frame)
     for module in ("one", "two"):
         other = FunctionType(recursion.__code__, {"__name__": module, "recursion": None})
-        with still_thread(partial(other, 0)) as thread:
+        with blocked_thread(partial(other, 0)) as thread:
             thread_of(ticker, thread)
     assert seen == {"one", "two"}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 10])
 def test_frames_beyond_the_depth_are_left_out_at_the_root_and_that_is_said(depth: int) -> None:
-    with still_thread(lambda wait: recursion(50, wait)) as thread:
+    with blocked_thread(lambda wait: recursion(50, wait)) as thread:
         whole, whole_truncated = thread_of(make(), thread).stack
         frames, truncated = thread_of(make(max_depth=depth), thread).stack
         exact, exact_truncated = thread_of(make(max_depth=len(whole)), thread).stack
@@ -109,7 +109,7 @@ def test_the_value_of_the_context_variable_is_that_of_the_thread() -> None:
         current.set(thing)
         wait()
 
-    with still_thread(inside) as thread:
+    with blocked_thread(inside) as thread:
         assert thread_of(make(), thread).context is thing
         assert thread_of(make(context_var=None), thread).context is None
         ticker = make(context_var=ContextVar("never set"))
@@ -143,7 +143,7 @@ def test_keys_are_not_used_again_and_the_oldest_thread_comes_first() -> None:
     ticker = make()
     keys = []
     for _ in range(3):
-        with still_thread(lambda wait: wait()) as thread:
+        with blocked_thread(lambda wait: wait()) as thread:
             keys.append(thread_of(ticker, thread).key)
             ticker.capture()
             (snapshot,) = ticker.drain(0)
@@ -152,7 +152,7 @@ def test_keys_are_not_used_again_and_the_oldest_thread_comes_first() -> None:
 
 
 def test_a_thread_has_its_native_id_where_cpython_knows_it() -> None:
-    with still_thread(lambda wait: wait()) as thread:
+    with blocked_thread(lambda wait: wait()) as thread:
         assert thread_of(make(), thread).native_id == (thread.native_id if sys.version_info >= (3, 11) else 0)
 
 
@@ -168,8 +168,8 @@ def test_every_deadline_is_captured_or_counted_as_missed() -> None:
     drained += len(ticker.drain(0))
     assert counters.due == counters.captured + counters.missed
     assert counters.captured == drained + counters.overwritten
-    assert 0 < counters.late_ns_max <= counters.late_ns_sum
-    assert counters.held_ns_sum > 0
+    assert 0 < counters.latency_ns_max <= counters.latency_ns_sum
+    assert counters.gil_held_ns_sum > 0
 
 
 def test_whichever_thread_runs_python_takes_the_sample() -> None:
@@ -238,7 +238,7 @@ def test_nothing_of_a_thread_that_has_ended_is_kept_alive() -> None:
         current.set(Thing())
         namespace["once"](wait)
 
-    with still_thread(inside) as thread:
+    with blocked_thread(inside) as thread:
         context = weakref.ref(thread_of(ticker, thread).context)
     code = weakref.ref(namespace.pop("once").__code__)
     del thread  # since 3.14 a Thread keeps its context

@@ -102,7 +102,7 @@ def test_wherever_memory_runs_out_the_drain_fails_cleanly_and_the_next_works() -
     [
         ({"context_var": 1}, TypeError),
         ({"labels_var": 1}, TypeError),
-        ({"collection_distance_ns": -1}, ValueError),
+        ({"min_collection_interval_ns": -1}, ValueError),
         ({"make_frame": 1}, TypeError),
         ({"make_stack": None}, TypeError),
         ({"max_depth": 0}, ValueError),
@@ -138,12 +138,12 @@ def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
     def in_child() -> None: ...
 
     alive = weakref.ref(in_child)
-    walker.watch_forks(in_child)
+    walker.set_after_fork_in_child(in_child)
     del in_child
     assert alive() is not None
     with pytest.raises(TypeError):
-        walker.watch_forks(1)  # type: ignore[arg-type]
-    walker.watch_forks(None)
+        walker.set_after_fork_in_child(1)  # type: ignore[arg-type]
+    walker.set_after_fork_in_child(None)
     assert alive() is None
 
 
@@ -199,16 +199,16 @@ def test_what_the_collector_does_not_say_is_refused() -> None:
     wrong_calls: list[tuple[Any, ...]] = [(), ("start",), (1, {}), ("start", 1), ("start", {}, 1)]
     for wrong in wrong_calls:
         with pytest.raises(TypeError):
-            ticker.note_collection(*wrong)
-    ticker.note_collection("start", {})
+            ticker.on_gc_event(*wrong)
+    ticker.on_gc_event("start", {})
     with pytest.raises(TypeError):
-        ticker.note_collection("stop", {"generation": "young"})
+        ticker.on_gc_event("stop", {"generation": "young"})
     with pytest.raises(OverflowError):
-        ticker.note_collection("stop", {"generation": 1 << 80})
+        ticker.on_gc_event("stop", {"generation": 1 << 80})
 
 
 def _collect(ticker: walker.Ticker[Any, Any], count: int) -> None:
     """So many collections, as far as the ticker can tell."""
     for _ in range(count):
-        ticker.note_collection("start", {"generation": 0})
-        ticker.note_collection("stop", {"generation": 0})
+        ticker.on_gc_event("start", {"generation": 0})
+        ticker.on_gc_event("stop", {"generation": 0})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
 from top_frames import top_frame
-from walker_factory import make, still_thread, thread_of
+from walker_factory import blocked_thread, make, thread_of
 
 Call = Callable[[], object]
 Layer = Callable[[Call], object]
@@ -216,7 +216,7 @@ def by_python(ident: int | None) -> list[tuple[CodeType, int, int | None]]:
 @given(st.lists(st.sampled_from(LAYERS), max_size=25))
 def test_a_stack_that_holds_still_is_what_python_says(layers: list[Layer]) -> None:
     ticker = make(make_frame=resolved, max_depth=10_000)  # type: ignore[arg-type]  # any value names a frame
-    with still_thread(lambda wait: nested(layers, wait)) as thread:
+    with blocked_thread(lambda wait: nested(layers, wait)) as thread:
         frames, truncated = thread_of(ticker, thread).stack
         assert list(frames) == by_python(thread.ident)
         assert not truncated

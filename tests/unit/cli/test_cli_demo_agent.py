@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.cli.demo_agent import readable_by_descendants, told
+from splunk_profiler.cli.demo_agent import make_ptrace_hook, summarize_log
 
 UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded", "text": "no library is loaded"}]}
 
@@ -19,7 +19,7 @@ UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded"
 def saying(folder: Path, *lines: str | dict[str, Any]) -> str:
     log = folder / "host-agent.log"
     log.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), "utf-8")
-    return told(log)
+    return summarize_log(log)
 
 
 def totals(**numbers: int) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def test_an_agent_that_could_not_follow_the_service_is_told_of_in_one_line(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is nothing like it elsewhere")
 def test_a_process_becomes_another_program_all_the_same(tmp_path: Path) -> None:
-    name_it = readable_by_descendants(os.getpid())
+    set_ptracer = make_ptrace_hook(os.getpid())
     said = subprocess.run(
-        [sys.executable, "-c", "print('here')"], preexec_fn=name_it, capture_output=True, check=True, cwd=tmp_path
+        [sys.executable, "-c", "print('here')"], preexec_fn=set_ptracer, capture_output=True, check=True, cwd=tmp_path
     )
     assert said.stdout == b"here\n"

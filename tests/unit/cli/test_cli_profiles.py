@@ -16,8 +16,8 @@ from profile_factory import large_profile, origin_in_shop, small_profile
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.profiles import OUTSIDE, PROCESS, UNNAMED, ProfileError, Profiles
-from splunk_profiler.cli.report import as_data, draw
+from splunk_profiler.cli.profiles import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError, Profiles
+from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, message, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
@@ -79,7 +79,7 @@ def test_times_of_equal_endpoints_add_up_over_all_profiles() -> None:
         ),
     )
     assert (found.records, found.samples, found.spent.cpu, found.spent.wall) == (2, 50, 5 * SECOND, 17 * SECOND)
-    assert set(found.endpoints) == {"GET /search", OUTSIDE, UNNAMED, PROCESS}
+    assert set(found.endpoints) == {"GET /search", OUTSIDE, UNNAMED, NOT_SAMPLED}
     spent = found.endpoints["GET /search"].spent
     assert (spent.cpu, spent.wall) == (3 * SECOND, 7 * SECOND)
     assert found.last_ns - found.first_ns == 10 * SECOND
@@ -118,7 +118,7 @@ def test_code_of_senders_that_do_not_say_whose_it_is_is_known_by_its_path() -> N
 def test_a_split_profile_is_read_as_what_it_was() -> None:
     whole = large_profile(300)
     split, one = Profiles(), Profiles()
-    texts = [body(part) for part in parts(whole, most_body_bytes=20_000, origin_of=origin_in_shop)]
+    texts = [body(part) for part in parts(whole, max_body_bytes=20_000, origin_of=origin_in_shop)]
     assert len(texts) > 1
     for text in texts:
         split.add(text, "shop")
@@ -170,7 +170,7 @@ def test_a_report_of_profiles_alone_is_a_report(tmp_path: Path) -> None:
         assert absent not in text
     assert "1,000 more samples in 1 profiles of 10.0 s" in text
     assert "unknown service (1) records" in text
-    data = json.loads(json.dumps(as_data(analysis, tmp_path)))
+    data = json.loads(json.dumps(to_dict(analysis, tmp_path)))
     assert data["profiles"]["cpu_ns"] == 3 * SECOND
     (wait, _) = data["profiles"]["endpoints"][OUTSIDE]["functions"]
     assert (wait["function"], wait["own_wall_ns"], wait["kind"]) == (

@@ -12,8 +12,8 @@ import pytest
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.report import as_data, draw
-from splunk_profiler.cli.sources import is_library
+from splunk_profiler.cli.library_paths import is_library
+from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -125,7 +125,7 @@ def test_json_of_any_shape_does_not_end_the_report(tmp_path: Path, part: Any) ->
             line = json.dumps(replaced(json.loads(broken), path, part))
             analysis = saved(tmp_path, *whole, line)
             drawn(analysis)
-            json.dumps(as_data(analysis, tmp_path))
+            json.dumps(to_dict(analysis, tmp_path))
 
 
 def test_a_time_that_no_calendar_has_does_not_end_the_report(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_records_of_selected_traces_are_counted_and_in_no_other_number(tmp_path:
     assert line in drawn(analysis)
     alone = saved(tmp_path, logs(closely, closely))
     assert line in drawn(alone)
-    assert as_data(alone, tmp_path)["snapshot_records"] == 2
+    assert to_dict(alone, tmp_path)["snapshot_records"] == 2
 
 
 @pytest.mark.parametrize("kind", ["text", "pprof-gzip-base64"])
@@ -160,7 +160,7 @@ def test_records_of_another_data_type_are_counted_and_in_no_other_number(tmp_pat
     assert line in drawn(analysis)
     alone = saved(tmp_path, logs(allocated, allocated))
     assert line in drawn(alone)
-    assert as_data(alone, tmp_path)["records_by_other_type"] == {"allocation": 2}
+    assert to_dict(alone, tmp_path)["records_by_other_type"] == {"allocation": 2}
 
 
 def test_records_that_lack_a_time_a_period_or_a_body_do_not_end_the_report(tmp_path: Path) -> None:
@@ -259,18 +259,18 @@ def test_what_a_host_profiler_has_sent_back_is_counted_on_the_transactions(tmp_p
     spans = transactions(root("00000000000000aa", "AA", "BB", "AA"), root("00000000000000bb"), behind_another, INNER)
     analysis = saved(tmp_path, logs(record(BUSY)), spans)
     found = analysis.transactions
-    assert (found.received, found.told, found.ids) == (3, 2, 4)
+    assert (found.received, found.with_ids, found.ids) == (3, 2, 4)
     text = drawn(analysis)
     assert "67 % of the transactions (2 of 3) carry stack-trace ids from it, 4 in all" in text
     assert "root 00000000000000aa" in text
     assert "AA  2 times" in text
-    data = as_data(analysis, tmp_path)
+    data = to_dict(analysis, tmp_path)
     assert [data[key] for key in ("transactions", "transactions_with_stack_traces", "stack_trace_ids")] == [3, 2, 4]
 
 
 def test_where_no_host_profiler_was_the_report_does_not_speak_of_one(tmp_path: Path) -> None:
     analysis = saved(tmp_path, logs(record(BUSY)), transactions(root("00000000000000aa"), INNER))
-    assert (analysis.transactions.received, analysis.transactions.told) == (1, 0)
+    assert (analysis.transactions.received, analysis.transactions.with_ids) == (1, 0)
     assert "host profiler" not in drawn(analysis)
 
 
@@ -285,7 +285,7 @@ def test_a_transaction_whose_attribute_is_none_is_one_without_stack_traces(tmp_p
     ]
     spans = [{"spanId": f"{number:016x}", "attributes": [{"key": key, **kind}]} for number, kind in enumerate(kinds)]
     found = saved(tmp_path, logs(record(BUSY)), transactions(*spans)).transactions
-    assert (found.received, found.told) == (5, 0)
+    assert (found.received, found.with_ids) == (5, 0)
 
 
 def test_of_many_different_stack_traces_a_few_are_shown(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
 
 def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
     analysis = saved(tmp_path, logs(record(BUSY, "00000000000000aa")), spans(**{"00000000000000aa": "GET /search"}))
-    data = json.loads(json.dumps(as_data(analysis, tmp_path)))
+    data = json.loads(json.dumps(to_dict(analysis, tmp_path)))
     assert data["share_in_spans"] == 1.0
     assert data["by_span"]["GET /search"]["functions"][0] == {
         "function": "shop.pricing.rank",

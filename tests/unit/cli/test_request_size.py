@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from splunk_profiler.cli.request_size import fields_of, holds_more_than
+from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
 
 LOGS = fields_of(ExportLogsServiceRequest.DESCRIPTOR)
 
@@ -30,7 +30,7 @@ def counted(message: Any) -> int:
 def holds(message: bytes, fields: Any = LOGS) -> int:
     """The number that is found: that of which there are more than one less, and not more."""
     most = 0
-    while holds_more_than(most, message, fields):
+    while exceeds_item_limit(most, message, fields):
         most += 1
     return most
 
@@ -72,7 +72,7 @@ def test_texts_that_are_not_repeated_are_no_items() -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_raise_nothing(message: bytes) -> None:
-    holds_more_than(0, message, LOGS)
+    exceeds_item_limit(0, message, LOGS)
 
 
 @given(st.lists(st.sampled_from([b"\x0a\x00", b"\x0a\x02\x12\x00", b"\x10\x01", b"\x0b", b"\x0c", b"\x1a\x01"])))
@@ -96,6 +96,6 @@ def test_no_bytes_hold_more_when_they_are_parsed(pieces: list[bytes]) -> None:
     ],
 )
 def test_malformed_bytes_are_left_to_the_parser(message: bytes) -> None:
-    assert not holds_more_than(1, message, LOGS)
+    assert not exceeds_item_limit(1, message, LOGS)
     with pytest.raises(DecodeError):
         ExportLogsServiceRequest.FromString(message)

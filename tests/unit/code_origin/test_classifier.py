@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from wheel_backend import make_wheel
 
-from splunk_profiler.code_origin import classifier as provenance
+from splunk_profiler.code_origin import classifier
 from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, CodeClassifier
-from splunk_profiler.code_origin.distributions import places
-from splunk_profiler.model import CodeOrigin, Kind
+from splunk_profiler.code_origin.distributions import read_entry
+from splunk_profiler.model import CodeOrigin, OriginKind
 
 TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent
@@ -203,7 +203,7 @@ def test_code_without_a_distribution_is_known_by_where_it_is(
     file: str, namespace: str, origin: CodeOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of `python -c`
-    assert nothing_installed().of(file, namespace) == origin
+    assert nothing_installed().classify(file, namespace) == origin
 
 
 @pytest.mark.parametrize("file", [None, "os.py", 7])
@@ -214,24 +214,24 @@ def test_a_program_that_modules_are_built_into_is_no_standard_library(
         monkeypatch.delattr(os, "__file__")
     else:
         monkeypatch.setattr(os, "__file__", file)
-    assert nothing_installed().of(f"{Path.cwd()}/app.py", "app") == APPLICATION
+    assert nothing_installed().classify(f"{Path.cwd()}/app.py", "app") == APPLICATION
 
 
 def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sources(tmp_path: Path) -> None:
-    file = provenance.__file__
-    assert nothing_installed().of(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
-        Kind.LIBRARY, "splunk-profiler"
+    file = classifier.__file__
+    assert nothing_installed().classify(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
+        OriginKind.LIBRARY, "splunk-profiler"
     )
     site = put(tmp_path / "site-packages", {"splunk_profiler-0.9.dist-info/RECORD": "splunk_profiler.pth,,\n"})
     installed = CodeClassifier(lambda: [str(site)])
     assert installed.read()
-    assert installed.of(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
-        Kind.LIBRARY, "splunk-profiler", "0.9"
+    assert installed.classify(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
+        OriginKind.LIBRARY, "splunk-profiler", "0.9"
     )
 
 
 def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:
-    assert nothing_installed().of("<string>", f"{__name__}.Anything.at_all") == APPLICATION
+    assert nothing_installed().classify("<string>", f"{__name__}.Anything.at_all") == APPLICATION
 
 
 def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +243,8 @@ def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkey
     type(sys).__setattr__(module, "__file__", "/gone/site-packages/lazy_module.py")
     for name, value in (("lazy_module", module), ("no_module", object())):
         monkeypatch.setitem(sys.modules, name, value)
-    assert nothing_installed().of("<string>", "lazy_module.Thing") == LIBRARY
-    assert nothing_installed().of("<string>", "no_module.Thing") == UNKNOWN
+    assert nothing_installed().classify("<string>", "lazy_module.Thing") == LIBRARY
+    assert nothing_installed().classify("<string>", "no_module.Thing") == UNKNOWN
 
 
 def site_of(folder: Path, count: int) -> Path:
@@ -258,14 +258,14 @@ def site_of(folder: Path, count: int) -> Path:
 def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: Path) -> None:
     site = str(site_of(tmp_path / "site-packages", 30))
     times = iter(range(10_000))
-    provenance = CodeClassifier(lambda: [site], monotonic=lambda: next(times) / 50)
+    classifier = CodeClassifier(lambda: [site], monotonic=lambda: next(times) / 50)
     file = f"{site}/p29/m1.py"
     turns = 0
-    while not provenance.read():
+    while not classifier.read():
         turns += 1
-        assert provenance.of(file, "p29.m1") == LIBRARY
+        assert classifier.classify(file, "p29.m1") == LIBRARY
     assert turns > 1
-    assert provenance.of(file, "p29.m1") == CodeOrigin(Kind.LIBRARY, "p29", "1.29")
+    assert classifier.classify(file, "p29.m1") == CodeOrigin(OriginKind.LIBRARY, "p29", "1.29")
 
 
 def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brought_it(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brough
         },
     )
     put(tmp_path, dict.fromkeys(("bin/server", "bin/mine", "bin/other"), FUNCTION))
-    provenance = CodeClassifier(lambda: [str(site)])
-    assert provenance.read()
-    assert provenance.of(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(Kind.LIBRARY, "server", "2")
-    assert provenance.of(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(Kind.APPLICATION, "mine", "1")
-    assert provenance.of(f"{tmp_path}/bin/other", "__main__") == APPLICATION
+    classifier = CodeClassifier(lambda: [str(site)])
+    assert classifier.read()
+    assert classifier.classify(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(OriginKind.LIBRARY, "server", "2")
+    assert classifier.classify(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(OriginKind.APPLICATION, "mine", "1")
+    assert classifier.classify(f"{tmp_path}/bin/other", "__main__") == APPLICATION
 
 
 def test_an_editable_install_of_single_modules_is_known_by_them(
@@ -295,25 +295,25 @@ def test_an_editable_install_of_single_modules_is_known_by_them(
     record = f"__editable__.mine-1.2.pth,,\n{finder.__name__}.py,,\n"
     site = put(tmp_path / "site-packages", {"mine-1.2.dist-info/RECORD": record})
     put(site, {"__editable__.mine-1.2.pth": f"import {finder.__name__}; {finder.__name__}.install()\n"})
-    provenance = CodeClassifier(lambda: [str(site)])
-    assert provenance.read()
-    mine = CodeOrigin(Kind.APPLICATION, "mine", "1.2")
-    assert provenance.of(f"{tmp_path}/src/single.py", "single") == mine
-    assert provenance.of(f"{tmp_path}/src/whole/__init__.py", "whole") == mine
-    assert provenance.of(f"{tmp_path}/src/other.py", "other") == APPLICATION
+    classifier = CodeClassifier(lambda: [str(site)])
+    assert classifier.read()
+    mine = CodeOrigin(OriginKind.APPLICATION, "mine", "1.2")
+    assert classifier.classify(f"{tmp_path}/src/single.py", "single") == mine
+    assert classifier.classify(f"{tmp_path}/src/whole/__init__.py", "whole") == mine
+    assert classifier.classify(f"{tmp_path}/src/other.py", "other") == APPLICATION
 
 
 def test_a_directory_of_many_files_is_read_in_many_steps(tmp_path: Path) -> None:
     site = put(tmp_path / "site-packages", dict.fromkeys((f"m{number}.py" for number in range(1000)), ""))
     put(site, {"good-2.dist-info/RECORD": "good.py,,\n"})
-    assert sum(1 for _ in places(str(site))) > 10
+    assert sum(1 for _ in read_entry(str(site))) > 10
     times = iter(range(10_000))
-    provenance = CodeClassifier(lambda: [str(site)], monotonic=lambda: next(times) / 20)
+    classifier = CodeClassifier(lambda: [str(site)], monotonic=lambda: next(times) / 20)
     turns = 1
-    while not provenance.read():
+    while not classifier.read():
         turns += 1
     assert turns > 2
-    assert provenance.of(f"{site}/good.py", "good").version == "2"
+    assert classifier.classify(f"{site}/good.py", "good").version == "2"
 
 
 def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
@@ -327,14 +327,14 @@ def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
 def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path: Path) -> None:
     first, second = (site_of(tmp_path / name / "site-packages", 1) for name in "ab")
     entries = [str(first)]
-    provenance = CodeClassifier(lambda: entries)
-    assert provenance.read()
+    classifier = CodeClassifier(lambda: entries)
+    assert classifier.read()
     site_of(first, 2)
     entries.append(str(second))
-    assert provenance.of(f"{second}/p0/m0.py", "p0") == LIBRARY
-    assert provenance.read()
-    assert provenance.of(f"{second}/p0/m0.py", "p0").name == "p0"
-    assert provenance.of(f"{first}/p1/m0.py", "p1") == LIBRARY, "what is installed later counts after a restart"
+    assert classifier.classify(f"{second}/p0/m0.py", "p0") == LIBRARY
+    assert classifier.read()
+    assert classifier.classify(f"{second}/p0/m0.py", "p0").name == "p0"
+    assert classifier.classify(f"{first}/p1/m0.py", "p1") == LIBRARY, "what is installed later counts after a restart"
 
 
 def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Path) -> None:
@@ -344,11 +344,11 @@ def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Pat
     for gone in Path(first).glob("*/RECORD"):
         gone.unlink()
     times = iter(range(10_000))
-    halfway = CodeClassifier(lambda: [first, second], parents=parent, monotonic=lambda: next(times) / 9)
+    halfway = CodeClassifier(lambda: [first, second], parent=parent, monotonic=lambda: next(times) / 9)
     assert not halfway.read()
-    child = CodeClassifier(lambda: [first, second], parents=halfway)
+    child = CodeClassifier(lambda: [first, second], parent=halfway)
     assert child.read()
-    assert [child.of(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
+    assert [child.classify(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
 
 
 DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
@@ -374,10 +374,10 @@ def test_what_installers_should_not_have_left_does_no_harm(tmp_path: Path, files
     os.mkfifo(site / "loop-1.dist-info" / "RECORD")
     (site / "broken.zip").write_bytes(b"PK\x03\x04 no zip")
     odd: list[object] = [str(site), site, 7, None, "", "\0", "relative", str(site / "broken.zip"), "/gone"]
-    provenance = CodeClassifier(lambda: odd)
-    assert provenance.read()
-    assert provenance.of(f"{site}/good/a.py", "good.a") == CodeOrigin(Kind.LIBRARY, "good", "2")
-    assert provenance.of("/srv/app.py", "app") == APPLICATION
+    classifier = CodeClassifier(lambda: odd)
+    assert classifier.read()
+    assert classifier.classify(f"{site}/good/a.py", "good.a") == CodeOrigin(OriginKind.LIBRARY, "good", "2")
+    assert classifier.classify("/srv/app.py", "app") == APPLICATION
 
 
 def test_however_many_files_and_distributions_there_are_little_is_kept(tmp_path: Path) -> None:
@@ -387,11 +387,11 @@ def test_however_many_files_and_distributions_there_are_little_is_kept(tmp_path:
 
     tracemalloc.start()
     try:
-        provenance = CodeClassifier(lambda: [str(site)])
-        while not provenance.read():
+        classifier = CodeClassifier(lambda: [str(site)])
+        while not classifier.read():
             pass
         for number in range(20_000):
-            assert provenance.of(f"{site}/big/d1/e/f/m{number}.py", "big").name == "big"
+            assert classifier.classify(f"{site}/big/d1/e/f/m{number}.py", "big").name == "big"
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -205,9 +205,9 @@ def test_publishing_goes_with_sampling_unless_it_is_asked_for_or_refused(
 def test_the_environment_describes_the_service_by_opentelemetrys_rules() -> None:
     env = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=a, deployment.environment.name=b%2Cc ,broken,x="}
     expected = {"service.name": "a", "deployment.environment.name": "b,c", "x": ""}
-    assert from_env(env).described == expected
-    assert from_env({**env, "OTEL_SERVICE_NAME": " d "}).described == {**expected, "service.name": "d"}
-    assert from_env({}).described == {}
+    assert from_env(env).resource_attributes == expected
+    assert from_env({**env, "OTEL_SERVICE_NAME": " d "}).resource_attributes == {**expected, "service.name": "d"}
+    assert from_env({}).resource_attributes == {}
 
 
 def test_an_empty_or_blank_variable_counts_as_not_set() -> None:
@@ -255,4 +255,4 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
     ],
 )
 def test_spans_are_identified_where_asked_for_or_needed(env: dict[str, str], identifies: bool) -> None:
-    assert from_env(env).config.identifies_spans is identifies
+    assert from_env(env).config.adds_span_runtime_id is identifies

@@ -12,7 +12,7 @@ from splunk_profiler.config.parsers import (
     Destination,
     Directory,
     Endpoint,
-    Nowhere,
+    NoDestination,
     parse_endpoint,
 )
 
@@ -55,7 +55,7 @@ from splunk_profiler.config.parsers import (
 def test_a_mistyped_destination_sends_nothing_and_says_what_is_allowed(name: str, value: str) -> None:
     elsewhere = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:2", "SPLUNK_PROFILER_ENABLED": "true"}
     resolved = from_env({**elsewhere, name: value})
-    assert isinstance(resolved.destination, Nowhere)
+    assert isinstance(resolved.destination, NoDestination)
     assert (resolved.endpoint, resolved.samples) == (None, False)
     assert resolved.config.publishes_correlation, "host profilers need no destination"
     (warning,) = resolved.warnings
@@ -68,7 +68,7 @@ def test_a_mistyped_destination_sends_nothing_and_says_what_is_allowed(name: str
 def test_two_mistyped_settings_are_both_named() -> None:
     names = ("SPLUNK_PROFILER_OUTPUT", "SPLUNK_PROFILER_LOGS_ENDPOINT")
     resolved = from_env(dict.fromkeys(names, "nowhere"))
-    assert isinstance(resolved.destination, Nowhere)
+    assert isinstance(resolved.destination, NoDestination)
     assert len(resolved.warnings) == 2
     for name in names:
         assert f"{name}='nowhere'" in resolved.destination.reason
@@ -96,7 +96,7 @@ def test_with_nowhere_to_send_to_there_is_nothing_to_run() -> None:
         ("datadog:http://agent", Agent("http://agent", "agent", 8126)),
         ("datadog:http://10.0.0.1:9000/", Agent("http://10.0.0.1:9000/", "10.0.0.1", 9000)),
         ("datadog:http://[::1]:9000", Agent("http://[::1]:9000", "::1", 9000)),
-        ("datadog:https://agent:9000", Agent("https://agent:9000", "agent", 9000, secure=True)),
+        ("datadog:https://agent:9000", Agent("https://agent:9000", "agent", 9000, is_secure=True)),
         ("datadog:unix:///run/apm.socket", Agent("unix:///run/apm.socket", "localhost", 0, path="/run/apm.socket")),
         ("datadog:unix:/run/apm.socket", Agent("unix:/run/apm.socket", "localhost", 0, path="/run/apm.socket")),
     ],
@@ -108,10 +108,10 @@ def test_destinations_are_understood(text: str, destination: Destination) -> Non
 def test_files_and_datadog_agents_take_profiles_whatever_the_format_is_said_to_be() -> None:
     for output in ("file:/x", "datadog:http://h"):
         resolved = from_env({"SPLUNK_PROFILER_OUTPUT": output})
-        assert resolved.config.aggregates
+        assert resolved.config.sends_profiles
         assert resolved.warnings == ()
         resolved = from_env({"SPLUNK_PROFILER_OUTPUT": output, "SPLUNK_PROFILER_DATA_FORMAT": "text"})
-        assert resolved.config.aggregates
+        assert resolved.config.sends_profiles
         (warning,) = resolved.warnings
         assert f"SPLUNK_PROFILER_DATA_FORMAT=text has no effect: SPLUNK_PROFILER_OUTPUT={output!r}" in warning
         asked = {"SPLUNK_PROFILER_OUTPUT": output, "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
@@ -134,7 +134,7 @@ def test_the_profilers_own_endpoint_goes_before_the_general_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "target", "secure"),
+    ("url", "target", "is_secure"),
     [
         ("http://localhost:4317", "localhost:4317", False),
         ("https://ingest.example.com", "ingest.example.com:4317", True),
@@ -151,13 +151,13 @@ def test_the_profilers_own_endpoint_goes_before_the_general_one() -> None:
         ("unix:/run/my collector", "unix:/run/my%20collector", False),
     ],
 )
-def test_endpoints_are_understood(url: str, target: str, secure: bool) -> None:
+def test_endpoints_are_understood(url: str, target: str, is_secure: bool) -> None:
     endpoint = parse_endpoint(url)
-    assert (endpoint.target, endpoint.secure) == (target, secure)
+    assert (endpoint.target, endpoint.is_secure) == (target, is_secure)
 
 
 @pytest.mark.parametrize(
-    ("url", "insecure", "secure"),
+    ("url", "insecure", "is_secure"),
     [
         ("collector:4317", "true", False),
         ("dns:collector:4317", "true", False),
@@ -167,14 +167,14 @@ def test_endpoints_are_understood(url: str, target: str, secure: bool) -> None:
         ("http://collector", "false", False),
     ],
 )
-def test_a_setting_says_whether_an_endpoint_without_http_is_plaintext(url: str, insecure: str, secure: bool) -> None:
+def test_a_setting_says_whether_an_endpoint_without_http_is_plaintext(url: str, insecure: str, is_secure: bool) -> None:
     endpoint = from_env({"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_INSECURE": insecure}).endpoint
     assert endpoint is not None
-    assert endpoint.secure is secure
+    assert endpoint.is_secure is is_secure
 
 
 @pytest.mark.parametrize(
-    ("url", "path", "authority", "machine"),
+    ("url", "path", "authority", "normalized_host"),
     [
         ("https://Collector", "", "Collector:4317", "collector"),
         ("dns:///[::1]:4317", "", "[::1]:4317", "localhost"),
@@ -183,9 +183,9 @@ def test_a_setting_says_whether_an_endpoint_without_http_is_plaintext(url: str, 
         ("unix:/run/my collector", "/run/my collector", "", "localhost"),
     ],
 )
-def test_an_endpoint_knows_its_place(url: str, path: str, authority: str, machine: str) -> None:
+def test_an_endpoint_knows_its_place(url: str, path: str, authority: str, normalized_host: str) -> None:
     endpoint = parse_endpoint(url)
-    assert (endpoint.path, endpoint.authority, endpoint.machine) == (path, authority, machine)
+    assert (endpoint.path, endpoint.authority, endpoint.normalized_host) == (path, authority, normalized_host)
 
 
 OURS, GENERAL = "SPLUNK_PROFILER_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"

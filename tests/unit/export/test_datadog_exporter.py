@@ -13,26 +13,26 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from answering_server import Answering, answer
-from certificates import Files
+from answering_server import AnsweringServer, http_response
+from certificates import CertificateFiles
 from datadog_form import read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
 from splunk_profiler.config.parsers import Agent
 from splunk_profiler.export.datadog.exporter import DatadogSink
-from splunk_profiler.export.datadog.multipart import Form, ProfileForms
+from splunk_profiler.export.datadog.multipart import Form, ProfileFormEncoder
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import Worker
 
 BATCH = Batch((small_profile(),), 0)
-TAKEN = answer(200)
+TAKEN = http_response(200)
 
 
 def sink_of(
     port: int, *, host: str = "127.0.0.1", timeout_s: float = 60, form: Callable[[Profile], Form] | None = None
 ) -> DatadogSink:
-    forms = ProfileForms(lambda: Resource({"service.name": "shop"}))
+    forms = ProfileFormEncoder(lambda: Resource({"service.name": "shop"}))
     return DatadogSink(Agent(f"http://{host}:{port}", host, port), form or forms.form, timeout_s)
 
 
@@ -43,11 +43,11 @@ def unused_port() -> int:
 
 
 def answered(*answers: bytes) -> ExportResult:
-    with Answering(*answers) as server:
+    with AnsweringServer(*answers) as server:
         return sink_of(server.port).export(BATCH)
 
 
-class Exporting:
+class ExportingProcess:
     """An export on a thread of ours, as the batch exporter's is."""
 
     def __init__(self, sink: DatadogSink) -> None:
@@ -62,7 +62,7 @@ class Exporting:
 
 
 def test_a_profile_is_posted_whole_to_the_intake() -> None:
-    with Answering(TAKEN) as server:
+    with AnsweringServer(TAKEN) as server:
         sink = sink_of(server.port, host="localhost")
         assert [sink.export(BATCH) for _ in range(2)] == [ExportResult(ExportStatus.DELIVERED)] * 2
     for request in server.requests:
@@ -77,11 +77,11 @@ def test_a_profile_is_posted_whole_to_the_intake() -> None:
 
 @pytest.mark.parametrize("status", [200, 202, 204])
 def test_every_kind_of_success_is_a_delivery(status: int) -> None:
-    assert answered(answer(status)).delivery is ExportStatus.DELIVERED
+    assert answered(http_response(status)).export_status is ExportStatus.DELIVERED
 
 
 @pytest.mark.parametrize(
-    ("status", "delivery", "hint"),
+    ("status", "export_status", "hint"),
     [
         (400, ExportStatus.REJECTED, "answered 400 (why not)"),
         (302, ExportStatus.REJECTED, "do not follow where it leads to"),
@@ -95,23 +95,23 @@ def test_every_kind_of_success_is_a_delivery(status: int) -> None:
     ],
 )
 def test_an_answer_says_whether_the_profile_is_worth_another_try(
-    status: int, delivery: ExportStatus, hint: str
+    status: int, export_status: ExportStatus, hint: str
 ) -> None:
-    outcome = answered(answer(status, "why\nnot"))
-    assert (outcome.delivery, outcome.retry_after_ns) == (delivery, None)
+    outcome = answered(http_response(status, "why\nnot"))
+    assert (outcome.export_status, outcome.retry_after_ns) == (export_status, None)
     assert hint in outcome.detail
     assert "\n" not in outcome.detail
 
 
 def test_the_agents_own_wish_for_a_pause_is_passed_on() -> None:
-    assert answered(answer(429, "", "Retry-After: 7")).retry_after_ns == 7_000_000_000
-    assert answered(answer(429, "", "Retry-After: Sat, 21 Nov 2026 14:00:00 GMT")).retry_after_ns is None
+    assert answered(http_response(429, "", "Retry-After: 7")).retry_after_ns == 7_000_000_000
+    assert answered(http_response(429, "", "Retry-After: Sat, 21 Nov 2026 14:00:00 GMT")).retry_after_ns is None
 
 
 def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
     port = unused_port()
     outcome = sink_of(port, host="localhost").export(BATCH)
-    assert outcome.delivery is ExportStatus.RETRY
+    assert outcome.export_status is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at http://localhost:{port} (Connection refused)" in outcome.detail
     assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
 
@@ -119,32 +119,32 @@ def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
 def test_a_host_without_an_address_is_named() -> None:
     for host in ("agent.invalid", "a" * 70 + ".invalid"):  # the second one cannot even be looked up
         outcome = sink_of(8126, host=host).export(BATCH)
-        assert outcome.delivery is ExportStatus.RETRY
+        assert outcome.export_status is ExportStatus.RETRY
         assert f"no Datadog agent can be reached at http://{host}:8126" in outcome.detail
 
 
 def test_an_agent_that_comes_back_elsewhere_is_found() -> None:
-    with Answering(TAKEN) as server:
+    with AnsweringServer(TAKEN) as server:
         sink = sink_of(server.port)
-        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
-    assert sink.export(BATCH).delivery is ExportStatus.RETRY
+        assert sink.export(BATCH).export_status is ExportStatus.DELIVERED
+    assert sink.export(BATCH).export_status is ExportStatus.RETRY
     with socket.create_server(("127.0.0.1", server.port)) as listener:
-        exporting = Exporting(sink)
+        exporting = ExportingProcess(sink)
         connection, _ = listener.accept()
         with connection:
             connection.sendall(TAKEN)
-            assert exporting.outcome().delivery is ExportStatus.DELIVERED
+            assert exporting.outcome().export_status is ExportStatus.DELIVERED
 
 
 def test_what_is_no_http_is_said_to_be_none() -> None:
     outcome = answered(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00 an HTTP/2 server's settings\r\n\r\n")
-    assert outcome.delivery is ExportStatus.RETRY
+    assert outcome.export_status is ExportStatus.RETRY
     assert "does not speak HTTP" in outcome.detail
 
 
 def test_an_agent_that_breaks_off_is_asked_again() -> None:
-    assert answered(b"").delivery is ExportStatus.RETRY
-    assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").delivery is ExportStatus.DELIVERED
+    assert answered(b"").export_status is ExportStatus.RETRY
+    assert answered(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").export_status is ExportStatus.DELIVERED
 
 
 @pytest.mark.parametrize(
@@ -157,30 +157,30 @@ def test_a_profile_that_was_taken_is_not_sent_again_because_the_rest_of_the_answ
 
 def test_nor_because_the_rest_of_the_answer_does_not_come() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        exporting = Exporting(sink_of(listener.getsockname()[1], timeout_s=0.5))
+        exporting = ExportingProcess(sink_of(listener.getsockname()[1], timeout_s=0.5))
         connection, _ = listener.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
-            assert exporting.outcome().delivery is ExportStatus.DELIVERED
+            assert exporting.outcome().export_status is ExportStatus.DELIVERED
 
 
 def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         large = Form((("Content-Type", "text/plain"),), bytes(32 << 20))
-        exporting = Exporting(sink_of(listener.getsockname()[1], form=lambda _: large))
+        exporting = ExportingProcess(sink_of(listener.getsockname()[1], form=lambda _: large))
         connection, _ = listener.accept()
         with connection:
-            connection.sendall(answer(413))
+            connection.sendall(http_response(413))
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 20):  # as a server that lingers: it lets the answer arrive before it resets
                 pass
-            assert exporting.outcome().delivery is ExportStatus.TOO_LARGE
+            assert exporting.outcome().export_status is ExportStatus.TOO_LARGE
 
 
 def test_an_agent_that_says_nothing_does_not_hold_an_export_longer_than_its_time() -> None:
-    with Answering(None) as server:
+    with AnsweringServer(None) as server:
         outcome = sink_of(server.port, timeout_s=0.2).export(BATCH)
-    assert outcome.delivery is ExportStatus.RETRY
+    assert outcome.export_status is ExportStatus.RETRY
     assert "has not answered in time" in outcome.detail
 
 
@@ -209,13 +209,13 @@ def test_an_agent_that_says_a_little_at_a_time_does_not_either() -> None:
 
 @pytest.mark.parametrize("end", [DatadogSink.interrupt, DatadogSink.shutdown])
 def test_an_export_that_waits_for_an_answer_is_ended_at_once(end: Callable[[DatadogSink], None]) -> None:
-    with Answering(None) as server:
+    with AnsweringServer(None) as server:
         sink = sink_of(server.port)
-        exporting = Exporting(sink)
+        exporting = ExportingProcess(sink)
         server.wait(1)
         end(sink)
         outcome = exporting.outcome()
-    assert outcome.delivery is ExportStatus.RETRY
+    assert outcome.export_status is ExportStatus.RETRY
     assert "had to be ended" in outcome.detail
 
 
@@ -233,7 +233,7 @@ def test_an_export_that_waits_for_a_connection_is_ended_at_once() -> None:
         port = listener.getsockname()[1]
         opened.enter_context(socket.create_connection(("127.0.0.1", port)))  # as much as it queues
         sink = sink_of(port)
-        exporting = Exporting(sink)
+        exporting = ExportingProcess(sink)
         deadline = time.monotonic() + 60
         while not is_connecting(port):
             assert time.monotonic() < deadline
@@ -249,27 +249,27 @@ def test_an_interrupt_while_a_profile_is_encoded_keeps_it_from_being_sent() -> N
         sinks[0].interrupt()
         return Form((), b"")
 
-    with Answering(TAKEN) as server:
+    with AnsweringServer(TAKEN) as server:
         sinks.append(sink_of(server.port, form=form))
-        assert sinks[0].export(BATCH).delivery is ExportStatus.RETRY
+        assert sinks[0].export(BATCH).export_status is ExportStatus.RETRY
     assert server.requests == []
 
 
 def test_an_interrupt_ends_the_export_in_flight_and_no_later_one_and_shutdown_all() -> None:
-    with Answering(TAKEN) as server:
+    with AnsweringServer(TAKEN) as server:
         sink = sink_of(server.port)
         sink.interrupt()
-        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
+        assert sink.export(BATCH).export_status is ExportStatus.DELIVERED
         sink.shutdown()
         sink.shutdown()
-        assert sink.export(BATCH).delivery is ExportStatus.RETRY
+        assert sink.export(BATCH).export_status is ExportStatus.RETRY
 
 
 def test_a_process_that_ends_waits_as_long_as_it_can_spare() -> None:
-    with Answering(None) as server:
+    with AnsweringServer(None) as server:
         sink = sink_of(server.port)
-        sink.hurry(0.1)
-        assert sink.export(BATCH).delivery is ExportStatus.RETRY
+        sink.set_shutdown_deadline(0.1)
+        assert sink.export(BATCH).export_status is ExportStatus.RETRY
 
 
 def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
@@ -277,13 +277,13 @@ def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
         raise KeyError("service")
 
     outcome = sink_of(1, form=broken).export(BATCH)
-    assert outcome.delivery is ExportStatus.REJECTED
+    assert outcome.export_status is ExportStatus.REJECTED
     assert "KeyError" in outcome.detail
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("certificates"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("certificates"))
 
 
 def with_tls(cert: Path, key: Path) -> ssl.SSLContext:
@@ -293,18 +293,18 @@ def with_tls(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def secure_sink(port: int, *, timeout_s: float = 60) -> DatadogSink:
-    forms = ProfileForms(lambda: Resource({"service.name": "shop"}))
+    forms = ProfileFormEncoder(lambda: Resource({"service.name": "shop"}))
     url = f"https://localhost:{port}"
-    return DatadogSink(Agent(url, "localhost", port, secure=True), forms.form, timeout_s)
+    return DatadogSink(Agent(url, "localhost", port, is_secure=True), forms.form, timeout_s)
 
 
 def test_an_agent_behind_tls_is_sent_nothing_before_it_is_trusted(
-    files: Files, monkeypatch: pytest.MonkeyPatch
+    files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Answering(TAKEN, tls=with_tls(files.cert, files.key)) as server:
-        monkeypatch.setenv("SSL_CERT_FILE", str(files.stranger))
+    with AnsweringServer(TAKEN, tls=with_tls(files.cert, files.key)) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.untrusted_authority))
         outcome = secure_sink(server.port).export(BATCH)
-        assert outcome.delivery is ExportStatus.RETRY
+        assert outcome.export_status is ExportStatus.RETRY
         assert (
             f"the certificate of the Datadog agent at https://localhost:{server.port} is not trusted" in outcome.detail
         )
@@ -312,28 +312,28 @@ def test_an_agent_behind_tls_is_sent_nothing_before_it_is_trusted(
         assert server.requests == []
         monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
         assert secure_sink(server.port).export(BATCH) == ExportResult(ExportStatus.DELIVERED)
-    with Answering(TAKEN, tls=with_tls(files.elsewhere_cert, files.elsewhere_key)) as server:
+    with AnsweringServer(TAKEN, tls=with_tls(files.wrong_host_cert, files.wrong_host_key)) as server:
         assert "is not trusted" in secure_sink(server.port).export(BATCH).detail
 
 
 def test_an_agent_without_tls_is_not_taken_for_one_with_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        exporting = Exporting(secure_sink(listener.getsockname()[1]))
+        exporting = ExportingProcess(secure_sink(listener.getsockname()[1]))
         connection, _ = listener.accept()
         with connection:
             connection.recv(65536)
-            connection.sendall(answer(400))
+            connection.sendall(http_response(400))
             assert "does not speak TLS" in exporting.outcome().detail
 
 
 @pytest.mark.parametrize("end", [DatadogSink.interrupt, DatadogSink.shutdown])
 def test_an_export_over_tls_that_waits_for_an_answer_is_ended_at_once(
-    end: Callable[[DatadogSink], None], files: Files, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[DatadogSink], None], files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
-    with Answering(None, tls=with_tls(files.cert, files.key)) as server:
+    with AnsweringServer(None, tls=with_tls(files.cert, files.key)) as server:
         sink = secure_sink(server.port)
-        exporting = Exporting(sink)
+        exporting = ExportingProcess(sink)
         server.wait(1)
         end(sink)
         assert "had to be ended" in exporting.outcome().detail
@@ -342,7 +342,7 @@ def test_an_export_over_tls_that_waits_for_an_answer_is_ended_at_once(
 def test_an_export_that_waits_for_a_tls_handshake_is_ended_at_once_or_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = secure_sink(listener.getsockname()[1])
-        exporting = Exporting(sink)
+        exporting = ExportingProcess(sink)
         connection, _ = listener.accept()
         with connection:
             assert connection.recv(1), "the handshake has begun"
@@ -356,8 +356,8 @@ def test_an_agent_at_a_unix_socket_is_reached_and_named_where_it_is_not(tmp_path
     path = tmp_path / "apm.socket"
     sink = DatadogSink(Agent(f"unix://{path}", "localhost", 0, path=str(path)), lambda _: Form((), b"x"))
     outcome = sink.export(BATCH)
-    assert outcome.delivery is ExportStatus.RETRY
+    assert outcome.export_status is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at unix://{path} (No such file or directory)" in outcome.detail
-    with Answering(TAKEN, path=path) as server:
+    with AnsweringServer(TAKEN, path=path) as server:
         assert sink.export(BATCH) == ExportResult(ExportStatus.DELIVERED)
         assert server.requests[0].endswith(b"x")

@@ -9,21 +9,21 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from datadog_form import ReadForm, labelled, read_form
+from datadog_form import ReadForm, read_form, sample_labels
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, origin_in_shop, small_profile
 
-from splunk_profiler.export.datadog.multipart import ProfileForms
+from splunk_profiler.export.datadog.multipart import ProfileFormEncoder
 from splunk_profiler.formats import code_provenance
-from splunk_profiler.formats.datadog_pprof import translated
-from splunk_profiler.model import Aggregate, DataType, Frame, Profile, Source, Stack
+from splunk_profiler.formats.datadog_pprof import translate_profile
+from splunk_profiler.model import Aggregate, DataType, Frame, InstrumentationSource, Profile, Stack
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
     """The form as it is read, and its headers."""
     named = {name.replace("runtime_id", "runtime-id").replace("_", "."): value for name, value in attributes.items()}
-    form = ProfileForms(lambda: Resource(named)).form(profile)
+    form = ProfileFormEncoder(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)
     return read_form(headers["Content-Type"], form.body), headers
 
@@ -84,14 +84,14 @@ def test_the_event_says_when_and_of_whom_the_profile_is() -> None:
 
 
 def test_a_profile_of_selected_traces_has_a_tag_that_says_so() -> None:
-    form, _ = formed(replace(small_profile(), source=Source.SNAPSHOT))
+    form, _ = formed(replace(small_profile(), source=InstrumentationSource.SNAPSHOT))
     assert form.tags["profiling.instrumentation.source"] == "snapshot"
 
 
 def test_the_runtime_id_is_the_one_that_spans_have_on_their_resource() -> None:
     resource = Resource({"service.instance.id": "of the SDK"})
     identity = RuntimeId.new()
-    form = ProfileForms(lambda: ResourceTagger(identity, on_spans=True).resource(resource)).form(small_profile())
+    form = ProfileFormEncoder(lambda: ResourceTagger(identity, on_spans=True).resource(resource)).form(small_profile())
     assert read_form(dict(form.headers)["Content-Type"], form.body).tags["runtime-id"] == identity.value
 
 
@@ -136,7 +136,7 @@ def test_the_users_own_tags_go_with_the_profile() -> None:
         "a:b": "x,y:z",
     }
     tags = {"region": "us", "env": "prod", "service": "other", "language": "ruby", "lonely": "", "": "nothing"}
-    form = ProfileForms(lambda: Resource(attributes), tags=tags).form(small_profile())
+    form = ProfileFormEncoder(lambda: Resource(attributes), tags=tags).form(small_profile())
     found = read_form(dict(form.headers)["Content-Type"], form.body).tags
     own = {"team": "shop", "region": "us", "cloud.region": "eu-1", "replicas": "3", "a_b": "x_y:z", "lonely": ""}
     known = {"service": "shop", "version": "1.2", "env": "prod", "language": "python"}
@@ -177,7 +177,7 @@ def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> N
         ("tenant", "acme"),
     )
     form, _ = formed(known)
-    assert labelled(form.profile) == [
+    assert sample_labels(form.profile) == [
         {
             "source.event.name": "timer",
             "thread id": 7,
@@ -194,7 +194,7 @@ def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> N
 
 def test_others_are_let_in_while_a_large_profile_is_put_into_its_words() -> None:
     profile, pauses = large_profile(1000), Counter[str]()
-    translated(profile, lambda: pauses.update(["words"]))
+    translate_profile(profile, lambda: pauses.update(["words"]))
     code_provenance.message([profile], origin_in_shop, lambda: pauses.update(["whose"]))
     assert pauses["words"] >= 10
     assert pauses["whose"] >= 10

@@ -10,8 +10,8 @@ from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.config import from_env
 from splunk_profiler.export.datadog.exporter import DatadogSink
-from splunk_profiler.export.destinations import make_sink, said
-from splunk_profiler.export.files import ProfileFiles
+from splunk_profiler.export.destinations import describe, make_sink
+from splunk_profiler.export.files import DirectorySink
 from splunk_profiler.export.otlp.exporter import OtlpSink
 
 OUTPUT = "SPLUNK_PROFILER_OUTPUT"
@@ -22,7 +22,7 @@ OUTPUT = "SPLUNK_PROFILER_OUTPUT"
     [
         ({}, OtlpSink, "https://localhost:4317 (from default)"),
         ({OUTPUT: "otlp", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://h:1"}, OtlpSink, "http://h:1 (from SPLUNK_PROFILER"),
-        ({OUTPUT: "file:/var/lib/profiles"}, ProfileFiles, f"files in /var/lib/profiles (from {OUTPUT})"),
+        ({OUTPUT: "file:/var/lib/profiles"}, DirectorySink, f"files in /var/lib/profiles (from {OUTPUT})"),
         ({OUTPUT: "datadog:http://agent"}, DatadogSink, f"the Datadog agent at http://agent (from {OUTPUT})"),
     ],
 )
@@ -31,7 +31,7 @@ def test_a_destination_has_its_sink_and_is_told_in_words(env: dict[str, str], ki
     sink = make_sink(resolved, Resource.get_empty, share_connection=False)
     sink.shutdown()
     assert type(sink) is kind
-    assert said(resolved).startswith(words)
+    assert describe(resolved).startswith(words)
 
 
 @pytest.mark.parametrize("output", ["file:/gone", "datadog:http://127.0.0.1:9"])

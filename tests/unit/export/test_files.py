@@ -14,26 +14,24 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from modes import nothing_masked, open_to_others
+from modes import find_open_to_others, umask_cleared
 from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
-from splunk_profiler.export.files import ProfileFiles
-from splunk_profiler.formats.pprof import MOST_BODY_BYTES, message
-from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, Profile, Source
+from splunk_profiler.export.files import DirectorySink
+from splunk_profiler.formats.pprof import MAX_BODY_BYTES, message
+from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
 BATCH = Batch((small_profile(),), 0)
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"
 
 
-def sink_in(
-    directory: Path, service: str = "shop", *, most_files: int = 100, most_bytes: int = 1 << 30
-) -> ProfileFiles:
-    return ProfileFiles(
-        directory, lambda: Resource({"service.name": service}), most_files=most_files, most_bytes=most_bytes
+def sink_in(directory: Path, service: str = "shop", *, max_files: int = 100, max_bytes: int = 1 << 30) -> DirectorySink:
+    return DirectorySink(
+        directory, lambda: Resource({"service.name": service}), max_files=max_files, max_bytes=max_bytes
     )
 
 
@@ -50,13 +48,13 @@ def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) 
     sink, profile = sink_in(tmp_path), large_profile(13_000)
     assert sink.export(Batch((profile,), 0)) == ExportResult(ExportStatus.DELIVERED)
     (path,) = tmp_path.iterdir()
-    assert path.stat().st_size * 4 / 3 > MOST_BODY_BYTES, "no log record could hold it"
-    assert gzip.decompress(path.read_bytes()) == message(profile, CodeClassifier().of)
+    assert path.stat().st_size * 4 / 3 > MAX_BODY_BYTES, "no log record could hold it"
+    assert gzip.decompress(path.read_bytes()) == message(profile, CodeClassifier().classify)
 
 
 def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> None:
     identity = RuntimeId.new()
-    sink = ProfileFiles(
+    sink = DirectorySink(
         tmp_path, lambda: ResourceTagger(identity, on_spans=True).resource(Resource({"service.name": "shop"}))
     )
     sink.export(Batch((replace(small_profile(), dropped_labels=1),), 0))
@@ -79,27 +77,30 @@ def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
 
 
 def test_profiles_of_selected_traces_are_told_by_their_names_and_go_like_the_others(tmp_path: Path) -> None:
-    closely = replace(small_profile(), source=Source.SNAPSHOT)
+    closely = replace(small_profile(), source=InstrumentationSource.SNAPSHOT)
     sink_in(tmp_path).export(Batch((closely,), 0))
     (name,) = names(tmp_path)
     assert name.endswith("-1-snapshot.pprof")
-    sink_in(tmp_path, most_files=1).export(at(10))
+    sink_in(tmp_path, max_files=1).export(at(10))
     (left,) = names(tmp_path)
     assert left != name
 
 
 @pytest.mark.parametrize(
     ("source", "ending"),
-    [(Source.CONTINUOUS, "-1-allocation.pprof"), (Source.SNAPSHOT, "-1-allocation-snapshot.pprof")],
+    [
+        (InstrumentationSource.CONTINUOUS, "-1-allocation.pprof"),
+        (InstrumentationSource.SNAPSHOT, "-1-allocation-snapshot.pprof"),
+    ],
 )
 def test_profiles_of_another_data_type_are_told_by_their_names_and_go_like_the_others(
-    tmp_path: Path, source: Source, ending: str
+    tmp_path: Path, source: InstrumentationSource, ending: str
 ) -> None:
     other = replace(small_profile(), data_type=DataType.ALLOCATION, source=source)
     sink_in(tmp_path).export(Batch((other,), 0))
     (name,) = names(tmp_path)
     assert name.endswith(ending)
-    sink_in(tmp_path, most_files=1).export(at(10))
+    sink_in(tmp_path, max_files=1).export(at(10))
     (left,) = names(tmp_path)
     assert left != name
 
@@ -117,7 +118,7 @@ def test_a_missing_directory_is_made_also_when_it_goes_later(tmp_path: Path) -> 
     directory = tmp_path / "a" / "b"
     sink = sink_in(directory)
     for _ in range(2):
-        assert sink.export(BATCH).delivery is ExportStatus.DELIVERED
+        assert sink.export(BATCH).export_status is ExportStatus.DELIVERED
         for path in directory.iterdir():
             path.unlink()
         directory.rmdir()
@@ -125,9 +126,9 @@ def test_a_missing_directory_is_made_also_when_it_goes_later(tmp_path: Path) -> 
 
 def test_files_and_directories_that_are_made_are_their_owners_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with nothing_masked():
+    with umask_cleared():
         sink_in(tmp_path / "a" / "b").export(BATCH)
-    assert open_to_others(tmp_path) == [tmp_path], "what is there keeps its permissions"
+    assert find_open_to_others(tmp_path) == [tmp_path], "what is there keeps its permissions"
     assert len(names(tmp_path / "a" / "b")) == 1
 
 
@@ -135,33 +136,33 @@ def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_an
     (tmp_path / "file").touch()
     for directory, reason in ((tmp_path / "file" / "x", "Not a directory"), (tmp_path / "file", "File exists")):
         outcome = sink_in(directory).export(BATCH)
-        assert outcome.delivery is ExportStatus.RETRY
+        assert outcome.export_status is ExportStatus.RETRY
         assert f"profiles cannot be written to {directory} ({reason})" in outcome.detail
         assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
 
 
 def test_the_oldest_files_of_the_service_go_when_there_are_too_many(tmp_path: Path) -> None:
     for run in range(3):  # each looks once, when it has written the first
-        sink = sink_in(tmp_path, most_files=20)
+        sink = sink_in(tmp_path, max_files=20)
         for number in range(10):
             sink.export(at(10 * run + number))
     kept = names(tmp_path)
     assert len(kept) == 29
-    sink_in(tmp_path, most_files=20).export(at(30))
+    sink_in(tmp_path, max_files=20).export(at(30))
     assert names(tmp_path)[:19] == kept[10:]
     assert len(names(tmp_path)) == 20
 
 
 def test_a_run_that_lasts_looks_again_and_again(tmp_path: Path) -> None:
-    sink = sink_in(tmp_path, most_files=5)
+    sink = sink_in(tmp_path, max_files=5)
     for number in range(100):
         sink.export(at(number))
     assert 5 <= len(names(tmp_path)) < 5 + 16
 
 
-@pytest.mark.parametrize("wait", [ProfileFiles.interrupt, ProfileFiles.shutdown])
+@pytest.mark.parametrize("wait", [DirectorySink.interrupt, DirectorySink.shutdown])
 def test_who_waits_for_an_export_does_not_wait_until_a_directory_is_looked_through(
-    tmp_path: Path, wait: Callable[[ProfileFiles], None]
+    tmp_path: Path, wait: Callable[[DirectorySink], None]
 ) -> None:
     for number in range(5):
         sink_in(tmp_path).export(at(number))
@@ -170,15 +171,15 @@ def test_who_waits_for_an_export_does_not_wait_until_a_directory_is_looked_throu
         wait(sink)
         return Resource({"service.name": "shop"})
 
-    sink = ProfileFiles(tmp_path, resource, most_files=1)
+    sink = DirectorySink(tmp_path, resource, max_files=1)
     assert sink.export(at(5)) == ExportResult(ExportStatus.DELIVERED)
     assert len(names(tmp_path)) == 6
 
 
 def test_a_process_that_ends_with_its_only_profile_removes_old_ones(tmp_path: Path) -> None:
     for number in range(5):
-        sink = sink_in(tmp_path, most_files=1)
-        sink.hurry(1)
+        sink = sink_in(tmp_path, max_files=1)
+        sink.set_shutdown_deadline(1)
         sink.export(at(number))
     assert len(names(tmp_path)) == 1
 
@@ -191,7 +192,7 @@ def test_a_directory_that_cannot_be_listed_takes_profiles_and_is_told_of_once(
 
     monkeypatch.setattr(os, "scandir", scandir)
     sink = sink_in(tmp_path)
-    assert {sink.export(at(number)).delivery for number in range(40)} == {ExportStatus.DELIVERED}
+    assert {sink.export(at(number)).export_status for number in range(40)} == {ExportStatus.DELIVERED}
     monkeypatch.undo()
     assert len(names(tmp_path)) == 40
     (record,) = caplog.records
@@ -202,7 +203,7 @@ def test_the_oldest_files_go_when_they_take_too_much_room(tmp_path: Path) -> Non
     sink_in(tmp_path).export(at(0))
     size = next(tmp_path.iterdir()).stat().st_size
     for number in range(1, 10):
-        sink_in(tmp_path, most_bytes=4 * size + size // 2).export(at(number))
+        sink_in(tmp_path, max_bytes=4 * size + size // 2).export(at(number))
     assert len(names(tmp_path)) == 4
     assert names(tmp_path)[0].startswith("shop-20260528T202646")
 
@@ -242,12 +243,12 @@ def test_on_a_disk_that_others_have_filled_no_more_goes_than_is_to_be_written(
     disk, next_one = Disk(tmp_path, 0, monkeypatch), at(9)
     for _ in range(5):
         outcome = sink.export(next_one)
-        assert outcome.delivery is ExportStatus.RETRY
+        assert outcome.export_status is ExportStatus.RETRY
         assert "No space left on device" in outcome.detail
     kept = len(names(tmp_path))
     assert kept in (7, 8)  # their sizes differ by some bytes
     disk.size = 1 << 30
-    assert sink.export(next_one).delivery is ExportStatus.DELIVERED
+    assert sink.export(next_one).export_status is ExportStatus.DELIVERED
     assert len(names(tmp_path)) == kept + 1
 
 
@@ -257,7 +258,7 @@ def test_no_profile_goes_for_one_that_they_all_could_not_make_room_for(
     sink = sink_in(tmp_path)
     sink.export(at(0))
     Disk(tmp_path, 0, monkeypatch)
-    assert sink.export(Batch((large_profile(500),), 0)).delivery is ExportStatus.RETRY
+    assert sink.export(Batch((large_profile(500),), 0)).export_status is ExportStatus.RETRY
     assert len(names(tmp_path)) == 1
 
 
@@ -273,7 +274,7 @@ def test_a_disk_that_tells_only_at_the_end_that_it_has_no_room_leaves_nothing_th
     sink = sink_in(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "close", close)
-        assert sink.export(BATCH).delivery is ExportStatus.RETRY
+        assert sink.export(BATCH).export_status is ExportStatus.RETRY
     assert names(tmp_path) == []
 
 
@@ -282,7 +283,7 @@ def test_files_of_a_clock_that_was_far_ahead_go_first(tmp_path: Path) -> None:
     for day in range(1, 6):
         sink_in(tmp_path).export(at(now + day * 86_400))
     before = set(names(tmp_path))
-    sink = sink_in(tmp_path, most_files=18)
+    sink = sink_in(tmp_path, max_files=18)
     for number in range(17):
         sink.export(at(now - number))
     assert len(set(names(tmp_path)) - before) == 17
@@ -299,7 +300,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in others:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
-    sink_in(tmp_path, most_files=1).export(BATCH)
+    sink_in(tmp_path, max_files=1).export(BATCH)
     assert set(others) < set(names(tmp_path))
 
 
@@ -334,11 +335,11 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path)
     link.symlink_to(target)
     outcome = sink_in(tmp_path).export(BATCH)
     assert target.exists()
-    assert outcome.delivery is ExportStatus.DELIVERED
+    assert outcome.export_status is ExportStatus.DELIVERED
 
 
 def test_a_sink_that_is_shut_down_writes_nothing(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     sink.shutdown()
-    assert sink.export(BATCH).delivery is ExportStatus.RETRY
+    assert sink.export(BATCH).export_status is ExportStatus.RETRY
     assert names(tmp_path) == []

@@ -26,7 +26,7 @@ class Taking:
         self.batches.append(batch)
         return ExportResult(ExportStatus.DELIVERED)
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
         self.asked.append(f"hurry {timeout_s}")
 
     def interrupt(self) -> None:
@@ -67,9 +67,9 @@ def test_the_sink_is_made_by_the_first_export_and_once() -> None:
     made: list[Taking] = []
     late = LazySink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
     assert not made
-    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
+    assert late.export(BATCH).export_status is ExportStatus.DELIVERED
     late.open()
-    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
+    assert late.export(BATCH).export_status is ExportStatus.DELIVERED
     assert len(made) == 1
     assert made[0].batches == [BATCH, BATCH]
 
@@ -187,18 +187,18 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
     slow_module.inside = fork
     __import__("slow_to_import")
     exporting.join()
-    assert late.export(BATCH).delivery is ExportStatus.DELIVERED
+    assert late.export(BATCH).export_status is ExportStatus.DELIVERED
 
 
 def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() -> None:
     asked = threading.Semaphore(0)
     described = threading.Event()
 
-    def is_described() -> bool:
+    def is_service_known() -> bool:
         asked.release()
         return described.is_set()
 
-    opening = threading.Thread(target=LazySink(Taking, is_described).open)
+    opening = threading.Thread(target=LazySink(Taking, is_service_known).open)
     opening.start()
     for _ in range(3):
         asked.acquire()
@@ -210,15 +210,15 @@ def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() ->
 def test_an_ending_process_does_not_wait_for_its_description() -> None:
     asked = threading.Event()
 
-    def is_described() -> bool:
+    def is_service_known() -> bool:
         asked.set()
         return False
 
-    late = LazySink(Taking, is_described)
+    late = LazySink(Taking, is_service_known)
     opening = threading.Thread(target=late.open)
     opening.start()
     asked.wait()
-    late.hurry(1.0)
+    late.set_shutdown_deadline(1.0)
     opening.join()
 
 
@@ -232,7 +232,7 @@ def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> 
     late = LazySink(make)
     late.open()
     outcomes = [late.export(BATCH), late.export(BATCH)]
-    assert {(outcome.delivery, outcome.detail) for outcome in outcomes} == {
+    assert {(outcome.export_status, outcome.detail) for outcome in outcomes} == {
         (ExportStatus.REJECTED, "the exporter cannot be made: no gRPC here")
     }
     assert len(tries) == 1
@@ -241,7 +241,7 @@ def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> 
 def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
     made: list[Taking] = []
     late = LazySink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
-    late.hurry(1.0)
+    late.set_shutdown_deadline(1.0)
     late.open()
     assert not made
     late.export(BATCH)
@@ -254,6 +254,6 @@ def test_what_is_asked_of_it_reaches_the_sink() -> None:
     late.interrupt()
     late.export(BATCH)
     late.interrupt()
-    late.hurry(0.5)
+    late.set_shutdown_deadline(0.5)
     late.shutdown()
     assert sink.asked == ["interrupt", "hurry 0.5", "shutdown"]

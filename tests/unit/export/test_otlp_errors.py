@@ -11,7 +11,7 @@ import pytest
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
-from splunk_profiler.export.otlp.errors import Speaks, outcome, probe
+from splunk_profiler.export.otlp.errors import ServerProtocol, classify_error, probe
 from splunk_profiler.model import ExportStatus
 
 
@@ -50,17 +50,17 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 @pytest.mark.parametrize(
     ("answer", "speaks"),
     [
-        (SETTINGS, Speaks.HTTP2),
-        (bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100]), Speaks.HTTP2),
-        (b"\x15\x03\x03\x00\x02\x02\x46", Speaks.TLS),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Speaks.HTTP1),
-        (b"SSH-2.0-OpenSSH_9.9\r\n", Speaks.UNKNOWN),
-        (SETTINGS[:5], Speaks.UNKNOWN),
-        (b"", Speaks.UNKNOWN),
+        (SETTINGS, ServerProtocol.HTTP2),
+        (bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100]), ServerProtocol.HTTP2),
+        (b"\x15\x03\x03\x00\x02\x02\x46", ServerProtocol.TLS),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocol.HTTP1),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", ServerProtocol.UNKNOWN),
+        (SETTINGS[:5], ServerProtocol.UNKNOWN),
+        (b"", ServerProtocol.UNKNOWN),
     ],
 )
 @pytest.mark.parametrize("secure", [True, False])
-def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: Speaks, secure: bool) -> None:
+def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: ServerProtocol, secure: bool) -> None:
     server = Server(answer)
     found = probe(Endpoint("", f"127.0.0.1:{server.port}", secure, ""))
     server.stop()
@@ -98,8 +98,8 @@ class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
 )
 def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_parts(code: str, details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
-    found = outcome(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), Speaks.UNKNOWN)
-    assert found.delivery is ExportStatus.TOO_LARGE
+    found = classify_error(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), ServerProtocol.UNKNOWN)
+    assert found.export_status is ExportStatus.TOO_LARGE
     assert details in found.detail
 
 
@@ -107,10 +107,10 @@ def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_p
 def test_a_receiver_that_has_no_room_is_not_taken_for_one_that_wants_less_at_a_time(details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
     refused = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
-    assert outcome(refused, endpoint, Transport(), Speaks.UNKNOWN).delivery is ExportStatus.RETRY
+    assert classify_error(refused, endpoint, Transport(), ServerProtocol.UNKNOWN).export_status is ExportStatus.RETRY
 
 
 def test_a_port_without_a_server_speaks_nothing_known() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        assert probe(Endpoint("", f"127.0.0.1:{unused.getsockname()[1]}", False, "")) is Speaks.UNKNOWN
+        assert probe(Endpoint("", f"127.0.0.1:{unused.getsockname()[1]}", False, "")) is ServerProtocol.UNKNOWN

@@ -30,14 +30,14 @@ def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://{address}"), lambda _: b"", Transport())
     batch = Batch((make_sample(1),), 1)
-    assert sink.export(batch).delivery is ExportStatus.RETRY
+    assert sink.export(batch).export_status is ExportStatus.RETRY
     server = grpc.server(ThreadPoolExecutor(1))
     add_LogsServiceServicer_to_server(Collector(), server)  # type: ignore[no-untyped-call]  # generated
     server.add_insecure_port(address)
     server.start()
     try:
-        sink.hurry(10)
-        assert sink.export(batch).delivery is ExportStatus.DELIVERED
+        sink.set_shutdown_deadline(10)
+        assert sink.export(batch).export_status is ExportStatus.DELIVERED
     finally:
         sink.shutdown()
         server.stop(None).wait()

@@ -13,7 +13,7 @@ from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.model import Profile, Source
+from splunk_profiler.model import InstrumentationSource, Profile
 
 RESOURCE = Resource({"service.name": "shop"})
 
@@ -49,7 +49,7 @@ def test_a_profile_is_one_record_with_the_attributes_of_the_convention() -> None
 
 
 def test_profiles_of_both_profilers_are_told_apart() -> None:
-    found = records(small_profile(), replace(small_profile(), source=Source.SNAPSHOT))
+    found = records(small_profile(), replace(small_profile(), source=InstrumentationSource.SNAPSHOT))
     sources = [
         pair.value.string_value
         for record in found

@@ -12,15 +12,15 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.sdk.resources import Resource
 from sample_factory import make_sample
 
-from splunk_profiler.export.otlp.sample_records import Encoder
+from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats.text import body
-from splunk_profiler.model import Sample, Source, SpanRef
+from splunk_profiler.model import InstrumentationSource, Sample, SpanRef
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
 
 
 def encode(*samples: Sample, resource: Resource = RESOURCE) -> Any:
-    encoder = Encoder(lambda: resource, body, time_ns=lambda: 99)
+    encoder = SampleEncoder(lambda: resource, body, time_ns=lambda: 99)
     return ExportLogsServiceRequest.FromString(encoder.encode(samples))
 
 
@@ -73,7 +73,7 @@ def test_only_a_stack_that_was_cut_says_so() -> None:
 
 
 def test_only_a_sample_of_a_snapshot_profile_says_so() -> None:
-    samples = make_sample(), replace(make_sample(), source=Source.SNAPSHOT)
+    samples = make_sample(), replace(make_sample(), source=InstrumentationSource.SNAPSHOT)
     sources = [plain(only_record(sample).attributes).get("profiling.instrumentation.source") for sample in samples]
     assert sources == [None, "snapshot"]
 
@@ -100,7 +100,7 @@ def test_text_that_utf8_cannot_carry_is_written_out() -> None:
 )
 def test_every_kind_of_resource_attribute_is_encoded(value: Any, kind: str, sent: Any) -> None:
     resource = SimpleNamespace(attributes={"key": value}, schema_url="")
-    request = ExportLogsServiceRequest.FromString(Encoder(lambda: resource, body).encode([make_sample()]))
+    request = ExportLogsServiceRequest.FromString(SampleEncoder(lambda: resource, body).encode([make_sample()]))
     (pair,) = request.resource_logs[0].resource.attributes
     assert pair.value.WhichOneof("value") == kind
     assert getattr(pair.value, kind) == sent
@@ -114,7 +114,7 @@ def test_a_sequence_is_encoded_as_an_array() -> None:
 
 def test_a_resource_that_was_replaced_is_encoded_anew() -> None:
     resources = [Resource({"service.name": "a"}), Resource({"service.name": "b"})]
-    encoder = Encoder(lambda: resources[0], body)
+    encoder = SampleEncoder(lambda: resources[0], body)
     encoder.encode([make_sample()])
     del resources[0]
     request = ExportLogsServiceRequest.FromString(encoder.encode([make_sample()]))

@@ -19,7 +19,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
-from splunk_profiler.export.otlp import channel as connection
+from splunk_profiler.export.otlp import channel
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_the_exporter_of_each_span_processor_can_be_found(exporter: OTLPSpanExpo
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SpanProcessor())
         provider.add_span_processor(processor)
-        assert exporter in list(connection.span_exporters(provider))
+        assert exporter in list(channel.iter_span_exporters(provider))
         provider.shutdown()
 
 
 def test_a_provider_without_processors_has_no_exporter() -> None:
-    assert list(connection.span_exporters(None)) == []
-    assert list(connection.span_exporters(object())) == []
-    assert list(connection.span_exporters(trace.NoOpTracerProvider())) == []
+    assert list(channel.iter_span_exporters(None)) == []
+    assert list(channel.iter_span_exporters(object())) == []
+    assert list(channel.iter_span_exporters(trace.NoOpTracerProvider())) == []
 
 
 def test_a_trace_exporter_says_where_it_sends_and_how(exporter: OTLPSpanExporter) -> None:
@@ -51,9 +51,9 @@ def test_a_trace_exporter_says_where_it_sends_and_how(exporter: OTLPSpanExporter
 
 
 def test_a_trace_exporter_says_whether_it_uses_tls(exporter: OTLPSpanExporter) -> None:
-    assert connection.uses_tls(exporter) is False
+    assert channel.uses_tls(exporter) is False
     secure = OTLPSpanExporter(endpoint="https://127.0.0.1:4317")
-    assert connection.uses_tls(secure) is True
+    assert channel.uses_tls(secure) is True
     secure.shutdown()
 
 
@@ -64,12 +64,12 @@ def test_a_trace_exporter_says_that_it_is_shut_down(exporter: OTLPSpanExporter) 
 
 
 def test_the_module_of_the_trace_exporter_is_where_it_is_looked_for() -> None:
-    assert OTLPSpanExporter.__module__ == connection.TRACE_EXPORTER
+    assert OTLPSpanExporter.__module__ == channel.TRACE_EXPORTER
 
 
 def test_the_method_of_an_export_is_that_of_the_service() -> None:
     service = logs_service_pb2.DESCRIPTOR.services_by_name["LogsService"]
-    assert f"/{service.full_name}/Export" == connection.METHOD
+    assert f"/{service.full_name}/Export" == channel.EXPORT_METHOD
 
 
 def test_the_key_that_keeps_instrumentation_away_exists() -> None:

@@ -17,9 +17,18 @@ from hypothesis import strategies as st
 from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
-from splunk_profiler.capture.events.collector import GC
-from splunk_profiler.formats.pprof import MOST_BODY_BYTES, MOST_CHARACTERS, Part, body, message, parts
-from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Source, Stack, ValueType
+from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.formats.pprof import MAX_BODY_BYTES, MAX_TEXT_CHARACTERS, EncodedPart, body, message, parts
+from splunk_profiler.model import (
+    Aggregate,
+    DataType,
+    EventKind,
+    Frame,
+    InstrumentationSource,
+    Profile,
+    Stack,
+    ValueType,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -54,7 +63,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
     data_type = draw(st.sampled_from(DataType))
-    kinds = draw(st.permutations((GC, LOCKS) if data_type is DataType.CPU else (OBJECTS, PAGES)).map(tuple))
+    kinds = draw(st.permutations((GC_KIND, LOCKS) if data_type is DataType.CPU else (OBJECTS, PAGES)).map(tuple))
     own = st.sampled_from(kinds) if data_type is not DataType.CPU else st.none() | st.sampled_from(kinds)
     aggregates = st.builds(Aggregate, st.sampled_from(stacks), LABELS, *[NUMBERS] * 3, own, AMOUNTS, AMOUNTS)
     return draw(
@@ -65,7 +74,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             AMOUNTS,
             st.lists(aggregates, max_size=8).map(tuple),
             st.integers(0, 9),
-            st.just(Source.CONTINUOUS),
+            st.just(InstrumentationSource.CONTINUOUS),
             st.just(data_type),
             st.just(kinds),
         )
@@ -119,7 +128,7 @@ def read(decoded: Any) -> list[tuple[Any, ...]]:
     return found
 
 
-def unpacked(part: Part) -> Any:
+def unpacked(part: EncodedPart) -> Any:
     return decode(gzip.decompress(part.gzipped))
 
 
@@ -176,7 +185,7 @@ def test_a_profile_of_another_data_type_has_none_of_the_timers_values_and_shows_
 def test_an_event_of_which_a_profile_says_nothing_is_an_error_and_no_sample_of_zeros() -> None:
     aggregate = Aggregate(Stack((), truncated=False), (), 0, 0, 0, LOCKS, 3, 4)
     with pytest.raises(KeyError):
-        message(Profile(5, 6, 7, (aggregate,), kinds=(GC,)))
+        message(Profile(5, 6, 7, (aggregate,), kinds=(GC_KIND,)))
 
 
 def test_the_mapping_says_that_no_symbols_have_to_be_looked_for() -> None:
@@ -206,7 +215,7 @@ def test_functions_of_one_name_that_begin_on_different_lines_are_two() -> None:
 
 
 def test_a_profile_of_nothing_is_complete() -> None:
-    decoded = decode(message(Profile(5, 6, 7, (), kinds=(GC,))))
+    decoded = decode(message(Profile(5, 6, 7, (), kinds=(GC_KIND,))))
     assert (decoded.time_nanos, decoded.duration_nanos, decoded.period) == (5, 6, 7)
     assert len(decoded.sample_type) == 5
     assert not decoded.sample
@@ -235,7 +244,7 @@ def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() 
     profile = large_profile(15_000, dropped_labels=3)
     found = parts(profile)
     assert len(found) > 1
-    assert all(len(body(part)) <= MOST_BODY_BYTES for part in found)
+    assert all(len(body(part)) <= MAX_BODY_BYTES for part in found)
     decoded = [unpacked(part) for part in found]
     assert [sample for each in decoded for sample in read(each)] == [
         recorded(one, profile) for one in profile.aggregates
@@ -249,7 +258,7 @@ def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() 
 
 def test_a_sample_that_no_body_can_hold_is_a_part_of_its_own() -> None:
     profile = large_profile(5)
-    found = parts(profile, most_body_bytes=100)
+    found = parts(profile, max_body_bytes=100)
     assert [sample for part in found for sample in read(unpacked(part))] == [
         recorded(a, profile) for a in profile.aggregates
     ]
@@ -265,9 +274,9 @@ def test_a_text_without_end_is_cut_and_does_not_multiply_with_the_parts() -> Non
         aggregates=tuple(replace(one, labels=(*one.labels, ("thread.name", name))) for one in profile.aggregates),
     )
     (part,) = parts(profile)
-    assert len(body(part)) <= MOST_BODY_BYTES
+    assert len(body(part)) <= MAX_BODY_BYTES
     sent = {value for _, labels, _ in read(unpacked(part)) for key, value in labels if len(str(value)) > 1000}
-    assert sent == {name[: MOST_CHARACTERS - 1] + "…"}
+    assert sent == {name[: MAX_TEXT_CHARACTERS - 1] + "…"}
 
 
 def test_others_are_let_in_while_a_large_profile_is_encoded() -> None:

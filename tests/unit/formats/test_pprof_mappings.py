@@ -16,12 +16,12 @@ from profile_schema import decode
 
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.pprof import message, parts
-from splunk_profiler.model import Aggregate, CodeOrigin, Frame, Kind, Profile, Stack
+from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINS = st.builds(
     CodeOrigin,
-    st.sampled_from(Kind),
+    st.sampled_from(OriginKind),
     st.sampled_from(["", "shop", "requests"]) | st.text(max_size=5),
     st.sampled_from(["", "1.0"]) | st.text(max_size=5),
 )
@@ -63,17 +63,17 @@ def test_mappings_are_numbered_without_gaps_and_all_say_that_names_are_known(ori
     assert [row.id for row in decoded.mapping] == list(range(1, len(decoded.mapping) + 1))
     assert text[decoded.mapping[0].filename] == "python"
     assert all(row.has_functions and row.has_filenames and row.has_line_numbers for row in decoded.mapping)
-    assert len(decoded.mapping) == len({*origins, CodeOrigin(Kind.UNKNOWN)})
+    assert len(decoded.mapping) == len({*origins, CodeOrigin(OriginKind.UNKNOWN)})
     for row in decoded.mapping:
         assert len(text[row.build_id]) != 1, "readers take a build id's first two characters for a folder"
     places = by_location(decoded)
     for frame, origin in zip(frames, origins, strict=True):
         name, _ = places[frame.file, 1]
-        assert name.startswith("python" if origin.kind is Kind.UNKNOWN else origin.kind.value.replace(" ", "-"))
+        assert name.startswith("python" if origin.kind is OriginKind.UNKNOWN else origin.kind.value.replace(" ", "-"))
 
 
 def test_each_part_of_a_large_profile_has_the_mappings_that_it_needs() -> None:
-    found = parts(large_profile(400), most_body_bytes=20_000, origin_of=origin_in_shop)
+    found = parts(large_profile(400), max_body_bytes=20_000, origin_of=origin_in_shop)
     assert len(found) > 1
     for part in found:
         decoded = decode(gzip.decompress(part.gzipped))

@@ -8,7 +8,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
-from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, encoded, is_transaction, with_stacks
+from splunk_profiler.host_profilers.annotation import (
+    STACK_TRACE_IDS,
+    HostId,
+    copy_with_stacks,
+    encode_stack_ids,
+    is_transaction,
+)
 
 FIRST = bytes.fromhex("60b420bb3851d9d47acb933dbe70399b")
 SECOND = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")
@@ -32,13 +38,13 @@ def rich_span(limits: SpanLimits | None = None) -> ReadableSpan:
 
 
 def test_the_example_of_the_specification() -> None:
-    ids = encoded({FIRST: 3, SECOND: 1})
+    ids = encode_stack_ids({FIRST: 3, SECOND: 1})
     assert sorted(ids) == sorted(["YLQguzhR2dR6y5M9vnA5mw"] * 3 + ["TJMmu5gF-o-FiCwS6uckzg"])
 
 
 def test_a_copy_has_the_ids_as_an_array_of_strings_beyond_every_limit() -> None:
     span = rich_span()
-    made = with_stacks(span, {FIRST: 2})
+    made = copy_with_stacks(span, {FIRST: 2})
     assert made.attributes is not None
     assert span.attributes is not None
     assert made.attributes[STACK_TRACE_IDS] == ("YLQguzhR2dR6y5M9vnA5mw",) * 2
@@ -48,7 +54,7 @@ def test_a_copy_has_the_ids_as_an_array_of_strings_beyond_every_limit() -> None:
 def test_everything_else_of_the_span_stays_and_the_original_is_left_alone() -> None:
     span = rich_span()
     before = span.to_json()
-    made = with_stacks(span, {FIRST: 1})
+    made = copy_with_stacks(span, {FIRST: 1})
     assert span.to_json() == before
     assert made is not span
     assert (made.dropped_attributes, made.dropped_events, made.dropped_links) == (
@@ -66,19 +72,19 @@ def test_everything_else_of_the_span_stays_and_the_original_is_left_alone() -> N
 def test_without_a_word_of_the_profiler_spans_keep_their_resource() -> None:
     host_id = HostId(lambda *_: None)
     span = rich_span()
-    assert host_id.added(span) is span
+    assert host_id.add_to_span(span) is span
 
 
 def test_the_host_that_the_profiler_says_is_added_to_the_resource() -> None:
     host_id = HostId(lambda *_: None)
     host_id.value = "i-1"
     span = rich_span()
-    made = host_id.added(span)
+    made = host_id.add_to_span(span)
     assert made.resource.attributes == {"service.name": "shop", "host.id": "i-1"}
     assert "host.id" not in span.resource.attributes
-    assert host_id.added(rich_span()).resource.attributes["host.id"] == "i-1"
+    assert host_id.add_to_span(rich_span()).resource.attributes["host.id"] == "i-1"
     host_id.value = "i-2"
-    assert host_id.added(span).resource.attributes["host.id"] == "i-2"
+    assert host_id.add_to_span(span).resource.attributes["host.id"] == "i-2"
 
 
 def test_a_host_id_of_the_services_own_stays_and_a_difference_is_told() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import SPAN_KEY, Elastic, OwnMemory, Publishing, Span
+from own_memory import SPAN_KEY, Elastic, InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -20,7 +20,7 @@ PAIRS = ((b"route", b"/checkout"),)
 
 
 @pytest.fixture(autouse=True)
-def a_record_of_this_thread(publishing: Publishing) -> None:
+def a_record_of_this_thread(publishing: InstalledPublisher) -> None:
     """As if it had had a span before, so that it is always among those that are compared."""
     _context.detach(publishing.attach(known(1)))
 
@@ -28,7 +28,7 @@ def a_record_of_this_thread(publishing: Publishing) -> None:
 def known(span_id: int) -> Span:
     """A span that needs no asking."""
     span = Span(TRACE, span_id)
-    _context.inherit(span, {})
+    _context.assign_identity(span, {})
     return span
 
 
@@ -56,7 +56,7 @@ def waiting_thread(first: Callable[[], Any]) -> Iterator[Any]:
         thread.join()
 
 
-def test_threads_that_show_the_truth_are_left_alone(publishing: Publishing, memory: OwnMemory) -> None:
+def test_threads_that_show_the_truth_are_left_alone(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
     repaired = _context.counters().repaired
     with waiting_thread(lambda: (publishing.attach(known(SECOND)), memory.elastic_slot())) as (_, slot):
@@ -67,7 +67,7 @@ def test_threads_that_show_the_truth_are_left_alone(publishing: Publishing, memo
     _context.detach(token)
 
 
-def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     repaired = _context.counters().repaired
 
     def switch_unseen() -> Any:
@@ -86,7 +86,7 @@ def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: Publishing
     assert _context.counters().repaired == repaired + 1
 
 
-def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: Publishing, memory: OwnMemory) -> None:
+def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
     publishing.variable.reset(token)
     assert memory.elastic() == shown(FIRST)
@@ -94,7 +94,7 @@ def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: Publishing, m
     assert memory.elastic() == Elastic(1, 1, 0, 0, 0, 0, 0)
 
 
-def test_labels_that_nobody_saw_are_repaired(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_that_nobody_saw_are_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
     labels = publishing.labels.set(_context.UserLabels(PAIRS))
     assert _context.audit() == (1, 1)
@@ -114,7 +114,7 @@ class Dynamic(Span):
 
 @pytest.mark.parametrize("kind", [Span, Dynamic])
 def test_a_span_that_would_have_to_be_asked_about_is_skipped(
-    publishing: Publishing, memory: OwnMemory, kind: type[Span]
+    publishing: InstalledPublisher, memory: OwnMemory, kind: type[Span]
 ) -> None:
     token = publishing.attach(known(FIRST))
     inner = publishing.variable.set({SPAN_KEY: kind(TRACE, SECOND)})
@@ -125,7 +125,7 @@ def test_a_span_that_would_have_to_be_asked_about_is_skipped(
     _context.detach(token)
 
 
-def test_a_thread_that_is_just_finding_out_is_skipped(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_thread_that_is_just_finding_out_is_skipped(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     audits = []
 
     def answer(_: Span) -> Any:
@@ -144,7 +144,7 @@ def test_a_thread_that_is_just_finding_out_is_skipped(publishing: Publishing, me
     _context.detach(token)
 
 
-def test_two_hundred_threads_are_compared_at_once(publishing: Publishing) -> None:
+def test_two_hundred_threads_are_compared_at_once(publishing: InstalledPublisher) -> None:
     ready, leave = threading.Barrier(201), threading.Event()
 
     def run(number: int) -> None:
@@ -165,7 +165,7 @@ def test_two_hundred_threads_are_compared_at_once(publishing: Publishing) -> Non
     assert audits == [(201, 100), (201, 0)]
 
 
-def test_without_a_publisher_there_is_nothing_to_compare(publishing: Publishing) -> None:
+def test_without_a_publisher_there_is_nothing_to_compare(publishing: InstalledPublisher) -> None:
     token = publishing.attach(known(FIRST))
     publishing.uninstall()
     assert _context.audit() == (0, 0)
@@ -173,7 +173,7 @@ def test_without_a_publisher_there_is_nothing_to_compare(publishing: Publishing)
 
 
 def test_a_thread_that_waits_inside_a_span_while_publishing_stops_and_starts_shows_it_again(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     def enter() -> Any:
         publishing.attach(known(FIRST))

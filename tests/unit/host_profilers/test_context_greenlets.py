@@ -16,7 +16,7 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 pytest.importorskip("greenlet", reason="greenlet is not installed")
 
 import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from context_factory import attach, hooks, is_right, noticed
+from context_factory import attach, audit_passes, count_switches, hooks
 
 from splunk_profiler import _context as native
 
@@ -45,16 +45,16 @@ def _switches(times: int) -> list[bool]:
     parent, right = greenlet.getcurrent(), []
 
     def body() -> None:
-        right.append(is_right())
+        right.append(audit_passes())
         attach()
         for _ in range(times):
             parent.switch()
-            right.append(is_right())
+            right.append(audit_passes())
 
     other = child(body)
     for _ in range(times + 1):
         other.switch()
-        right.append(is_right())
+        right.append(audit_passes())
     assert other.dead
     return right
 
@@ -72,7 +72,7 @@ def test_greenlets_of_one_context_part_when_one_of_them_enters_a_span() -> None:
         for turn in range(12):
             if turn == 5:
                 attach()
-            right.append(is_right())
+            right.append(audit_passes())
             parent.switch()
 
     token = attach()
@@ -80,12 +80,12 @@ def test_greenlets_of_one_context_part_when_one_of_them_enters_a_span() -> None:
     for other in others:
         other.gr_context = copy_context()
     native.detach(token)
-    before = native.counters().known
+    before = native.counters().cache_hits
     for _ in range(12):
         for other in others:
             other.switch()
-            right.append(is_right())
-    assert native.counters().known > before
+            right.append(audit_passes())
+    assert native.counters().cache_hits > before
     assert right == [True] * 72
     for other in others:
         other.throw()
@@ -100,16 +100,16 @@ def test_an_exception_thrown_into_a_greenlet_is_a_switch() -> None:
         try:
             parent.switch()
         except LookupError:
-            right.append(is_right())
+            right.append(audit_passes())
             raise
 
     other = child(body)
     other.switch()
-    assert is_right()
+    assert audit_passes()
     with pytest.raises(LookupError):
         other.throw(LookupError)
     assert right == [True]
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
@@ -137,7 +137,7 @@ def test_a_context_that_greenlets_share_may_change_while_one_of_them_has_entered
 
         def body() -> None:
             Context().run(here.switch)
-            right.append(is_right())
+            right.append(audit_passes())
 
         other = child(body)
         other.gr_context = here.gr_context
@@ -145,7 +145,7 @@ def test_a_context_that_greenlets_share_may_change_while_one_of_them_has_entered
         other.switch()
         attach()
         other.switch()
-        right.append(is_right())
+        right.append(audit_passes())
 
     copy_context().run(driver)
     assert right == [True, True]
@@ -233,11 +233,11 @@ def test_in_other_threads_nothing_is_noticed_any_more_and_what_was_there_is_stil
         attach()
         thread.start()
         traced.wait()
-    before = noticed()
+    before = count_switches()
     over.set()
     thread.join()
     assert ended.is_set()
-    assert (events, noticed()) == (["switch", "switch"], before)
+    assert (events, count_switches()) == (["switch", "switch"], before)
 
 
 def test_hooks_that_come_again_find_the_trace_function_they_left() -> None:
@@ -296,7 +296,7 @@ def test_asking_about_a_span_in_one_greenlet_leaves_others_to_be_asked(publishin
         found = span.get_span_context()
         if found.span_id == 1:
             parent.switch()
-        roots.append(native.local_root_before(found.trace_id))
+        roots.append(native.previous_local_root(found.trace_id))
         return native.Identity(found.trace_id, found.span_id, found.span_id, 1)
 
     def body() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ATTRIBUTE, Elastic, OwnMemory, Publishing, Span, SpanContext
+from own_memory import ATTRIBUTE, Elastic, InstalledPublisher, OwnMemory, Span, SpanContext
 
 from splunk_profiler import _context
 
@@ -73,7 +73,7 @@ def test_an_identity_that_readers_would_drop_is_refused(arguments: tuple[int, in
         _context.Identity("1", 1, 1, 1)  # type: ignore[arg-type]
 
 
-def test_a_span_is_asked_about_once(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_is_asked_about_once(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     span = Span(TRACE, CHILD)
     publishing.answer = lambda _: _context.Identity(TRACE, CHILD, ROOT, 1)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_a_span_is_asked_about_once(publishing: Publishing, memory: OwnMemory) -
     assert publishing.asked == [span]
 
 
-def test_that_a_span_is_not_published_is_kept_as_well(publishing: Publishing, memory: OwnMemory) -> None:
+def test_that_a_span_is_not_published_is_kept_as_well(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     span = Span(TRACE, CHILD)
     publishing.answer = lambda _: None
     outer = publishing.attach(Closed())
@@ -95,7 +95,9 @@ def test_that_a_span_is_not_published_is_kept_as_well(publishing: Publishing, me
     _context.detach(outer)
 
 
-def test_a_span_that_takes_no_attributes_is_asked_about_each_time(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_that_takes_no_attributes_is_asked_about_each_time(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     failed = _context.counters().failed
     span = Closed()
     for _ in range(2):
@@ -106,7 +108,9 @@ def test_a_span_that_takes_no_attributes_is_asked_about_each_time(publishing: Pu
     assert _context.counters().failed == failed
 
 
-def test_a_span_of_a_foreign_kind_is_published_by_what_is_said_of_it(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_of_a_foreign_kind_is_published_by_what_is_said_of_it(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     token = publishing.attach(Opaque(TRACE, ROOT))
     assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
     _context.detach(token)
@@ -114,7 +118,7 @@ def test_a_span_of_a_foreign_kind_is_published_by_what_is_said_of_it(publishing:
 
 @pytest.mark.parametrize("answer", ["text", 7, (TRACE, ROOT)])
 def test_an_answer_that_is_no_identity_counts_as_a_failure_and_as_no_trace(
-    publishing: Publishing, memory: OwnMemory, answer: Any
+    publishing: InstalledPublisher, memory: OwnMemory, answer: Any
 ) -> None:
     failed = _context.counters().failed
     token = publishing.attach(Span(TRACE, ROOT))
@@ -129,7 +133,7 @@ def test_an_answer_that_is_no_identity_counts_as_a_failure_and_as_no_trace(
     _context.detach(token)
 
 
-def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: Publishing, memory: OwnMemory) -> None:
+def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     def fail(_: Any) -> Any:
         raise ValueError("ours")
 
@@ -141,7 +145,7 @@ def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: Publishing
     assert _context.counters().failed == failed + 1
 
 
-def test_an_interrupt_while_asking_reaches_the_application(publishing: Publishing) -> None:
+def test_an_interrupt_while_asking_reaches_the_application(publishing: InstalledPublisher) -> None:
     def interrupted(_: Any) -> Any:
         raise KeyboardInterrupt("of the user")
 
@@ -157,7 +161,7 @@ def test_an_interrupt_while_asking_reaches_the_application(publishing: Publishin
             pass
 
 
-def test_an_exception_sent_to_a_thread_while_asking_reaches_it(publishing: Publishing) -> None:
+def test_an_exception_sent_to_a_thread_while_asking_reaches_it(publishing: InstalledPublisher) -> None:
     arrived = []
 
     def interrupted(_: Any) -> Any:
@@ -178,9 +182,9 @@ def test_an_exception_sent_to_a_thread_while_asking_reaches_it(publishing: Publi
     assert arrived == [thread]
 
 
-def test_asking_may_itself_switch_contexts(publishing: Publishing, memory: OwnMemory) -> None:
+def test_asking_may_itself_switch_contexts(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     unknown, known = Span(TRACE, CHILD), Span(TRACE, 77)
-    _context.inherit(known)
+    _context.assign_identity(known)
     seen = []
 
     def switching(span: Span) -> Any:
@@ -204,7 +208,7 @@ def test_asking_may_itself_switch_contexts(publishing: Publishing, memory: OwnMe
     _context.detach(token)
 
 
-def test_asking_may_end_the_publishing(publishing: Publishing, memory: OwnMemory) -> None:
+def test_asking_may_end_the_publishing(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     def ending(_: Any) -> Any:
         publishing.uninstall()
         return _context.Identity(TRACE, ROOT, ROOT, 1)
@@ -215,7 +219,9 @@ def test_asking_may_end_the_publishing(publishing: Publishing, memory: OwnMemory
     _context.detach(token)
 
 
-def test_a_span_that_looks_its_attributes_up_in_python_is_published(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_that_looks_its_attributes_up_in_python_is_published(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     class Proxy:
         def __init__(self, wrapped: Span) -> None:
             self.__dict__["wrapped"] = wrapped
@@ -234,7 +240,7 @@ def test_a_span_that_looks_its_attributes_up_in_python_is_published(publishing: 
     assert len(publishing.asked) == 1
 
 
-def test_a_span_whose_attributes_fail_is_no_trace(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_whose_attributes_fail_is_no_trace(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     class Broken:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(name)

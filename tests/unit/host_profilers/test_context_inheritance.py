@@ -14,7 +14,7 @@ from opentelemetry.trace.propagation import _SPAN_KEY
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, OwnMemory, Publishing, Span
+from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -27,36 +27,36 @@ def identity_of(span: Any) -> _context.Identity:
     return found
 
 
-def test_a_span_without_a_parent_is_its_own_local_root(publishing: Publishing) -> None:
+def test_a_span_without_a_parent_is_its_own_local_root(publishing: InstalledPublisher) -> None:
     span = Span(TRACE, ROOT)
-    _context.inherit(span)
+    _context.assign_identity(span)
     identity = identity_of(span)
     assert (identity.trace_id, identity.span_id, identity.local_root_id) == (TRACE, ROOT, ROOT)
     assert identity.trace_flags == 1
     assert not publishing.asked
 
 
-def test_a_span_has_the_local_root_of_the_span_that_is_current(publishing: Publishing) -> None:
+def test_a_span_has_the_local_root_of_the_span_that_is_current(publishing: InstalledPublisher) -> None:
     root, child, grandchild = Span(TRACE, ROOT), Span(TRACE, CHILD), Span(TRACE, 3)
-    _context.inherit(root)
+    _context.assign_identity(root)
     outer = publishing.attach(root)
-    _context.inherit(child)
+    _context.assign_identity(child)
     inner = publishing.attach(child)
-    _context.inherit(grandchild, None)
+    _context.assign_identity(grandchild, None)
     _context.detach(inner)
     _context.detach(outer)
     assert [identity_of(span).local_root_id for span in (root, child, grandchild)] == [ROOT] * 3
     assert not publishing.asked
 
 
-def test_the_given_parent_context_counts_and_not_the_current_one(publishing: Publishing) -> None:
+def test_the_given_parent_context_counts_and_not_the_current_one(publishing: InstalledPublisher) -> None:
     current, parent = Span(TRACE, 11), Span(TRACE, ROOT)
-    _context.inherit(current)
-    _context.inherit(parent)
+    _context.assign_identity(current)
+    _context.assign_identity(parent)
     token = publishing.attach(current)
     for number, context, root in ((1, {SPAN_KEY: parent}, ROOT), (2, {}, 2), (3, None, 11)):
         span = Span(TRACE, number)
-        _context.inherit(span, parent_context=context)
+        _context.assign_identity(span, parent_context=context)
         assert identity_of(span).local_root_id == root
     _context.detach(token)
 
@@ -65,29 +65,29 @@ def test_the_given_parent_context_counts_and_not_the_current_one(publishing: Pub
 @pytest.mark.parametrize("parent", [Span(TRACE, ROOT, is_remote=True), Span(0, 0), Span(TRACE + 1, ROOT)])
 def test_a_parent_that_is_remote_invalid_or_of_another_trace_is_no_local_parent(parent: Span) -> None:
     span = Span(TRACE, CHILD)
-    _context.inherit(span, {SPAN_KEY: parent})
+    _context.assign_identity(span, {SPAN_KEY: parent})
     assert identity_of(span).local_root_id == CHILD
 
 
-def test_a_local_parent_that_started_earlier_is_asked_about(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_local_parent_that_started_earlier_is_asked_about(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     parent, span, outer = Span(TRACE, 5), Span(TRACE, CHILD), Span(TRACE, 6)
     publishing.answer = lambda _: _context.Identity(TRACE, 5, ROOT, 1)
-    _context.inherit(outer)
+    _context.assign_identity(outer)
     token = publishing.attach(outer)
-    _context.inherit(span, {SPAN_KEY: parent})
+    _context.assign_identity(span, {SPAN_KEY: parent})
     assert identity_of(span).local_root_id == ROOT
     assert publishing.asked == [parent]
     assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, 6, 6), "what is shown is as before"
     _context.detach(token)
 
 
-def test_a_parent_that_cannot_be_asked_about_is_no_parent(publishing: Publishing) -> None:
+def test_a_parent_that_cannot_be_asked_about_is_no_parent(publishing: InstalledPublisher) -> None:
     def fail(_: Any) -> Any:
         raise ValueError
 
     publishing.answer = fail
     span = Span(TRACE, CHILD)
-    _context.inherit(span, {SPAN_KEY: Span(TRACE, ROOT)})
+    _context.assign_identity(span, {SPAN_KEY: Span(TRACE, ROOT)})
     assert identity_of(span).local_root_id == CHILD
 
 
@@ -99,7 +99,7 @@ def test_a_parent_that_cannot_be_asked_about_is_no_parent(publishing: Publishing
 def test_a_span_of_a_foreign_kind_is_left_for_when_it_becomes_current(broken: Any) -> None:
     span = Span(TRACE, CHILD)
     span._context = cast(Any, broken)
-    _context.inherit(span)
+    _context.assign_identity(span)
     assert not hasattr(span, ATTRIBUTE)
 
 
@@ -112,19 +112,19 @@ def test_a_span_that_takes_no_attributes_starts_all_the_same() -> None:
             super().__setattr__(name, value)
 
     failed = _context.counters().failed
-    _context.inherit(Closed(TRACE, ROOT))
+    _context.assign_identity(Closed(TRACE, ROOT))
     assert _context.counters().failed == failed + 1
 
 
 def test_nothing_is_given_while_nothing_is_published() -> None:
     span = Span(TRACE, ROOT)
-    _context.inherit(span)
+    _context.assign_identity(span)
     assert not hasattr(span, ATTRIBUTE)
 
 
 @pytest.mark.usefixtures("publishing")
 def test_only_wrong_arguments_are_an_error() -> None:
-    wrong: Any = _context.inherit
+    wrong: Any = _context.assign_identity
     for arguments, names in (((), {}), ((1, 2, 3), {}), ((1,), {"other": 2}), ((1, 2), {"parent_context": 3})):
         with pytest.raises(TypeError):
             wrong(*arguments, **names)
@@ -135,14 +135,14 @@ def test_only_wrong_arguments_are_an_error() -> None:
 class Inheriting(SpanProcessor):
     """As the profiler adds it to a provider."""
 
-    on_start = staticmethod(_context.inherit)
+    on_start = staticmethod(_context.assign_identity)
 
 
 @pytest.fixture
-def sdk() -> Iterator[Publishing]:
+def sdk() -> Iterator[InstalledPublisher]:
     """The publisher on OpenTelemetry's own variable, with its attach and detach."""
     runtime: Any = otel_context._RUNTIME_CONTEXT
-    publishing = Publishing(variable=runtime._current_context, span_key=_SPAN_KEY)
+    publishing = InstalledPublisher(variable=runtime._current_context, span_key=_SPAN_KEY)
     publishing.install()
     runtime.attach, runtime.detach = _context.attach, _context.detach
     yield publishing
@@ -150,7 +150,7 @@ def sdk() -> Iterator[Publishing]:
     publishing.uninstall()
 
 
-def test_spans_of_the_sdk_are_published_with_their_local_root(sdk: Publishing) -> None:
+def test_spans_of_the_sdk_are_published_with_their_local_root(sdk: InstalledPublisher) -> None:
     memory, provider = OwnMemory(), TracerProvider()
     provider.add_span_processor(Inheriting())
     tracer = provider.get_tracer("test")
@@ -167,7 +167,7 @@ def test_spans_of_the_sdk_are_published_with_their_local_root(sdk: Publishing) -
     provider.shutdown()
 
 
-def test_a_span_that_is_not_recorded_is_asked_about(sdk: Publishing) -> None:
+def test_a_span_that_is_not_recorded_is_asked_about(sdk: InstalledPublisher) -> None:
     provider = TracerProvider(sampler=ALWAYS_OFF)
     memory = OwnMemory()
     with provider.get_tracer("test").start_as_current_span("dropped") as span:

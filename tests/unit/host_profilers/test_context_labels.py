@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import OwnMemory, Publishing, Span
+from own_memory import InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -23,13 +23,13 @@ PAIRS = ((b"route", b"/checkout"), ("Gebühr".encode(), b""))
 MOST = tuple((bytes([65 + index]) * 25, bytes([97 + index]) * 53) for index in range(7))
 
 
-def set_labels(publishing: Publishing, value: Any) -> contextvars.Token[Any]:
+def set_labels(publishing: InstalledPublisher, value: Any) -> contextvars.Token[Any]:
     token = publishing.labels.set(value)
     _context.publish()
     return token
 
 
-def test_labels_are_shown_after_those_of_the_trace(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_are_shown_after_those_of_the_trace(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     labels = set_labels(publishing, _context.UserLabels(PAIRS))
     assert memory.labels() == [*TRACE_LABELS, *PAIRS]
@@ -39,7 +39,7 @@ def test_labels_are_shown_after_those_of_the_trace(publishing: Publishing, memor
     _context.detach(token)
 
 
-def test_labels_are_shown_without_a_span(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_are_shown_without_a_span(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = set_labels(publishing, _context.UserLabels(PAIRS))
     shown = memory.elastic()
     assert shown is not None
@@ -50,7 +50,7 @@ def test_labels_are_shown_without_a_span(publishing: Publishing, memory: OwnMemo
     assert memory.labels() == []
 
 
-def test_labels_are_set_and_shown_in_one_call(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_are_set_and_shown_in_one_call(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     _context.set_labels(publishing.labels, _context.UserLabels(PAIRS))
     assert memory.labels() == list(PAIRS)
     _context.set_labels(publishing.labels, None)
@@ -59,7 +59,9 @@ def test_labels_are_set_and_shown_in_one_call(publishing: Publishing, memory: Ow
         _context.set_labels("labels", None)  # type: ignore[arg-type]
 
 
-def test_as_many_and_as_long_labels_as_readers_take_are_shown_whole(publishing: Publishing, memory: OwnMemory) -> None:
+def test_as_many_and_as_long_labels_as_readers_take_are_shown_whole(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     labels = set_labels(publishing, _context.UserLabels(MOST))
     assert memory.labels() == [*TRACE_LABELS, *MOST]
@@ -67,7 +69,7 @@ def test_as_many_and_as_long_labels_as_readers_take_are_shown_whole(publishing: 
     _context.detach(token)
 
 
-def test_labels_switch_with_the_context_they_were_set_in(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_switch_with_the_context_they_were_set_in(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     copied = contextvars.copy_context()
     copied.run(set_labels, publishing, _context.UserLabels(PAIRS))
@@ -78,7 +80,9 @@ def test_labels_switch_with_the_context_they_were_set_in(publishing: Publishing,
 
 
 @pytest.mark.parametrize("nothing", [None, "text", {}, _context.UserLabels(())])
-def test_anything_else_in_the_variable_is_no_labels(publishing: Publishing, memory: OwnMemory, nothing: Any) -> None:
+def test_anything_else_in_the_variable_is_no_labels(
+    publishing: InstalledPublisher, memory: OwnMemory, nothing: Any
+) -> None:
     outer = set_labels(publishing, _context.UserLabels(PAIRS))
     token = set_labels(publishing, nothing)
     assert memory.labels() == []

@@ -9,26 +9,26 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ELASTIC_PATH, LABELS_PATH, OwnMemory, Publishing, storage_of
+from own_memory import ELASTIC_PATH, LABELS_PATH, InstalledPublisher, OwnMemory, storage_of
 
 from splunk_profiler import _context
 
 FIRST, SECOND = storage_of("shop", "production", "/run/a.sock"), storage_of("shop", "", "/run/b.sock")
 LOADERS: dict[str, Any] = {
-    "labels": _context.load_labels,
-    "elastic": lambda path: _context.load_elastic(path, FIRST),
+    "labels": _context.load_labels_library,
+    "elastic": lambda path: _context.load_elastic_library(path, FIRST),
 }
 LOAD = pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS.keys())
 
 
-def test_libraries_say_where_they_are_from_and_that_readers_can_follow_them(publishing: Publishing) -> None:
-    assert _context.load_labels(LABELS_PATH) == (str(LABELS_PATH), "static")
-    assert _context.load_elastic(str(ELASTIC_PATH), FIRST) == (str(ELASTIC_PATH), "static")
+def test_libraries_say_where_they_are_from_and_that_readers_can_follow_them(publishing: InstalledPublisher) -> None:
+    assert _context.load_labels_library(LABELS_PATH) == (str(LABELS_PATH), "static")
+    assert _context.load_elastic_library(str(ELASTIC_PATH), FIRST) == (str(ELASTIC_PATH), "static")
     publishing.uninstall()
 
 
-def test_the_storage_is_what_was_given_last(publishing: Publishing, memory: OwnMemory) -> None:
-    _context.load_elastic(ELASTIC_PATH, FIRST)
+def test_the_storage_is_what_was_given_last(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    _context.load_elastic_library(ELASTIC_PATH, FIRST)
     assert memory.storage(len(FIRST)) == FIRST
     for content in (SECOND, FIRST, SECOND):
         _context.replace_storage(content)
@@ -37,10 +37,10 @@ def test_the_storage_is_what_was_given_last(publishing: Publishing, memory: OwnM
 
 
 def test_a_withdrawn_storage_is_gone_until_the_library_is_loaded_again(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
-    _context.withdraw_storage()
-    _context.withdraw_storage()
+    _context.clear_storage()
+    _context.clear_storage()
     assert memory.storage(1) is None
     publishing.install()
     assert memory.storage(2) == FIRST[:2]
@@ -81,6 +81,6 @@ def test_only_a_path_names_a_library(load: Any, path: Any) -> None:
 @pytest.mark.parametrize("storage", [None, "text", bytearray(b"x")])
 def test_only_bytes_are_a_storage(storage: Any) -> None:
     with pytest.raises(TypeError):
-        _context.load_elastic(ELASTIC_PATH, storage)
+        _context.load_elastic_library(ELASTIC_PATH, storage)
     with pytest.raises(TypeError):
         _context.replace_storage(storage)

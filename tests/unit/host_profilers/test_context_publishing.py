@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, OwnMemory, Publishing, Span
+from own_memory import ATTRIBUTE, SPAN_KEY, Elastic, InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -35,7 +35,7 @@ def in_thread(run: Any) -> Any:
     return result[0]
 
 
-def test_an_attached_span_is_shown_in_both_layouts(publishing: Publishing, memory: OwnMemory) -> None:
+def test_an_attached_span_is_shown_in_both_layouts(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
     assert memory.labels() == trace_labels(TRACE, ROOT, ROOT)
@@ -43,14 +43,16 @@ def test_an_attached_span_is_shown_in_both_layouts(publishing: Publishing, memor
 
 
 def test_after_the_last_span_the_record_is_valid_and_says_that_there_is_no_trace(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     _context.detach(publishing.attach(Span(TRACE, ROOT)))
     assert memory.elastic() == NO_TRACE
     assert memory.labels() == []
 
 
-def test_the_outer_span_is_shown_again_when_the_inner_one_is_left(publishing: Publishing, memory: OwnMemory) -> None:
+def test_the_outer_span_is_shown_again_when_the_inner_one_is_left(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     tokens = []
     for span_id in range(1, 6):
         tokens.append(publishing.attach(Span(TRACE, span_id)))
@@ -62,11 +64,13 @@ def test_the_outer_span_is_shown_again_when_the_inner_one_is_left(publishing: Pu
     _context.detach(tokens.pop())
 
 
-def test_what_is_shown_is_complete_before_the_pointer_leads_to_it(publishing: Publishing, memory: OwnMemory) -> None:
+def test_what_is_shown_is_complete_before_the_pointer_leads_to_it(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     tokens, addresses = [], set()
     for span_id in range(1, 9):
         span = Span(TRACE, span_id)
-        _context.inherit(span)
+        _context.assign_identity(span)
         tokens.append(publishing.attach(span))
         addresses.add(memory.elastic_slot()[0])
     assert len(addresses) == 2, "two halves take turns: the one that is pointed to is never written"
@@ -74,7 +78,7 @@ def test_what_is_shown_is_complete_before_the_pointer_leads_to_it(publishing: Pu
         _context.detach(token)
 
 
-def test_the_same_context_again_writes_nothing(publishing: Publishing) -> None:
+def test_the_same_context_again_writes_nothing(publishing: InstalledPublisher) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     before = _context.counters()
     _context.publish()
@@ -85,7 +89,7 @@ def test_the_same_context_again_writes_nothing(publishing: Publishing) -> None:
 
 @pytest.mark.parametrize("span", [Span(TRACE, ROOT, is_remote=True), Span(0, 0), Span(TRACE, 0), Span(0, ROOT)])
 def test_a_remote_or_invalid_span_is_no_trace_and_nobody_is_asked_about_it(
-    publishing: Publishing, memory: OwnMemory, span: Span
+    publishing: InstalledPublisher, memory: OwnMemory, span: Span
 ) -> None:
     outer = publishing.attach(Span(TRACE, ROOT))
     token = publishing.attach(span)
@@ -98,7 +102,7 @@ def test_a_remote_or_invalid_span_is_no_trace_and_nobody_is_asked_about_it(
 
 
 @pytest.mark.parametrize("context", [None, {}, {SPAN_KEY: None}, {"another": 1}, "text", object()])
-def test_a_context_without_a_span_is_no_trace(publishing: Publishing, memory: OwnMemory, context: Any) -> None:
+def test_a_context_without_a_span_is_no_trace(publishing: InstalledPublisher, memory: OwnMemory, context: Any) -> None:
     outer = publishing.attach(Span(TRACE, ROOT))
     token = _context.attach(context)
     assert memory.elastic() == NO_TRACE
@@ -116,7 +120,7 @@ def test_a_thread_that_never_had_a_span_or_labels_has_no_memory(memory: OwnMemor
     assert in_thread(run) == (None, None)
 
 
-def test_every_thread_shows_its_own_span(publishing: Publishing, memory: OwnMemory) -> None:
+def test_every_thread_shows_its_own_span(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     reached, leave = threading.Barrier(9), threading.Event()
     slots = {}
 
@@ -137,7 +141,7 @@ def test_every_thread_shows_its_own_span(publishing: Publishing, memory: OwnMemo
     assert shown == {span_id: Elastic(1, 1, 1, 1, TRACE, span_id, span_id) for span_id in range(1, 9)}
 
 
-def test_a_copied_context_shows_its_span_while_it_runs(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_copied_context_shows_its_span_while_it_runs(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     copied = contextvars.copy_context()
     _context.detach(token)
@@ -145,7 +149,7 @@ def test_a_copied_context_shows_its_span_while_it_runs(publishing: Publishing, m
     assert memory.elastic() == NO_TRACE
 
 
-def test_an_exception_on_its_way_out_of_a_context_passes_by(publishing: Publishing, memory: OwnMemory) -> None:
+def test_an_exception_on_its_way_out_of_a_context_passes_by(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
 
     def leave_with_an_error() -> None:
@@ -158,7 +162,7 @@ def test_an_exception_on_its_way_out_of_a_context_passes_by(publishing: Publishi
     _context.detach(token)
 
 
-def test_after_uninstalling_no_thread_shows_anything(publishing: Publishing, memory: OwnMemory) -> None:
+def test_after_uninstalling_no_thread_shows_anything(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     reached, leave = threading.Barrier(2), threading.Event()
     slots = []
 
@@ -181,7 +185,7 @@ def test_after_uninstalling_no_thread_shows_anything(publishing: Publishing, mem
     assert shown == [None] * 5
 
 
-def test_installed_again_the_current_span_is_shown_again(publishing: Publishing, memory: OwnMemory) -> None:
+def test_installed_again_the_current_span_is_shown_again(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
     publishing.uninstall()
     publishing.uninstall()
@@ -207,7 +211,7 @@ def test_what_is_not_right_is_refused_at_installation() -> None:
 
 
 def test_a_span_that_becomes_known_while_another_context_is_entered_is_shown_when_its_own_comes_back(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     span = Span(TRACE, CHILD)
     publishing.answer = lambda _span: "nothing yet"
@@ -220,10 +224,10 @@ def test_a_span_that_becomes_known_while_another_context_is_entered_is_shown_whe
 
 
 def test_what_was_installed_anew_inside_of_a_context_decides_what_the_one_around_it_shows(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
-    anew = Publishing()
+    anew = InstalledPublisher()
 
     def body() -> None:
         publishing.uninstall()
@@ -238,7 +242,7 @@ def test_what_was_installed_anew_inside_of_a_context_decides_what_the_one_around
 
 
 def test_labels_that_come_into_being_inside_of_a_context_are_gone_with_it(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     token = publishing.attach(Span(TRACE, ROOT))
 

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from context_factory import Span, attach, current, entered, hooks, install, is_right, noticed
+from context_factory import Span, attach, audit_passes, context_with_span, count_switches, current, hooks, install
 
 from splunk_profiler import _context as native
 
@@ -40,27 +40,27 @@ def published() -> Iterator[None]:
 def test_the_audit_tells_what_was_changed_behind_the_hooks_back() -> None:
     known = Span()
     native.detach(attach(known))
-    token = current.set(entered(known))
-    assert not is_right()
-    assert is_right()
+    token = current.set(context_with_span(known))
+    assert not audit_passes()
+    assert audit_passes()
     current.reset(token)
-    assert not is_right()
+    assert not audit_passes()
 
 
 @pytest.mark.usefixtures("published")
 def test_attach_and_detach_publish_what_they_set() -> None:
-    outer, context = current.get(), entered()
+    outer, context = current.get(), context_with_span()
     token = native.attach(context)
     assert (token.var, token.old_value, current.get()) == (current, outer, context)
-    assert is_right()
+    assert audit_passes()
     native.detach(token)
     assert current.get() is outer
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
 def test_attach_and_detach_take_their_argument_by_name_as_those_of_the_runtime_context_do() -> None:
-    before, context = current.get(), entered()
+    before, context = current.get(), context_with_span()
     token = native.attach(context=context)
     assert current.get() is context
     native.detach(token=token)
@@ -74,13 +74,13 @@ def test_attach_and_detach_take_their_argument_by_name_as_those_of_the_runtime_c
 
 def noticed_in(body: Callable[[], object]) -> int:
     """How many switches were noticed while it ran."""
-    before = noticed()
+    before = count_switches()
     body()
-    return noticed() - before
+    return count_switches() - before
 
 
 def _used() -> contextvars.Token[Any]:
-    token = current.set(entered())
+    token = current.set(context_with_span())
     current.reset(token)
     return token
 
@@ -93,7 +93,7 @@ def _used() -> contextvars.Token[Any]:
         lambda: 7,
         lambda: contextvars.ContextVar[int]("other").set(1),
         _used,
-        lambda: copy_context().run(current.set, entered()),
+        lambda: copy_context().run(current.set, context_with_span()),
     ],
     ids=["None", "no token", "of another variable", "used", "of another context"],
 )
@@ -104,7 +104,7 @@ def test_detach_refuses_what_reset_refuses_and_in_its_words(wrong: Callable[[], 
             reset(wrong())
         errors.append((raised.type, str(raised.value).partition(" at 0x")[0]))
     assert errors[0] == errors[1]
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
@@ -112,15 +112,15 @@ def test_a_context_that_is_run_is_published_and_so_is_the_one_that_comes_back() 
     inside = Context()
 
     def body() -> None:
-        assert is_right()
+        assert audit_passes()
         attach()
-        assert is_right()
-        copy_context().run(lambda: is_right() or pytest.fail("nested"))
-        assert is_right()
+        assert audit_passes()
+        copy_context().run(lambda: audit_passes() or pytest.fail("nested"))
+        assert audit_passes()
 
     for run in (inside.run, partial(Context.run, inside), partial(getattr(inside, "run"))):  # noqa: B009
         assert noticed_in(lambda run=run: run(body)) >= 3  # type: ignore[misc]
-        assert is_right()
+        assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
@@ -139,7 +139,7 @@ def test_run_hands_over_arguments_results_and_exceptions() -> None:
     with pytest.raises(LookupError) as raised:
         copy_context().run(fails)
     assert [frame.name for frame in traceback.extract_tb(raised.tb)][1:] == ["fails"]
-    assert is_right()
+    assert audit_passes()
 
 
 def errors_of_run() -> list[tuple[type[Exception], str]]:
@@ -166,7 +166,7 @@ def test_run_refuses_what_it_refuses_without_the_hooks_and_in_the_same_words() -
     with hooks():
         attach()
         assert errors_of_run() == without
-        assert is_right()
+        assert audit_passes()
     assert errors_of_run() == without
 
 
@@ -183,7 +183,7 @@ def test_the_recursion_limit_is_met_as_without_the_hooks_and_leaves_the_right_sp
     with pytest.raises(RecursionError):
         deeper(0)
     assert deepest > 50
-    assert is_right()
+    assert audit_passes()
 
 
 def test_a_run_that_began_before_the_hooks_came_or_ends_after_they_went_is_left_alone() -> None:
@@ -192,14 +192,14 @@ def test_a_run_that_began_before_the_hooks_came_or_ends_after_they_went_is_left_
     def comes() -> None:
         install()
         attach()
-        assert is_right()
+        assert audit_passes()
 
     run(comes)
-    assert sys.version_info < (3, 14) or is_right()
+    assert sys.version_info < (3, 14) or audit_passes()
 
     def goes() -> str:
         attach()
-        assert is_right()
+        assert audit_passes()
         native.uninstall()
         return "result"
 
@@ -220,12 +220,12 @@ def test_without_the_hooks_nothing_is_noticed() -> None:
 def test_work_in_other_threads_is_published_with_its_own_span() -> None:
     def body() -> bool:
         attach()
-        return is_right() and copy_context().run(is_right)
+        return audit_passes() and copy_context().run(audit_passes)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(lambda _: copy_context().run(body), range(50)))
         assert all(pool.map(lambda _: body(), range(50)))
-    assert is_right()
+    assert audit_passes()
 
 
 def loops() -> list[Any]:
@@ -243,11 +243,11 @@ def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def _holds_a_span(turns: int) -> int:
-    wrong = int(not is_right())
+    wrong = int(not audit_passes())
     attach()
     for _ in range(turns):
         await asyncio.sleep(0)
-        wrong += not is_right()
+        wrong += not audit_passes()
     return wrong
 
 
@@ -255,7 +255,7 @@ async def _has_none(turns: int) -> int:
     wrong = 0
     for _ in range(turns):
         await asyncio.sleep(0)
-        wrong += not is_right()
+        wrong += not audit_passes()
     return wrong
 
 
@@ -267,7 +267,7 @@ def test_every_task_is_published_with_its_own_span(loop: asyncio.AbstractEventLo
     before = native.counters().published
     assert sum(loop.run_until_complete(main())) == 0
     assert native.counters().published - before >= 20 * 10
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
@@ -277,21 +277,21 @@ def test_callbacks_timers_and_threads_of_a_loop_have_the_context_they_were_given
     right: list[bool] = []
 
     def timer(over: asyncio.Event) -> None:
-        right.append(is_right())
+        right.append(audit_passes())
         over.set()
 
     async def main() -> None:
         over = asyncio.Event()
         attach()
-        asyncio.get_running_loop().call_soon(lambda: right.append(is_right()), context=Context())
+        asyncio.get_running_loop().call_soon(lambda: right.append(audit_passes()), context=Context())
         asyncio.get_running_loop().call_later(0, timer, over, context=Context())
         await over.wait()
-        right.append(is_right())
-        right.append(await asyncio.to_thread(is_right))
+        right.append(audit_passes())
+        right.append(await asyncio.to_thread(audit_passes))
 
     loop.run_until_complete(main())
     assert right == [True] * 4
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
@@ -303,25 +303,25 @@ def test_a_task_that_starts_at_once_is_published_with_its_own_span(loop: asyncio
         for context in (Context(), copy_context()):
             coroutine: Coroutine[Any, Any, int] = _holds_a_span(3)
             task = asyncio.Task(coroutine, loop=running, context=context, eager_start=True)  # type: ignore[call-arg]
-            wrong += not is_right()
+            wrong += not audit_passes()
             wrong += await task
         return wrong
 
     assert loop.run_until_complete(main()) == 0
-    assert is_right()
+    assert audit_passes()
 
 
 @pytest.mark.usefixtures("published")
 def test_a_generator_that_holds_a_span_leaves_it_to_whoever_drives_it() -> None:
     def holds() -> Generator[bool, None, None]:
         token = attach()
-        yield is_right()
+        yield audit_passes()
         native.detach(token)
 
     generator = holds()
     assert next(generator)
-    assert is_right()
-    assert copy_context().run(is_right)
+    assert audit_passes()
+    assert copy_context().run(audit_passes)
     generator.close()
 
 
@@ -330,7 +330,7 @@ def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
     for _ in range(3):
         with hooks(), hooks():
             attach()
-            assert is_right()
+            assert audit_passes()
         assert noticed_in(lambda: copy_context().run(attach)) == 0
     assert Context.run is run
     native.uninstall()
@@ -350,11 +350,11 @@ def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_
         there.set()
         go.wait()
         run(attach_and_look)
-        right.append(is_right())
+        right.append(audit_passes())
 
     def attach_and_look() -> None:
         attach()
-        right.append(is_right())
+        right.append(audit_passes())
 
     thread = threading.Thread(target=body)
     thread.start()

@@ -20,10 +20,10 @@ from opentelemetry.trace import Span
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from host_profiler import STACK, TEXT, Exported, Host
+from host_profiler import ENCODED_STACKS, STACK, HostProfiler, RecordingExporter
 
 from splunk_profiler import _context
-from splunk_profiler.host_profilers.correlator import Correlator, Feedback
+from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
 from splunk_profiler.host_profilers.message_socket import MessageSocket
 from splunk_profiler.system.method_patch import MethodPatch
 
@@ -76,7 +76,7 @@ class Waiting:
 
     turns: Turns
     provider: TracerProvider
-    exported: Exported
+    exported: RecordingExporter
     now_ns: int = 0
     wait_s: float = 0.0
     made: list[Any] = field(default_factory=list)
@@ -98,8 +98,8 @@ class Waiting:
 
 
 @contextmanager
-def correlating(at_once: bool = True) -> Iterator[Waiting]:
-    exported = Exported()
+def correlation_settings(at_once: bool = True) -> Iterator[Waiting]:
+    exported = RecordingExporter()
     provider = TracerProvider(resource=Resource({"service.name": "shop"}))
     provider.add_span_processor(SimpleSpanProcessor(exported))
     made: list[Turns] = []
@@ -110,8 +110,8 @@ def correlating(at_once: bool = True) -> Iterator[Waiting]:
 
     holder: list[Waiting] = []
     clock: Callable[[], int] = lambda: holder[0].now_ns if holder else 0  # noqa: E731
-    correlator = Correlator(Feedback(at_once=at_once, buffer_size=10), make, MethodPatch, clock)
-    correlator.meet(vars(provider)["_active_span_processor"])
+    correlator = Correlator(CorrelationConfig(at_once=at_once, buffer_size=10), make, MethodPatch, clock)
+    correlator.attach(vars(provider)["_active_span_processor"])
     correlator.listen(-1, lambda: None)
     waiting = Waiting(made[0], provider, exported)
     holder.append(waiting)
@@ -135,7 +135,7 @@ def stack_trace(span: Span, count: int = 1) -> bytes:
 
 
 def test_transactions_wait_for_a_second_while_no_profiler_has_said_how_long_it_takes() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         waiting.end("root", at_ms=5000)
         assert waiting.turn(at_ms=5000) == 1.0
         waiting.turn(at_ms=5999.999)
@@ -146,7 +146,7 @@ def test_transactions_wait_for_a_second_while_no_profiler_has_said_how_long_it_t
 
 @pytest.mark.parametrize("delay_ms", [0, 100, 5000, 60_000])
 def test_after_a_registration_they_wait_for_the_samples_delay_and_a_margin(delay_ms: int) -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         waiting.turn(registration(delay_ms))
         waiting.end("root", at_ms=1000)
         due_ms = 1000 + delay_ms + _MARGIN_MS
@@ -158,7 +158,7 @@ def test_after_a_registration_they_wait_for_the_samples_delay_and_a_margin(delay
 
 
 def test_the_last_registration_counts_also_for_what_waits_already() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         waiting.turn(registration(10_000))
         waiting.end("root", at_ms=1000)
         assert waiting.turn() == pytest.approx(10.02)
@@ -169,14 +169,14 @@ def test_the_last_registration_counts_also_for_what_waits_already() -> None:
 
 
 def test_a_delay_of_hours_is_cut_to_a_minute() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         waiting.turn(registration(0xFFFFFFFF))
         waiting.end("root", at_ms=0)
         assert waiting.turn() == pytest.approx(60.02)
 
 
 def test_after_a_first_stack_trace_in_auto_they_wait_for_a_second() -> None:
-    with correlating(at_once=False) as waiting:
+    with correlation_settings(at_once=False) as waiting:
         span = waiting.end("nobody is there", at_ms=0)
         assert waiting.exported.names == ["nobody is there"]
         waiting.turn(stack_trace(span))
@@ -188,14 +188,14 @@ def test_after_a_first_stack_trace_in_auto_they_wait_for_a_second() -> None:
 
 
 def test_what_has_come_is_counted_before_what_is_due_is_forwarded() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         span = waiting.end("root", at_ms=0)
         waiting.turn(stack_trace(span, 3), at_ms=1000)
-        assert waiting.exported.ids("root") == {TEXT[STACK]: 3}
+        assert waiting.exported.ids("root") == {ENCODED_STACKS[STACK]: 3}
 
 
 def test_what_comes_too_late_changes_nothing() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         span = waiting.end("root", at_ms=0)
         waiting.turn(at_ms=1000)
         waiting.turn(stack_trace(span))
@@ -204,7 +204,7 @@ def test_what_comes_too_late_changes_nothing() -> None:
 
 
 def test_they_are_forwarded_one_after_another_each_when_it_is_due() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         for at_ms in (0, 300, 600):
             waiting.end(str(at_ms), at_ms)
         waiting.turn(at_ms=1000)
@@ -216,7 +216,7 @@ def test_they_are_forwarded_one_after_another_each_when_it_is_due() -> None:
 
 
 def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_further_one() -> None:
-    with correlating() as waiting:
+    with correlation_settings() as waiting:
         assert waiting.wait_s == 3600
         for number in range(5):
             waiting.end(str(number), at_ms=0)
@@ -226,9 +226,9 @@ def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_fur
 def test_a_message_that_nobody_has_read_from_the_socket_yet_is_taken_all_the_same() -> None:
     with TemporaryDirectory(prefix="s") as directory:
         inbox = MessageSocket(directory)
-        mailbox = _context.Mailbox(inbox.fileno())
+        mailbox = _context.SocketReader(inbox.fileno())
         (path,) = Path(directory).iterdir()
-        with Host(path) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        with HostProfiler(path) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
             other.connect(str(path))
             host.send(b"first")
             other.send(b"second")

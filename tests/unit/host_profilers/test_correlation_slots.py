@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
-from correlator_bench import Bench
+from correlator_bench import CorrelatorBench
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
@@ -67,17 +67,17 @@ class Unequal(Referable):
 def test_transactions_of_a_provider_with_a_set_of_its_own_kind_are_deferred(
     tmp_path: Any, kind: type[Slotted], *, at_once: bool
 ) -> None:
-    bench = Bench(tmp_path, at_once=at_once, resource={})
+    bench = CorrelatorBench(tmp_path, at_once=at_once, resource={})
     provider: Any = TracerProvider(shutdown_on_exit=False, active_span_processor=kind())  # type: ignore[arg-type]
     processor = SimpleSpanProcessor(bench.exporter)
     provider.add_span_processor(processor)
     try:
-        bench.correlator.meet(provider._active_span_processor)
+        bench.correlator.attach(provider._active_span_processor)
         bench.register()
         while "on_end" not in vars(processor):
             pass
         span = provider.get_tracer("t").start_span("root")
-        bench.saw(span)
+        bench.report_stack(span)
         span.end()
         assert STACK_TRACE_IDS in (bench.exporter.next().attributes or {})
     finally:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from correlator_bench import WAIT_S, Bench
+from correlator_bench import WAIT_S, CorrelatorBench
 
 KEY = "elastic.profiler_stack_trace_ids"
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Any]:
-    made: list[Bench] = []
+    made: list[CorrelatorBench] = []
 
-    def new(*, at_once: bool = True, **resource: str) -> Bench:
-        made.append(Bench(tmp_path, at_once=at_once, resource=resource))
+    def new(*, at_once: bool = True, **resource: str) -> CorrelatorBench:
+        made.append(CorrelatorBench(tmp_path, at_once=at_once, resource=resource))
         return made[-1]
 
     yield new
@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
         bench.end()
 
 
-def wait_until_deferring(bench: Bench) -> None:
+def wait_until_deferring(bench: CorrelatorBench) -> None:
     """What a registration does shows on the processor."""
     deadline = time.monotonic() + WAIT_S
     while "on_end" not in vars(bench.processor):
@@ -59,7 +59,7 @@ def test_in_auto_nothing_waits_until_a_profiler_has_registered(make: Any) -> Non
 def test_in_auto_the_first_report_counts_as_a_registration_and_is_not_lost(make: Any) -> None:
     bench = make(at_once=False)
     span = bench.tracer.start_span("already running")
-    bench.saw(span)
+    bench.report_stack(span)
     wait_until_deferring(bench)
     span.end()
     bench.provider.force_flush()
@@ -181,7 +181,7 @@ def test_messages_that_came_before_a_flush_are_counted_by_it(make: Any) -> None:
     for number in range(200):
         span = bench.tracer.start_span(str(number))
         span.end()
-        bench.saw(span, count=3)
+        bench.report_stack(span, count=3)
         bench.provider.force_flush()
         (exported,) = bench.exporter.get_finished_spans()
         assert len(exported.attributes[KEY]) == 3

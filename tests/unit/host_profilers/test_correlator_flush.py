@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from correlator_bench import WAIT_S, Bench
+from correlator_bench import WAIT_S, CorrelatorBench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler.system.threads import Signal
+from splunk_profiler.system.threads import WakeEvent
 
 BRIEFLY_MS = 300
 
@@ -38,7 +38,7 @@ class Held(InMemorySpanExporter):
 
 @pytest.fixture
 def held(tmp_path: Path) -> Any:
-    bench = Bench(tmp_path, at_once=True, resource={})
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={})
     exporter = Held()
     processor = SimpleSpanProcessor(exporter)
     bench.provider.add_span_processor(processor)
@@ -48,7 +48,7 @@ def held(tmp_path: Path) -> Any:
     bench.end()
 
 
-def flushed_in_vain(bench: Bench, processor: SpanProcessor, *names: str) -> None:
+def flushed_in_vain(bench: CorrelatorBench, processor: SpanProcessor, *names: str) -> None:
     """These transactions end, and a flush does not bring them out."""
     for name in names:
         bench.tracer.start_span(name).end()
@@ -56,7 +56,7 @@ def flushed_in_vain(bench: Bench, processor: SpanProcessor, *names: str) -> None
 
 
 def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_and_loses_nothing(
-    held: tuple[Bench, Held, SimpleSpanProcessor],
+    held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
     flushed_in_vain(bench, processor, "one", "two", "three")
@@ -68,7 +68,7 @@ def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_an
 
 
 def test_what_a_flush_could_not_bring_out_goes_out_as_soon_as_the_exporter_comes_back(
-    held: tuple[Bench, Held, SimpleSpanProcessor],
+    held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
     flushed_in_vain(bench, processor, "one", "two")
@@ -77,7 +77,9 @@ def test_what_a_flush_could_not_bring_out_goes_out_as_soon_as_the_exporter_comes
         assert exporter.entered.acquire(timeout=WAIT_S), "though nobody flushes again"
 
 
-def test_flushes_in_vain_leave_nothing_behind_however_many(held: tuple[Bench, Held, SimpleSpanProcessor]) -> None:
+def test_flushes_in_vain_leave_nothing_behind_however_many(
+    held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
+) -> None:
     bench, _exporter, processor = held
     flushed_in_vain(bench, processor, "one", "two")
     before = _signals()
@@ -87,11 +89,11 @@ def test_flushes_in_vain_leave_nothing_behind_however_many(held: tuple[Bench, He
 
 
 def _signals() -> int:
-    return sum(isinstance(found, Signal) for found in gc.get_objects())
+    return sum(isinstance(found, WakeEvent) for found in gc.get_objects())
 
 
 def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors_have_in_their_queues(
-    held: tuple[Bench, Held, SimpleSpanProcessor],
+    held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, _exporter, processor = held
     other = InMemorySpanExporter()
@@ -103,7 +105,7 @@ def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors
 
 
 def test_a_shutdown_after_a_flush_in_vain_hands_over_what_that_had_left(
-    held: tuple[Bench, Held, SimpleSpanProcessor],
+    held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
     flushed_in_vain(bench, processor, "one", "two", "three")
@@ -115,7 +117,7 @@ def test_a_shutdown_after_a_flush_in_vain_hands_over_what_that_had_left(
 class FlushingUnderItsLock(SpanProcessor):
     """Exports at once, under a lock that its own flush may have, and flushes the provider at each end."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: CorrelatorBench) -> None:
         self.span_exporter = InMemorySpanExporter()
         self._bench = bench
         self._lock = threading.RLock()
@@ -129,7 +131,7 @@ class FlushingUnderItsLock(SpanProcessor):
 def test_a_processor_that_flushes_with_its_own_lock_held_does_not_wait_for_a_thread_that_wants_that_lock(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path, at_once=True, resource={})
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={})
     processor = FlushingUnderItsLock(bench)
     bench.provider.add_span_processor(processor)
     bench.register(delay_ms=600_000)

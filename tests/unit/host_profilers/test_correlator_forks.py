@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from correlator_bench import WAIT_S, Bench
+from correlator_bench import WAIT_S, CorrelatorBench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 
@@ -32,7 +32,7 @@ class Locking(SpanProcessor):
 
 @pytest.fixture
 def locking(tmp_path: Any) -> Any:
-    bench = Bench(tmp_path, at_once=True, resource={})
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={})
     processor = Locking()
     bench.provider.add_span_processor(processor)
     bench.register()
@@ -43,7 +43,7 @@ def locking(tmp_path: Any) -> Any:
 
 
 def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins_before_it_is_over(
-    locking: tuple[Bench, Locking],
+    locking: tuple[CorrelatorBench, Locking],
 ) -> None:
     bench, processor = locking
     bench.tracer.start_span("one").end()
@@ -67,7 +67,9 @@ def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins
     assert processor.ended == ["one", "two"]
 
 
-def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(locking: tuple[Bench, Locking]) -> None:
+def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(
+    locking: tuple[CorrelatorBench, Locking],
+) -> None:
     bench, processor = locking
     bench.tracer.start_span("one").end()
     assert processor.entered.acquire(timeout=WAIT_S)
@@ -82,7 +84,7 @@ def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(lock
     bench.correlator.release()
 
 
-def test_an_exporter_may_fork_itself(locking: tuple[Bench, Locking]) -> None:
+def test_an_exporter_may_fork_itself(locking: tuple[CorrelatorBench, Locking]) -> None:
     bench, processor = locking
 
     class Forking(SpanProcessor):

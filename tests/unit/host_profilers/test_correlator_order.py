@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
-from splunk_profiler.host_profilers.correlator import Correlator, Feedback  # noqa: E402
+from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator  # noqa: E402
 from splunk_profiler.system.method_patch import MethodPatch  # noqa: E402
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
@@ -48,7 +48,7 @@ class World:
         self._taken = False
 
     def make_mailbox(self, descriptor: int) -> World:
-        self._mailbox = extension.Mailbox(descriptor)
+        self._mailbox = extension.SocketReader(descriptor)
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -77,8 +77,8 @@ def test_a_message_that_comes_while_others_are_looked_at_is_counted_before_its_t
     with world.sending, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiving:
         receiving.bind(str(tmp_path / "s"))
         world.sending.connect(str(tmp_path / "s"))
-        correlator = Correlator(Feedback(True, 10), world.make_mailbox, MethodPatch, world.now_ns)
-        correlator.meet(provider._active_span_processor)
+        correlator = Correlator(CorrelationConfig(True, 10), world.make_mailbox, MethodPatch, world.now_ns)
+        correlator.attach(provider._active_span_processor)
         correlator.listen(receiving.fileno(), lambda: None)
         span = provider.get_tracer("t").start_span("root")
         span.end()

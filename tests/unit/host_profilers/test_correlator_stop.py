@@ -9,20 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from correlator_bench import Bench
+from correlator_bench import CorrelatorBench
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splunk_profiler._context import Mailbox
-from splunk_profiler.host_profilers.wrapped_exporters import Exporting
+from splunk_profiler._context import SocketReader
+from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 
 
 class Talkative:
     """A mailbox that gets a message of a host profiler whenever somebody wakes its reader."""
 
     def __init__(self, descriptor: int) -> None:
-        self._mailbox = Mailbox(descriptor)
+        self._mailbox = SocketReader(descriptor)
         self.say: Any = lambda: None
 
     def __getattr__(self, name: str) -> Any:
@@ -41,10 +41,10 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
         made.append(Talkative(descriptor))
         return made[-1]
 
-    bench = Bench(tmp_path, at_once=True, resource={}, mailbox=talkative)
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={}, mailbox=talkative)
     span = bench.tracer.start_span("seen")
     held = bench.processor.on_end  # a thread of the application may have it in its hands, and call it later
-    made[-1].say = (lambda: bench.saw(span)) if kind == "a report" else bench.register
+    made[-1].say = (lambda: bench.report_stack(span)) if kind == "a report" else bench.register
     bench.correlator.stop(1)
     made[-1].say = lambda: None
     try:
@@ -65,7 +65,7 @@ def test_an_exporter_that_ends_threads_does_not_end_the_one_that_forwards(
             super().on_end(span)
             raise kind
 
-    bench = Bench(tmp_path, at_once=True, resource={})
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={})
     bench.provider.add_span_processor(Ending(InMemorySpanExporter()))
     bench.register()
     try:
@@ -82,4 +82,4 @@ def test_a_queue_that_cannot_be_measured_is_taken_for_one_without_an_end() -> No
     class Odd(SimpleSpanProcessor):
         _batch_processor = Batch()
 
-    assert Exporting(Odd(InMemorySpanExporter())).room == sys.maxsize
+    assert WrappedProcessor(Odd(InMemorySpanExporter())).free_slots == sys.maxsize

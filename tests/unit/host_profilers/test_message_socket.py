@@ -283,7 +283,7 @@ def test_what_processes_that_are_gone_have_left_is_removed_and_nothing_else(dire
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(living))
         with inbox(directory) as made:
-            made.clear_directory()
+            made.remove_stale_sockets()
             assert set(directory.iterdir()) == kept | {living, Path(made.path)}
         assert stat.S_ISSOCK(living.stat().st_mode)
 
@@ -306,7 +306,7 @@ def test_a_socket_that_was_closed_is_made_anew_under_the_same_path(directory: Pa
         os.close(made.fileno())
         with pytest.raises(ConnectionRefusedError):
             sent_to(path, b"lost")
-        made.renew()
+        made.reopen()
         assert made.path == path
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
         sent_to(path, b"message")
@@ -319,7 +319,7 @@ def test_making_it_anew_leaves_the_descriptor_alone_that_has_its_number_now(dire
     with inbox(directory) as made, (directory / "log").open("w") as file:
         number = made.fileno()
         os.dup2(file.fileno(), number)
-        made.renew()
+        made.reopen()
         assert made.fileno() != number
         os.write(number, b"still here")
         os.close(number)
@@ -333,7 +333,7 @@ def test_a_socket_that_cannot_be_made_anew_says_why_and_can_be_closed(directory:
     (directory / "inner").rmdir()
     (directory / "inner").touch()
     with pytest.raises(MessageSocketError, match="File exists"):
-        made.renew()
+        made.reopen()
     made.close()
     assert [path.name for path in directory.iterdir()] == ["inner"]
 
@@ -341,10 +341,10 @@ def test_a_socket_that_cannot_be_made_anew_says_why_and_can_be_closed(directory:
 def test_clearing_the_directory_leaves_its_own_file_while_its_descriptor_is_closed(directory: Path) -> None:
     inbox = MessageSocket(str(directory))
     os.close(inbox.fileno())  # as daemons do
-    inbox.clear_directory()
+    inbox.remove_stale_sockets()
     assert Path(inbox.path).is_socket()
     assert not inbox.is_open
-    inbox.renew()
+    inbox.reopen()
     assert inbox.is_open
     inbox.close()
     assert not list(directory.iterdir())

@@ -7,66 +7,66 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from deferral_bench import ID, Bench
+from deferral_bench import ID, DeferralBench
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanProcessor, sampling
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
-from splunk_profiler.host_profilers.wrapped_exporters import within
+from splunk_profiler.host_profilers.wrapped_exporters import iter_processors
 
 LATER = 1 << 62
 REMOTE = set_span_in_context(NonRecordingSpan(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))))
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def bench() -> Iterator[DeferralBench]:
+    made = DeferralBench()
     made.add(SimpleSpanProcessor(made.exporter))
     yield made
-    made.deferral.leave(made.now_ns)
+    made.deferral.detach(made.now_ns)
     made.provider.shutdown()
 
 
-def test_a_transaction_waits_and_carries_what_came_meanwhile(bench: Bench) -> None:
+def test_a_transaction_waits_and_carries_what_came_meanwhile(bench: DeferralBench) -> None:
     bench.activate()
     span = bench.tracer.start_span("root")
-    bench.seen(span, 2)
+    bench.count_stack(span, 2)
     span.end()
     assert bench.names == []
-    bench.seen(span)
-    assert bench.forwarding.forward(bench.now_ns - 1)
+    bench.count_stack(span)
+    assert bench.forwarder.forward(bench.now_ns - 1)
     assert bench.names == []
-    assert bench.forwarding.forward(bench.now_ns)
+    assert bench.forwarder.forward(bench.now_ns)
     assert bench.ids("root") == (ID,) * 3
     assert bench.notices == 1
 
 
-def test_a_span_with_a_remote_parent_is_a_transaction(bench: Bench) -> None:
+def test_a_span_with_a_remote_parent_is_a_transaction(bench: DeferralBench) -> None:
     bench.activate()
     bench.tracer.start_span("served", context=REMOTE).end()
     assert bench.names == []
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     assert bench.ids("served") is None  # without stacks there is no attribute
 
 
-def test_nothing_waits_while_it_is_not_active(bench: Bench) -> None:
+def test_nothing_waits_while_it_is_not_active(bench: DeferralBench) -> None:
     bench.tracer.start_span("before").end()
     bench.activate()
-    bench.deferral.active = False
+    bench.deferral.is_active = False
     bench.tracer.start_span("after").end()
     assert bench.names == ["before", "after"]
 
 
 def test_children_go_straight_through() -> None:
-    bench = Bench()
+    bench = DeferralBench()
     bench.add(SimpleSpanProcessor(bench.exporter))
     bench.activate()
     with bench.tracer.start_as_current_span("root"):
         bench.tracer.start_span("child").end()
     assert bench.names == ["child"]
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     assert bench.names == ["child", "root"]
 
 
@@ -87,46 +87,46 @@ def test_unsampled_transactions_go_straight_through() -> None:
         def on_end(self, span: ReadableSpan) -> None:
             self.ended.append(span.name)
 
-    bench = Bench(sampler=RecordOnly())
+    bench = DeferralBench(sampler=RecordOnly())
     seeing = Seeing()
     bench.add(seeing)
     bench.activate()
     bench.tracer.start_span("unsampled").end()
     assert seeing.ended == ["unsampled"]
     assert len(bench.transactions) == 0
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
 
 
 def test_a_full_buffer_sends_at_once_warns_once_and_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(size=2)
+    bench = DeferralBench(size=2)
     bench.add(SimpleSpanProcessor(bench.exporter))
     bench.activate()
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         for number in range(5):
             span = bench.tracer.start_span(str(number))
-            bench.seen(span)
+            bench.count_stack(span)
             span.end()
     assert bench.names == ["2", "3", "4"]
     assert bench.ids("4") == (ID,)
     (record,) = caplog.records
     assert "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE" in record.getMessage()
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     assert sorted(bench.names) == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("of", ["provider", "processor"])
-def test_a_flush_brings_out_what_waits(bench: Bench, of: str) -> None:
+def test_a_flush_brings_out_what_waits(bench: DeferralBench, of: str) -> None:
     processor = bench.first
     assert processor is not None
     bench.activate()
     span = bench.tracer.start_span("root")
-    bench.seen(span)
+    bench.count_stack(span)
     span.end()
     assert (bench.provider if of == "provider" else processor).force_flush()
     assert bench.ids("root") == (ID,)
 
 
-def test_a_shutdown_brings_out_what_waits_and_later_spans_meet_the_processor_as_it_is(bench: Bench) -> None:
+def test_a_shutdown_brings_out_what_waits_and_later_spans_meet_the_processor_as_it_is(bench: DeferralBench) -> None:
     bench.activate()
     bench.tracer.start_span("root").end()
     bench.provider.shutdown()
@@ -136,7 +136,7 @@ def test_a_shutdown_brings_out_what_waits_and_later_spans_meet_the_processor_as_
 
 
 def test_a_flush_does_not_overflow_the_queue_of_a_batch_processor() -> None:
-    bench = Bench(size=1000)
+    bench = DeferralBench(size=1000)
     exporter = InMemorySpanExporter()
     batch = BatchSpanProcessor(exporter, max_queue_size=16, max_export_batch_size=16, schedule_delay_millis=60_000)
     bench.add(batch)
@@ -145,12 +145,12 @@ def test_a_flush_does_not_overflow_the_queue_of_a_batch_processor() -> None:
         bench.tracer.start_span(str(number)).end()
     assert bench.provider.force_flush()
     assert [span.name for span in exporter.get_finished_spans()] == [str(number) for number in range(500)]
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     bench.provider.shutdown()
 
 
 def test_what_is_due_waits_a_little_longer_for_room_in_a_batch_processors_queue() -> None:
-    bench = Bench()
+    bench = DeferralBench()
     exporter = InMemorySpanExporter()
     batch = BatchSpanProcessor(exporter, max_queue_size=4, max_export_batch_size=4, schedule_delay_millis=60_000)
     bench.add(batch)
@@ -158,22 +158,22 @@ def test_what_is_due_waits_a_little_longer_for_room_in_a_batch_processors_queue(
     with batch._batch_processor._export_lock:  # as while an export is under way
         for number in range(10):
             bench.tracer.start_span(str(number)).end()
-        bench.forwarding.forward(bench.now_ns)
+        bench.forwarder.forward(bench.now_ns)
         left = len(bench.transactions)
         assert left >= 2
         bench.now_ns += 2_000_000_000
-        assert bench.forwarding.forward(bench.now_ns)  # not for ever: the processor then drops the oldest, as it does
+        assert bench.forwarder.forward(bench.now_ns)  # not for ever: the processor then drops the oldest, as it does
         assert len(bench.transactions) == 0
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     bench.provider.shutdown()
 
 
-def test_two_exporters_get_the_same_span_once_each(bench: Bench) -> None:
+def test_two_exporters_get_the_same_span_once_each(bench: DeferralBench) -> None:
     second = InMemorySpanExporter()
     bench.add(BatchSpanProcessor(second))
     bench.activate()
     span = bench.tracer.start_span("root")
-    bench.seen(span)
+    bench.count_stack(span)
     span.end()
     bench.provider.force_flush()
     assert bench.ids("root") == (ID,)
@@ -181,13 +181,13 @@ def test_two_exporters_get_the_same_span_once_each(bench: Bench) -> None:
     assert other is bench.exporter.get_finished_spans()[0]
 
 
-def test_exporters_that_are_added_later_are_found(bench: Bench) -> None:
+def test_exporters_that_are_added_later_are_found(bench: DeferralBench) -> None:
     bench.activate()
     later = InMemorySpanExporter()
     bench.add(SimpleSpanProcessor(later))
     bench.tracer.start_span("root").end()
     assert not later.get_finished_spans()
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     assert [span.name for span in later.get_finished_spans()] == ["root"]
 
 
@@ -203,15 +203,15 @@ def test_an_exporter_behind_a_filter_is_found() -> None:
             if span.name != "health":
                 self._inner.on_end(span)
 
-    bench = Bench()
+    bench = DeferralBench()
     bench.add(Filter(SimpleSpanProcessor(bench.exporter)))
     bench.activate()
     for name in ("health", "root"):
         bench.tracer.start_span(name).end()
     assert bench.names == []
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     assert bench.names == ["root"]
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
 
 
 def test_processors_that_do_not_export_are_left_alone() -> None:
@@ -219,49 +219,51 @@ def test_processors_that_do_not_export_are_left_alone() -> None:
         """Changes spans, exports nothing."""
 
     naming, simple = Naming(), SimpleSpanProcessor(InMemorySpanExporter())
-    bench = Bench()
+    bench = DeferralBench()
     bench.add(naming)
     bench.add(simple)
     processors = bench.provider._active_span_processor
-    assert list(within(processors)) == [processors, simple]
+    assert list(iter_processors(processors)) == [processors, simple]
     bench.activate()
     assert vars(naming) == {}
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
 
 
 def test_processors_that_run_on_threads_of_their_own_are_deferred_too() -> None:
     concurrent = ConcurrentMultiSpanProcessor()
-    bench = Bench(active_span_processor=concurrent)
+    bench = DeferralBench(active_span_processor=concurrent)
     exporters = [InMemorySpanExporter() for _ in range(3)]
     for exporter in exporters:
         bench.add(SimpleSpanProcessor(exporter))
     bench.activate()
     span = bench.tracer.start_span("root")
-    bench.seen(span)
+    bench.count_stack(span)
     span.end()
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     for exporter in exporters:
         (one,) = exporter.get_finished_spans()
         assert (one.attributes or {})[STACK_TRACE_IDS] == (ID,)
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     bench.provider.shutdown()
 
 
-def test_after_it_has_left_the_processors_are_as_they_were(bench: Bench) -> None:
+def test_after_it_has_left_the_processors_are_as_they_were(bench: DeferralBench) -> None:
     processors, processor = bench.provider._active_span_processor, bench.first
     assert processor is not None
     before = dict(vars(processor)), dict(vars(processors))
     bench.activate()
     assert (dict(vars(processor)), dict(vars(processors))) != before
     bench.tracer.start_span("waits").end()
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     assert (dict(vars(processor)), dict(vars(processors))) == before
     assert bench.names == ["waits"]
     bench.tracer.start_span("after").end()
     assert bench.names == ["waits", "after"]
 
 
-def test_a_span_that_cannot_be_understood_is_exported_as_it_is(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_span_that_cannot_be_understood_is_exported_as_it_is(
+    bench: DeferralBench, caplog: pytest.LogCaptureFixture
+) -> None:
     class Odd(ReadableSpan):
         @property
         def parent(self) -> Any:
@@ -288,22 +290,22 @@ def test_an_exporter_that_fails_costs_its_own_span_only() -> None:
         def on_end(self, span: ReadableSpan) -> None:
             self.span_exporter.export((span,))
 
-    bench = Bench()
+    bench = DeferralBench()
     failing = Failing()
     bench.add(Raising(failing))
     bench.add(SimpleSpanProcessor(bench.exporter))
     bench.activate()
     for name in ("one", "two"):
         bench.tracer.start_span(name).end()
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     assert failing.got == bench.names == ["one", "two"]
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
 
 
 def test_an_exporter_that_takes_for_ever_loses_what_is_left_at_shutdown_and_it_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench()
+    bench = DeferralBench()
 
     class Slow(SpanExporter):
         def __init__(self) -> None:
@@ -325,10 +327,10 @@ def test_an_exporter_that_takes_for_ever_loses_what_is_left_at_shutdown_and_it_i
     assert [record.getMessage() for record in caplog.records] == [
         "9 spans that waited for the host profiler were not sent: their exporter takes too long"
     ]
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
 
 
-def test_a_flush_that_runs_out_of_time_says_so_and_keeps_the_rest(bench: Bench) -> None:
+def test_a_flush_that_runs_out_of_time_says_so_and_keeps_the_rest(bench: DeferralBench) -> None:
     class Slow(SimpleSpanProcessor):
         def on_end(self, span: ReadableSpan) -> None:
             bench.now_ns += 1_000_000_000
@@ -340,5 +342,5 @@ def test_a_flush_that_runs_out_of_time_says_so_and_keeps_the_rest(bench: Bench) 
         bench.tracer.start_span(str(number)).end()
     assert not slow.force_flush(3_000)
     assert 0 < len(bench.transactions) < 10
-    bench.deferral.leave(LATER)
+    bench.deferral.detach(LATER)
     assert len(set(bench.names)) == 10

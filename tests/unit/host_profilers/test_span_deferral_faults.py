@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
-from deferral_bench import ID, Bench
+from deferral_bench import ID, DeferralBench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
@@ -39,45 +39,45 @@ class Viewing(SpanProcessor):
 
 
 @pytest.fixture
-def viewed() -> Bench:
-    bench = Bench()
+def viewed() -> DeferralBench:
+    bench = DeferralBench()
     bench.add(Viewing(SimpleSpanProcessor(bench.exporter)))
     bench.activate()
     return bench
 
 
 def test_a_transaction_that_cannot_be_annotated_is_exported_as_it_is(
-    viewed: Bench, caplog: pytest.LogCaptureFixture
+    viewed: DeferralBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     span = viewed.tracer.start_span("root")
-    viewed.seen(span)
+    viewed.count_stack(span)
     span.end()
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
-        viewed.forwarding.forward(viewed.now_ns)
+        viewed.forwarder.forward(viewed.now_ns)
     assert viewed.names == ["root"]
     assert caplog.text.count("an error in writing on spans what host profilers say") == 1
 
 
 def test_a_span_that_cannot_be_told_its_host_is_exported_as_it_is_and_the_application_sees_no_error(
-    viewed: Bench,
+    viewed: DeferralBench,
 ) -> None:
     viewed.host_id.value = "h1"
     with viewed.tracer.start_as_current_span("root"):
         viewed.tracer.start_span("child").end()
     assert viewed.names == ["child"]
-    viewed.forwarding.forward(viewed.now_ns)
+    viewed.forwarder.forward(viewed.now_ns)
     assert viewed.names == ["child", "root"]
 
 
 def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
-    bench = Bench()
+    bench = DeferralBench()
     bench.add(Viewing(SimpleSpanProcessor(bench.exporter)))
     bench.add(SimpleSpanProcessor(bench.exporter))
     bench.activate()
     span = bench.tracer.start_span("root")
-    bench.seen(span)
+    bench.count_stack(span)
     span.end()
-    bench.forwarding.forward(bench.now_ns)
+    bench.forwarder.forward(bench.now_ns)
     ids = [(one.attributes or {}).get(STACK_TRACE_IDS) for one in bench.exporter.get_finished_spans()]
     assert sorted(ids, key=str) == [(ID,), None]
 
@@ -92,14 +92,14 @@ class FlushingAtEachEnd(BatchSpanProcessor):
 
 @pytest.mark.parametrize("who", ["our own thread", "a flush", "a shutdown"])
 def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_that_is(who: str) -> None:
-    bench = Bench(size=2_000)
+    bench = DeferralBench(size=2_000)
     bench.add(FlushingAtEachEnd(bench.exporter))
     bench.activate()
     names = [f"root {number}" for number in range(2_000)]
     for name in names:
         bench.tracer.start_span(name).end()
     if who == "our own thread":
-        bench.forwarding.forward(bench.now_ns)
+        bench.forwarder.forward(bench.now_ns)
     elif who == "a flush":
         bench.provider.force_flush()
     bench.provider.shutdown()
@@ -109,16 +109,16 @@ def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_t
 class Slow(SimpleSpanProcessor):
     """Each export takes 50 milliseconds of the bench's time."""
 
-    bench: Bench
+    bench: DeferralBench
 
     def on_end(self, span: ReadableSpan) -> None:
         self.bench.now_ns += 50_000_000
         super().on_end(span)
 
 
-def slow_bench() -> Bench:
+def slow_bench() -> DeferralBench:
     """A bench with a slow exporter, for which twenty transactions wait."""
-    bench = Bench()
+    bench = DeferralBench()
     slow = Slow(bench.exporter)
     slow.bench = bench
     bench.add(slow)
@@ -130,9 +130,9 @@ def slow_bench() -> Bench:
 
 def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
     bench = slow_bench()
-    assert not bench.forwarding.forward(bench.now_ns)
+    assert not bench.forwarder.forward(bench.now_ns)
     assert 0 < len(bench.names) < 20
-    while not bench.forwarding.forward(bench.now_ns):
+    while not bench.forwarder.forward(bench.now_ns):
         pass
     assert len(bench.names) == 20
 
@@ -140,12 +140,12 @@ def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
 def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
     bench = slow_bench()
     assert bench.names == []
-    assert not bench.forwarding.forward(bench.now_ns + 2_000_000_000)
+    assert not bench.forwarder.forward(bench.now_ns + 2_000_000_000)
     before = len(bench.names)
     for number in range(5):
         bench.tracer.start_span(f"late {number}").end()
     assert bench.names[before:] == [f"root {before + number}" for number in range(5)]
-    while not bench.forwarding.forward(bench.now_ns):
+    while not bench.forwarder.forward(bench.now_ns):
         pass
     bench.tracer.start_span("in time").end()
     assert "in time" not in bench.names
@@ -163,12 +163,12 @@ class Lasting(SpanExporter):
 
 
 def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
-    bench = Bench()
+    bench = DeferralBench()
     bench.activate()
     gone: list[weakref.ref[Any]] = []
     for turn in range(5):
         provider = TracerProvider(shutdown_on_exit=False)
-        bench.deferral.meet(provider._active_span_processor)
+        bench.deferral.attach(provider._active_span_processor)
         processor = SimpleSpanProcessor(Lasting(bench.exporter))
         provider.add_span_processor(processor)
         provider.get_tracer("t").start_span(f"root {turn}").end()
@@ -179,4 +179,4 @@ def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
         del provider, processor
     gc.collect()
     assert [one() for one in gone] == [None] * 10
-    bench.deferral.leave(1)
+    bench.deferral.detach(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from splunk_profiler.host_profilers.transactions import MOST_IDS, Transaction, Transactions
+from splunk_profiler.host_profilers.transactions import MAX_STACK_IDS, Transaction, Transactions
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 EXPORTER, SECOND = "exporter", "second exporter"
@@ -80,7 +80,7 @@ def test_an_exporter_that_is_told_too_late_is_left_to_its_caller() -> None:
     transactions = Transactions(10)
     transactions.begin(1)
     transaction = transactions.defer(1, EXPORTER, "span", 10)
-    assert not transaction.closed
+    assert not transaction.is_closed
     assert [list(one.take()) for one in transactions.due(10)] == [[(EXPORTER, "span")]]
     late = transactions.defer(1, SECOND, "span", 11)
     assert late is not transaction
@@ -94,7 +94,7 @@ def test_a_full_queue_refuses_and_gives_what_is_known_to_every_exporter() -> Non
     transactions.count(2, ONE, 3)
     for exporter in (EXPORTER, SECOND):
         refused = transactions.defer(2, exporter, "span", 10)
-        assert refused.closed
+        assert refused.is_closed
         assert refused.stacks == {ONE: 3}
         assert list(refused.take()) == [(exporter, "span")]
     assert transactions.refused == 1
@@ -109,9 +109,9 @@ def test_the_number_of_ids_of_one_transaction_is_bounded_and_the_rest_is_counted
     transactions.count(1, OTHER, 1)
     transactions.defer(1, EXPORTER, "span", 10)
     (transaction,) = transactions.due(10)
-    assert transaction.stacks == {ONE: MOST_IDS}
-    assert transactions.matched == MOST_IDS
-    assert transactions.beyond == 3 * 65_535 + 1 - MOST_IDS
+    assert transaction.stacks == {ONE: MAX_STACK_IDS}
+    assert transactions.matched == MAX_STACK_IDS
+    assert transactions.beyond == 3 * 65_535 + 1 - MAX_STACK_IDS
 
 
 def test_spans_that_never_end_and_samples_of_strangers_do_not_pile_up() -> None:
@@ -140,7 +140,7 @@ def test_spans_end_on_many_threads_while_others_are_forwarded_and_none_is_lost_o
             key = number * each + index
             transactions.begin(key)
             transaction = transactions.defer(key, EXPORTER, f"{number}-{index}", 1)
-            if transaction.closed:
+            if transaction.is_closed:
                 got.extend(span for _, span in transaction.take())
         left[0] -= 1
 

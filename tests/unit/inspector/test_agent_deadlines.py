@@ -10,33 +10,33 @@ from splunk_profiler.inspector.deadlines import Deadlines
 
 def test_the_first_instant_is_the_start() -> None:
     deadlines = Deadlines(0.5, 100.0)
-    assert deadlines.at == 100.0
-    assert deadlines.due(100.0)
-    assert not deadlines.due(100.0)
-    assert deadlines.at == 100.5
+    assert deadlines.next_deadline_s == 100.0
+    assert deadlines.advance_if_due(100.0)
+    assert not deadlines.advance_if_due(100.0)
+    assert deadlines.next_deadline_s == 100.5
 
 
 def test_what_comes_late_does_not_move_what_follows() -> None:
     deadlines = Deadlines(0.5, 0.0)
     for number in range(1000):
-        assert deadlines.due(number * 0.5 + 0.25)
-    assert deadlines.at == 500.0
+        assert deadlines.advance_if_due(number * 0.5 + 0.25)
+    assert deadlines.next_deadline_s == 500.0
     assert deadlines.missed == 0
 
 
 def test_after_a_stall_there_is_no_burst_and_the_instants_left_out_are_counted() -> None:
     deadlines = Deadlines(0.5, 0.0)
-    assert deadlines.due(0.0)
-    assert deadlines.due(3.25)
+    assert deadlines.advance_if_due(0.0)
+    assert deadlines.advance_if_due(3.25)
     assert deadlines.missed == 5, "those of 0.5, 1.0, 1.5, 2.0 and 2.5 s; this is the one of 3.0 s"
-    assert not deadlines.due(3.25)
-    assert deadlines.at == 3.5
+    assert not deadlines.advance_if_due(3.25)
+    assert deadlines.next_deadline_s == 3.5
 
 
 def test_nothing_is_due_before_the_start() -> None:
     deadlines = Deadlines(1.0, 10.0)
-    assert not deadlines.due(9.0)
-    assert deadlines.at == 10.0
+    assert not deadlines.advance_if_due(9.0)
+    assert deadlines.next_deadline_s == 10.0
 
 
 @given(
@@ -48,9 +48,9 @@ def test_every_instant_is_done_or_missed_and_the_next_lies_ahead(
     deadlines, now, done = Deadlines(period, start), start, 0
     for step in steps:
         now += step
-        before = deadlines.at
-        if deadlines.due(now):
+        before = deadlines.next_deadline_s
+        if deadlines.advance_if_due(now):
             done += 1
             assert before <= now
-        assert deadlines.at > now
-    assert deadlines.at == start + (done + deadlines.missed) * period
+        assert deadlines.next_deadline_s > now
+    assert deadlines.next_deadline_s == start + (done + deadlines.missed) * period

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splunk_profiler.inspector.agent import Settings
-from splunk_profiler.inspector.messages import Registration, counts_for, encode_correlation, encode_registration
-from splunk_profiler.inspector.outbox import Loss, Outbox
+from splunk_profiler.inspector.datagram_sender import DatagramSender, LossReason
+from splunk_profiler.inspector.messages import Registration, encode_correlation, encode_registration, split_count
 
 
 @pytest.fixture
-def outbox() -> Iterator[Outbox]:
-    outbox = Outbox()
-    yield outbox
-    outbox.close()
+def datagram_sender() -> Iterator[DatagramSender]:
+    datagram_sender = DatagramSender()
+    yield datagram_sender
+    datagram_sender.close()
 
 
 def test_a_correlation_has_type_1_minor_version_1_three_ids_and_a_count() -> None:
@@ -53,12 +53,12 @@ def test_a_registration_without_a_host_id_ends_with_the_delay_and_an_empty_one_h
     [(0, []), (1, [1]), (65_535, [65_535]), (65_536, [65_535, 1]), (200_000, [65_535, 65_535, 65_535, 3395])],
 )
 def test_more_samples_than_a_count_holds_are_split(samples: int, counts: list[int]) -> None:
-    assert list(counts_for(samples)) == counts
+    assert list(split_count(samples)) == counts
 
 
 @given(st.integers(0, 1_000_000))
 def test_no_sample_is_lost_or_made_by_the_split(samples: int) -> None:
-    counts = list(counts_for(samples))
+    counts = list(split_count(samples))
     assert sum(counts) == samples
     assert all(struct.unpack("<H", encode_correlation("00" * 16, "00" * 8, "00" * 16, one)[-2:]) for one in counts)
 
@@ -78,28 +78,30 @@ def test_the_delay_that_is_promised_is_the_one_that_is_kept(settings: Settings, 
 
 
 def test_nothing_is_said_where_registering_is_switched_off() -> None:
-    assert Settings(0.05, registers=False).registration() is None
+    assert Settings(0.05, send_registrations=False).registration() is None
 
 
-def test_a_message_arrives_or_the_reason_is_told_and_nothing_is_waited_for(outbox: Outbox, tmp_path: Path) -> None:
+def test_a_message_arrives_or_the_reason_is_told_and_nothing_is_waited_for(
+    datagram_sender: DatagramSender, tmp_path: Path
+) -> None:
     path = str(tmp_path / "s")
-    assert outbox.send(path, b"x") is Loss.SOCKET_GONE
+    assert datagram_sender.send(path, b"x") is LossReason.SOCKET_GONE
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
         sent = 0
-        while (loss := outbox.send(path, str(sent).encode())) is None:
+        while (loss := datagram_sender.send(path, str(sent).encode())) is None:
             sent += 1
-        assert loss is Loss.QUEUE_FULL
+        assert loss is LossReason.QUEUE_FULL
         assert [receiver.recv(9) for _ in range(sent)] == [str(number).encode() for number in range(sent)]
-        assert outbox.send(path, b"again") is None
-    assert outbox.send(path, b"x") is Loss.SOCKET_GONE, "its file is there, and nobody behind it"
-    assert outbox.send(f"{path}/below", b"x") is Loss.SOCKET_GONE
-    assert outbox.send("/" + "s" * 107, b"x") is Loss.PATH_TOO_LONG
-    assert outbox.send("/" + "s" * 106, b"x") is Loss.SOCKET_GONE
+        assert datagram_sender.send(path, b"again") is None
+    assert datagram_sender.send(path, b"x") is LossReason.SOCKET_GONE, "its file is there, and nobody behind it"
+    assert datagram_sender.send(f"{path}/below", b"x") is LossReason.SOCKET_GONE
+    assert datagram_sender.send("/" + "s" * 107, b"x") is LossReason.PATH_TOO_LONG
+    assert datagram_sender.send("/" + "s" * 106, b"x") is LossReason.SOCKET_GONE
 
 
-def test_a_socket_of_another_kind_refuses(outbox: Outbox, tmp_path: Path) -> None:
+def test_a_socket_of_another_kind_refuses(datagram_sender: DatagramSender, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        assert outbox.send(str(tmp_path / "s"), b"x") is Loss.REFUSED
+        assert datagram_sender.send(str(tmp_path / "s"), b"x") is LossReason.REFUSED

@@ -24,24 +24,24 @@ class FlatMemory:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def read(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         found = []
-        for address, size in wanted:
+        for address, size in ranges:
             if address < BASE or address + size > BASE + len(self._data):
                 raise UnreadableError(f"{address:#x}")
             found.append(self._data[address - BASE : address - BASE + size])
         return found
 
 
-def label_memory(*pairs: tuple[bytes, bytes]) -> bytes:
+def label_set_bytes(*pairs: tuple[bytes, bytes]) -> bytes:
     """A label set at `BASE`, its places behind it, its texts behind those."""
-    places, texts = b"", b""
-    at = BASE + 24 + 32 * len(pairs)
+    slots, texts = b"", b""
+    address = BASE + 24 + 32 * len(pairs)
     for pair in pairs:
         for text in pair:
-            places += struct.pack("<QQ", len(text), at + len(texts))
+            slots += struct.pack("<QQ", len(text), address + len(texts))
             texts += text
-    return struct.pack("<QQQ", BASE + 24, len(pairs), len(pairs)) + places + texts
+    return struct.pack("<QQQ", BASE + 24, len(pairs), len(pairs)) + slots + texts
 
 
 def test_a_record_has_37_bytes_and_gives_its_fields() -> None:
@@ -53,9 +53,13 @@ def test_a_record_has_37_bytes_and_gives_its_fields() -> None:
     assert found.transaction_id == "08090a0b0c0d0e0f"
 
 
-@pytest.mark.parametrize(("valid", "present", "usable"), [(1, 1, True), (255, 1, True), (0, 1, False), (1, 0, False)])
-def test_ids_are_usable_while_the_record_is_valid_and_a_trace_present(valid: int, present: int, usable: bool) -> None:
-    assert layouts.decode_record(record_bytes(valid=valid, present=present)).usable is usable
+@pytest.mark.parametrize(
+    ("valid", "present", "is_usable"), [(1, 1, True), (255, 1, True), (0, 1, False), (1, 0, False)]
+)
+def test_ids_are_usable_while_the_record_is_valid_and_a_trace_present(
+    valid: int, present: int, is_usable: bool
+) -> None:
+    assert layouts.decode_record(record_bytes(valid=valid, present=present)).is_usable is is_usable
 
 
 @given(st.binary(max_size=80))
@@ -93,8 +97,8 @@ def test_any_bytes_are_a_storage_or_a_clear_error(data: bytes) -> None:
 def test_of_equal_keys_the_first_counts_by_the_specification_and_the_last_for_a_host(
     pairs: list[tuple[bytes, bytes]],
 ) -> None:
-    memory = FlatMemory(label_memory(*pairs))
-    specified = layouts.specified_labels(layouts.read_label_set(memory.read, BASE, layouts.SPEC_LIMITS))
+    memory = FlatMemory(label_set_bytes(*pairs))
+    specified = layouts.spec_labels(layouts.read_label_set(memory.read, BASE, layouts.SPEC_LIMITS))
     assert {label.key: label.value for label in specified} == dict(reversed(pairs))
     found = layouts.read_label_set(memory.read, BASE, host.HOST_LIMITS)
     shown = host.host_labels(found)
@@ -111,7 +115,7 @@ def test_any_bytes_are_a_label_set_or_a_clear_error(data: bytes, limits: layouts
         found = layouts.read_label_set(FlatMemory(data).read, BASE, limits)
     except (MalformedError, UnreadableError):
         return
-    layouts.specified_labels(found)
+    layouts.spec_labels(found)
     host.host_labels(found)
     host.label_problems(found)
 
@@ -136,8 +140,8 @@ def test_any_slots_are_labels_to_a_host(slots: list[Slot]) -> None:
 
 
 def test_an_empty_place_is_ignored_and_counts_as_one_of_ten() -> None:
-    places = [Slot(0, None, 0, None)] * 9 + [Slot(1, b"a", 1, b"1"), Slot(1, b"b", 1, b"2")]
-    assert host.host_labels(LabelSet(11, tuple(places))) == (Label(b"a", b"1"),)
+    slots = [Slot(0, None, 0, None)] * 9 + [Slot(1, b"a", 1, b"1"), Slot(1, b"b", 1, b"2")]
+    assert host.host_labels(LabelSet(11, tuple(slots))) == (Label(b"a", b"1"),)
 
 
 @given(st.binary(max_size=40))

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspected_process import MACHINE, Workshop
+from inspected_process import MACHINE, TargetBuilder
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES, architecture_of
-from splunk_profiler.inspector.elf import Image, Segment, mentions, read_image
+from splunk_profiler.inspector.elf import Image, Segment, contains_any, read_image
 from splunk_profiler.inspector.errors import MalformedError, UnsupportedError
-from splunk_profiler.inspector.maps import LIBRARY_NAMES, code_of_each_file, parse_maps, runs_musl, runs_python
+from splunk_profiler.inspector.maps import LIBRARY_PATTERNS, code_mapping_by_path, parse_maps, runs_musl, runs_python
 from splunk_profiler.inspector.model import Interface
 from splunk_profiler.inspector.reasons import CATALOGUE
 from splunk_profiler.inspector.sockets import socket_problem
 
 ROOT = Path(__file__).resolve().parents[3]
 X86_64, AARCH64 = ARCHITECTURES
-HERE = next(one for one in ARCHITECTURES if one.name == MACHINE)
-NAMES = {"custom_labels_current_set", "custom_labels_abi_version"}
+THIS_ARCHITECTURE = next(one for one in ARCHITECTURES if one.name == MACHINE)
+SYMBOL_NAMES = {"custom_labels_current_set", "custom_labels_abi_version"}
 
 MAPS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 fe:01 131 /usr/bin/python3.11
@@ -37,8 +37,8 @@ MAPS = """\
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
+    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
 
 
 def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
@@ -49,7 +49,7 @@ def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
         ("/srv/my app/libcustomlabels.so", True, True),
         ("/srv/new\nline.so", True, False),
     ]
-    assert code_of_each_file(found)["/usr/bin/python3.11"].offset == 0x1000
+    assert code_mapping_by_path(found)["/usr/bin/python3.11"].offset == 0x1000
     assert runs_python(found)
     assert not runs_python(found[2:])
     assert not runs_musl(found)
@@ -75,47 +75,51 @@ def test_any_text_is_read_as_maps(text: str) -> None:
     ],
 )
 def test_host_profilers_take_files_by_these_names(interface: Interface, path: str, taken: bool) -> None:
-    assert bool(LIBRARY_NAMES[interface].search(path)) is taken
+    assert bool(LIBRARY_PATTERNS[interface].search(path)) is taken
 
 
-def test_a_librarys_symbols_and_descriptor_are_found(workshop: Workshop) -> None:
+def test_a_librarys_symbols_and_descriptor_are_found(workshop: TargetBuilder) -> None:
     with workshop.labels().open("rb") as file:
-        assert mentions(file, [b"custom_labels_current_set"])
-        assert not mentions(file, [b"elastic_apm_profiling_correlation_tls_v1"])
-        image = read_image(file, NAMES)
-    assert image.exported.keys() == NAMES
+        assert contains_any(file, [b"custom_labels_current_set"])
+        assert not contains_any(file, [b"elastic_apm_profiling_correlation_tls_v1"])
+        image = read_image(file, SYMBOL_NAMES)
+    assert image.exported.keys() == SYMBOL_NAMES
     assert image.exported["custom_labels_abi_version"].size == 4
-    assert {found.symbol: found.kind for found in image.relocations} == {"custom_labels_current_set": HERE.tlsdesc}
+    assert {found.symbol: found.kind for found in image.relocations} == {
+        "custom_labels_current_set": THIS_ARCHITECTURE.tlsdesc_relocation
+    }
     assert image.has_sections
 
 
-def test_a_librarys_descriptor_for_aarch64_is_found_by_its_own_number(workshop: Workshop) -> None:
+def test_a_librarys_descriptor_for_aarch64_is_found_by_its_own_number(workshop: TargetBuilder) -> None:
     data = workshop.labels().read_bytes()
-    (ours,) = read_image(io.BytesIO(data), NAMES).relocations
+    (ours,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations
     data = data[:18] + struct.pack("<H", 183) + data[20:]
-    data = data.replace(struct.pack("<QI", ours.address, HERE.tlsdesc), struct.pack("<QI", ours.address, 1031))
+    data = data.replace(
+        struct.pack("<QI", ours.address, THIS_ARCHITECTURE.tlsdesc_relocation), struct.pack("<QI", ours.address, 1031)
+    )
     assert architecture_of(data[:20]) is AARCH64
-    (found,) = read_image(io.BytesIO(data), NAMES).relocations
-    assert (found.kind, found.symbol, found.address) == (AARCH64.tlsdesc, ours.symbol, ours.address)
+    (found,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations
+    assert (found.kind, found.symbol, found.address) == (AARCH64.tlsdesc_relocation, ours.symbol, ours.address)
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
-def test_any_bytes_are_no_elf_file_and_are_said_to_be_none(tail: bytes, keep: int) -> None:
+def test_any_bytes_are_no_elf_file_and_are_said_to_be_none(tail: bytes, tail_bytes: int) -> None:
     for head in (b"", b"\x7fELF\x02\x01\x01" + bytes(9), b"\x7fELF\x01\x02\x01" + bytes(9)):
         try:
-            read_image(io.BytesIO(head + tail[:keep]), NAMES)
+            read_image(io.BytesIO(head + tail[:tail_bytes]), SYMBOL_NAMES)
         except MalformedError:
             continue
 
 
-def test_a_library_that_was_damaged_gives_facts_or_a_clear_error(workshop: Workshop) -> None:
+def test_a_library_that_was_damaged_gives_facts_or_a_clear_error(workshop: TargetBuilder) -> None:
     good = workshop.labels().read_bytes()
     for at in [*range(16, 64), *range(len(good) - 1800, len(good), 7)]:
         for byte in (0x00, 0xFF):
             damaged = bytearray(good)
             damaged[at] = byte
             try:
-                read_image(io.BytesIO(bytes(damaged)), NAMES)
+                read_image(io.BytesIO(bytes(damaged)), SYMBOL_NAMES)
             except MalformedError:
                 continue
 

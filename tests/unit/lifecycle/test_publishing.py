@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 pytest.importorskip("splunk_profiler._context")
 
 from own_memory import OwnMemory
-from published_process import ids_of, provider, publishing, shown, shown_labels, told
+from published_process import ids_of, provider, published_ids, published_labels, publishing, read_storage
 
 from splunk_profiler import labels
 from splunk_profiler.host_profilers.message_socket import MessageSocket
@@ -45,31 +45,31 @@ def directory() -> Iterator[Path]:
 def test_the_first_span_of_a_provider_makes_the_process_visible_as_its_service(directory: Path) -> None:
     tracer = provider("shop", **{"deployment.environment.name": "test"}).get_tracer("t")
     with publishing(directory) as life:
-        assert told() is None
+        assert read_storage() is None
         with tracer.start_as_current_span("first") as span:
-            life.catch_up()  # as a thread of ours does meanwhile
-            seen = told()
-            assert shown() == ids_of(span)
+            life.run_pending_work()  # as a thread of ours does meanwhile
+            seen = read_storage()
+            assert published_ids() == ids_of(span)
         assert seen is not None
         assert (seen.minor, seen.name, seen.environment, seen.socket.parent) == (1, "shop", "test", directory)
         assert stat.S_ISSOCK(seen.socket.stat().st_mode)
         assert stat.S_IMODE(seen.socket.stat().st_mode) == 0o600
-        assert shown() is None
+        assert published_ids() is None
 
 
 def test_a_service_that_the_environment_names_is_visible_before_any_span(directory: Path) -> None:
     with publishing(directory, {"service.name": "early", "deployment.environment": "old%20style"}):
-        seen = told()
+        seen = read_storage()
         assert seen is not None
         assert (seen.name, seen.environment) == ("early", "old style")
 
 
 def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_stays(directory: Path) -> None:
     with publishing(directory, {"service.name": "early"}) as life:
-        before = told()
+        before = read_storage()
         with provider("late").get_tracer("t").start_as_current_span("first"):
-            life.catch_up()
-            after = told()
+            life.run_pending_work()
+            after = read_storage()
         assert before is not None
         assert after is not None
         assert (before.name, after.name) == ("early", "late")
@@ -81,8 +81,8 @@ def test_a_provider_that_comes_later_does_not_rename_the_service(directory: Path
     with publishing(directory, {"service.name": "early"}) as life:
         for name in ("shop", "a library's own", "early"):
             with provider(name).get_tracer("t").start_as_current_span("one"):
-                life.catch_up()
-                seen = told()
+                life.run_pending_work()
+                seen = read_storage()
             assert seen is not None
             assert seen.name == "shop"
 
@@ -99,10 +99,10 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
         thread = threading.Thread(target=first_span)
         thread.start()
         thread.join()
-        meanwhile = told()
+        meanwhile = read_storage()
         life.release()
-        life.catch_up()
-        after = told()
+        life.run_pending_work()
+        after = read_storage()
         assert meanwhile is None
         assert after is not None
         assert after.name == "shop"
@@ -126,8 +126,8 @@ def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
     with publishing(directory) as life:
         for _ in range(3):
             with provider("unknown_service:python").get_tracer("t").start_as_current_span("one"):
-                life.catch_up()
-                assert told() is None
+                life.run_pending_work()
+                assert read_storage() is None
                 assert OwnMemory().labels()
         assert caplog.text.count("set OTEL_SERVICE_NAME") == 1
         assert not list(directory.iterdir())
@@ -138,16 +138,16 @@ def test_a_library_that_cannot_be_loaded_leaves_no_socket(
 ) -> None:
     monkeypatch.setattr("splunk_profiler.host_profilers.publisher.elastic_library", lambda: directory / "missing.so")
     with publishing(directory, {"service.name": "shop"}) as life:
-        assert told() is None
+        assert read_storage() is None
         assert not list(directory.iterdir())
-        life.catch_up()
+        life.run_pending_work()
         life.audit()
     assert "host profilers are not told of this process" in caplog.text
 
 
 def test_the_socket_takes_datagrams_without_a_reader(directory: Path) -> None:
     with publishing(directory, {"service.name": "shop"}), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        seen = told()
+        seen = read_storage()
         assert seen is not None
         sender.connect(str(seen.socket))
         sender.send(b"message")
@@ -160,8 +160,8 @@ def test_a_socket_that_cannot_be_made_is_one_line_that_names_the_setting_and_lab
     (directory / "file").touch()
     with publishing(directory / name, {"service.name": "shop"}):
         with provider().get_tracer("t").start_as_current_span("one"), labels(route="/"):
-            assert shown_labels() == {"route": "/"}
-        assert told() is None
+            assert published_labels() == {"route": "/"}
+        assert read_storage() is None
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR" in line
     assert name in line
@@ -191,23 +191,23 @@ def test_children_and_grandchildren_have_the_root_of_their_service(directory: Pa
         with tracer.start_as_current_span("root") as root:
             with tracer.start_as_current_span("child") as child:
                 with tracer.start_as_current_span("grandchild") as grandchild:
-                    assert shown() == ids_of(grandchild, root)
-                assert shown() == ids_of(child, root)
-            assert shown() == ids_of(root)
+                    assert published_ids() == ids_of(grandchild, root)
+                assert published_ids() == ids_of(child, root)
+            assert published_ids() == ids_of(root)
         with tracer.start_as_current_span("another") as another:
-            assert shown() == ids_of(another)
+            assert published_ids() == ids_of(another)
 
 
 def test_a_span_whose_parent_is_in_another_process_is_a_root_and_a_remote_span_is_none(directory: Path) -> None:
     remote = trace.NonRecordingSpan(trace.SpanContext(5, 6, is_remote=True))
     tracer = provider().get_tracer("t")
     with publishing(directory), trace.use_span(remote):
-        assert shown() is None
+        assert published_ids() is None
         with tracer.start_as_current_span("server") as server, tracer.start_as_current_span("inner") as inner:
-            assert shown() == ids_of(inner, server)
-        assert shown() is None
+            assert published_ids() == ids_of(inner, server)
+        assert published_ids() is None
         with trace.use_span(trace.INVALID_SPAN):
-            assert shown() is None
+            assert published_ids() is None
 
 
 def test_a_span_that_starts_on_another_thread_has_the_root_of_its_parent(directory: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_span_that_starts_on_another_thread_has_the_root_of_its_parent(directo
 
     def body(context: otel_context.Context) -> None:
         with tracer.start_as_current_span("there", context=context) as span:
-            seen.append((shown(), span))
+            seen.append((published_ids(), span))
 
     with publishing(directory), tracer.start_as_current_span("here") as root:
         with tracer.start_as_current_span("caller"):
@@ -235,16 +235,16 @@ def test_spans_older_than_the_publishing_have_a_root_as_far_as_their_parent(dire
         tracer.start_as_current_span("inner") as inner,
     ):
         with publishing(directory) as life:
-            assert shown() == ids_of(inner, middle)  # that is as far up as it knows
+            assert published_ids() == ids_of(inner, middle)  # that is as far up as it knows
             with trace.use_span(middle):
-                assert shown() == ids_of(middle, root)
+                assert published_ids() == ids_of(middle, root)
                 with tracer.start_as_current_span("new") as new:
-                    assert shown() == ids_of(new, root)
-            life.catch_up()
-            seen = told()
+                    assert published_ids() == ids_of(new, root)
+            life.run_pending_work()
+            seen = read_storage()
             assert seen is not None
             assert seen.name == "shop"
-        assert shown() is None
+        assert published_ids() is None
 
 
 def test_a_parent_that_is_over_and_gone_counts_as_the_root(directory: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_parent_that_is_over_and_gone_counts_as_the_root(directory: Path) -> N
     context = trace.set_span_in_context(trace.NonRecordingSpan(gone))
     child = tracer.start_span("child", context=context)
     with publishing(directory), trace.use_span(child):
-        ids = shown()
+        ids = published_ids()
         assert ids is not None
         assert ids.local_root_id == 8
 
@@ -263,9 +263,9 @@ def test_spans_that_are_not_sampled_share_the_root_of_their_trace(directory: Pat
     with publishing(directory):
         for _ in range(2):
             with tracer.start_as_current_span("root") as root:
-                assert shown() == ids_of(root)
+                assert published_ids() == ids_of(root)
                 with tracer.start_as_current_span("inner") as inner:
-                    assert shown() == ids_of(inner, root)
+                    assert published_ids() == ids_of(inner, root)
 
 
 def test_spans_of_a_provider_that_calls_its_processors_on_other_threads_have_their_roots(directory: Path) -> None:
@@ -277,7 +277,7 @@ def test_spans_of_a_provider_that_calls_its_processors_on_other_threads_have_the
         tracer.start_as_current_span("root") as root,
         tracer.start_as_current_span("inner") as inner,
     ):
-        assert shown() == ids_of(inner, root)
+        assert published_ids() == ids_of(inner, root)
     concurrent.shutdown()
 
 
@@ -291,7 +291,7 @@ def test_a_stop_leaves_nothing_to_be_followed_and_nothing_of_ours(directory: Pat
         assert vars(processors)["_span_processors"] != before
         assert memory.labels()
     assert vars(processors)["_span_processors"] == before
-    assert told() is None
+    assert read_storage() is None
     assert memory.elastic() is None
     assert memory.labels() is None
     assert not list(directory.iterdir())
@@ -302,13 +302,13 @@ def test_it_can_begin_again_any_number_of_times(directory: Path) -> None:
     sockets = set()
     for _ in range(5):
         with publishing(directory) as life, tracer.start_as_current_span("one") as span, labels(route="/"):
-            assert shown() == ids_of(span)
-            assert shown_labels() == {"route": "/"}
-            life.catch_up()
-            seen = told()
+            assert published_ids() == ids_of(span)
+            assert published_labels() == {"route": "/"}
+            life.run_pending_work()
+            seen = read_storage()
             assert seen is not None
             sockets.add(seen.socket)
-        assert told() is None
+        assert read_storage() is None
     assert len(sockets) == 5
 
 
@@ -316,15 +316,15 @@ def test_each_abi_can_be_published_alone(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     with publishing(directory, correlation="false"), tracer.start_as_current_span("one"):
         assert OwnMemory().labels()
-        assert told() is None
+        assert read_storage() is None
     with (
         publishing(directory, custom_labels="auto") as life,
         tracer.start_as_current_span("one"),
         labels(route="/"),
     ):
-        life.catch_up()
+        life.run_pending_work()
         assert OwnMemory().elastic() is not None
-        assert told() is not None
+        assert read_storage() is not None
 
 
 def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_order(directory: Path) -> None:
@@ -337,9 +337,9 @@ def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_orde
         with publishing(directory):
             shadow.install()
             with tracer.start_as_current_span("one") as span:
-                assert shown() == ids_of(span)
+                assert published_ids() == ids_of(span)
                 assert trace.get_current_span(shadow.context_of(here)) is span
-            assert shown() is None
+            assert published_ids() is None
             if not shadow_first:
                 shadow.remove()
         shadow.remove()
@@ -361,11 +361,11 @@ def test_who_decorates_over_us_keeps_working_when_we_go(directory: Path) -> None
 
             runtime.attach = foreign
             with tracer.start_as_current_span("one") as span:
-                assert shown() == ids_of(span)
+                assert published_ids() == ids_of(span)
         assert runtime.attach is foreign
         with tracer.start_as_current_span("two") as span:
             assert trace.get_current_span() is span
-            assert shown() is None
+            assert published_ids() is None
         assert len(calls) == 2
     finally:
         vars(runtime).pop("attach", None)

@@ -28,7 +28,7 @@ class Spans:
         self.roots = LocalRootTracker(lambda span: self.kept.get(span.get_span_context().span_id))
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.tracer = self.provider.get_tracer("test")
-        self.roots.meet(self.provider)
+        self.roots.attach(self.provider)
 
     def start(self, name: str, parent: trace.Span | None = None) -> trace.Span:
         return self.tracer.start_span(name, trace.set_span_in_context(parent or trace.INVALID_SPAN))
@@ -52,7 +52,7 @@ def id_of(span: Any) -> int:
 def spans() -> Iterator[Spans]:
     made = Spans()
     yield made
-    made.roots.leave()
+    made.roots.detach()
 
 
 def test_all_spans_of_a_trace_have_the_root_with_which_it_began_here(spans: Spans) -> None:
@@ -92,14 +92,14 @@ def test_a_trace_that_has_come_in_twice_gives_no_root_but_where_it_was_kept(span
 def test_a_root_that_was_there_before_is_known_once_it_was_sampled(spans: Spans) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     root = provider.get_tracer("test").start_span("early")
-    spans.roots.meet(provider)
+    spans.roots.attach(provider)
     child = provider.get_tracer("test").start_span("child", trace.set_span_in_context(root))
     assert spans.ref(child).local_root_id == 0
     assert spans.ref(root).endpoint == "early"
     assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "early")
     root.update_name("later")
     assert spans.ref(child).endpoint == "later"
-    spans.roots.leave()
+    spans.roots.detach()
 
 
 def test_what_comes_from_another_process_as_it_is_has_no_root_here(spans: Spans) -> None:
@@ -176,16 +176,16 @@ def test_a_provider_is_met_once_and_left_as_it_was() -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     roots = Counting(lambda _: None)
     for _ in range(3):
-        roots.meet(provider)
+        roots.attach(provider)
     provider.get_tracer("test").start_span("heard")
     assert roots.heard == 1
-    roots.leave()
+    roots.detach()
     provider.get_tracer("test").start_span("unheard")
     assert roots.heard == 1
 
 
 def test_a_provider_that_takes_no_processors_is_left_alone() -> None:
     roots = LocalRootTracker(lambda _: None)
-    roots.meet(trace.NoOpTracerProvider())
-    roots.meet(None)
-    roots.leave()
+    roots.attach(trace.NoOpTracerProvider())
+    roots.attach(None)
+    roots.detach()

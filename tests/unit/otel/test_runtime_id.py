@@ -42,7 +42,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_changes() -> None:
     service, identity = Service(), RuntimeId.new()
-    ResourceTagger(identity, on_spans=True).meet(service.provider)
+    ResourceTagger(identity, on_spans=True).attach(service.provider)
     assert UUID(identity.value).version == 4
     for tracer in ("old", "new"):
         assert service.carried(tracer) == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value}
@@ -53,7 +53,7 @@ def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_ch
 def test_the_applications_resource_object_is_left_alone() -> None:
     service = Service()
     before = service.resource.to_json()
-    ResourceTagger(RuntimeId.new(), on_spans=True).meet(service.provider)
+    ResourceTagger(RuntimeId.new(), on_spans=True).attach(service.provider)
     assert service.resource.to_json() == before
 
 
@@ -61,31 +61,31 @@ def test_the_applications_resource_object_is_left_alone() -> None:
 def test_what_the_application_says_of_itself_goes_first(key: str) -> None:
     service, identity = Service({**SHOP, key: "its own"}), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: identity.value, key: "its own"}
-    identified.leave()
+    identified.detach()
     assert service.carried() == {**SHOP, key: "its own"}
 
 
 def test_one_that_says_everything_keeps_its_resource() -> None:
     service = Service({**SHOP, RUNTIME_ID: "mine", INSTANCE_ID: "mine too"})
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.provider.resource is service.resource
-    identified.leave()
+    identified.detach()
     assert service.provider.resource is service.resource
 
 
 def test_after_the_stop_new_spans_have_the_applications_resource_object() -> None:
     service = Service()
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     service.carried("new")
-    identified.leave()
+    identified.detach()
     for tracer in ("old", "new"):
         span: Any = service.provider.get_tracer(tracer).start_span("work")
         assert span.resource is service.resource
-    identified.meet(service.provider)  # a thread of ours that is late
+    identified.attach(service.provider)  # a thread of ours that is late
     assert service.provider.resource is service.resource
 
 
@@ -93,35 +93,35 @@ def test_a_life_after_a_stop_has_the_same_id() -> None:
     service, identity = Service(), RuntimeId.new()
     for _ in range(2):
         identified = ResourceTagger(identity, on_spans=True)
-        identified.meet(service.provider)
+        identified.attach(service.provider)
         assert service.carried()[RUNTIME_ID] == identity.value
-        identified.leave()
+        identified.detach()
 
 
 def test_meeting_a_provider_again_changes_nothing() -> None:
     service = Service()
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     resource = service.provider.resource
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.provider.resource is resource
 
 
 def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> None:
     service, identity = Service(), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     late: Any = service.provider.get_tracer("late")
     late.resource = service.resource
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert attributes(late.start_span("work"))[RUNTIME_ID] == identity.value
 
 
 def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other_does_not() -> None:
     first, second, identity = Service(), Service(), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=True)
-    identified.meet(first.provider)
-    identified.meet(second.provider)
+    identified.attach(first.provider)
+    identified.attach(second.provider)
     assert first.provider.resource is first.resource
     assert second.carried()[RUNTIME_ID] == identity.value
 
@@ -129,37 +129,37 @@ def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other
 @pytest.mark.parametrize("provider", [None, object()])
 def test_what_is_no_provider_of_the_sdk_is_left_alone(provider: object) -> None:
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
-    identified.meet(provider)
-    identified.leave()
+    identified.attach(provider)
+    identified.detach()
 
 
 def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
     service, parent = Service(), RuntimeId.new()
-    ResourceTagger(parent, on_spans=True).meet(service.provider)
-    child = parent.of_child().of_child()
+    ResourceTagger(parent, on_spans=True).attach(service.provider)
+    child = parent.new_for_child().new_for_child()
     identified = ResourceTagger(child, on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: child.value}
-    assert len({parent.value, child.value, *child.former}) == 3
-    identified.leave()
+    assert len({parent.value, child.value, *child.former_values}) == 3
+    identified.detach()
     assert service.carried() == SHOP
 
 
 @pytest.mark.parametrize("sdk_first", [True, False])
 def test_in_a_forked_child_it_is_the_same_whether_the_sdk_renews_its_resource_before_or_after(sdk_first: bool) -> None:
     service, parent = Service(), RuntimeId.new()
-    ResourceTagger(parent, on_spans=True).meet(service.provider)
-    child = parent.of_child()
+    ResourceTagger(parent, on_spans=True).attach(service.provider)
+    child = parent.new_for_child()
     identified = ResourceTagger(child, on_spans=True)
     renewed = Resource({INSTANCE_ID: "the SDK's"})
     if sdk_first:
         service.provider._update_resource(renewed)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     if not sdk_first:
         service.provider._update_resource(renewed)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: "the SDK's"}
-    identified.leave()
+    identified.detach()
     assert service.carried() == {**SHOP, INSTANCE_ID: "the SDK's"}
 
 
@@ -167,10 +167,10 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
     identified = ResourceTagger(identity, on_spans=True)
-    identified.meet(service.provider)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
+    identified.attach(service.provider)
     assert attributes(service.tracer.start_span("work"))[RUNTIME_ID] == identity.value
-    identified.leave()
+    identified.detach()
     span: Any = service.tracer.start_span("work")
     assert span.resource is service.resource
     assert service.provider.resource is service.resource
@@ -180,12 +180,12 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
 def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
-    ResourceTagger(identity, on_spans=True).meet(service.provider)
+    ResourceTagger(identity, on_spans=True).attach(service.provider)
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            status = _is_identified_by_itself(service, identity.of_child())
+            status = _is_identified_by_itself(service, identity.new_for_child())
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -195,9 +195,9 @@ def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
     """0 if spans of a child carry its id, and none before and after that."""
     said = [attributes(service.tracer.start_span("work"))]
     identified = ResourceTagger(identity, on_spans=True)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     said.append(attributes(service.tracer.start_span("work")))
-    identified.leave()
+    identified.detach()
     said.append(attributes(service.tracer.start_span("work")))
     return int([one.get(RUNTIME_ID) for one in said] != [None, identity.value, None])
 
@@ -214,7 +214,7 @@ def said(identity):
 identity = RuntimeId.new()
 print(said(identity), flush=True)
 if os.fork() == 0:
-    print(said(identity.of_child()), flush=True)
+    print(said(identity.new_for_child()), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -233,11 +233,11 @@ def test_without_a_provider_only_the_environment_says_which_instance_it_is(set_o
 def test_spans_carry_nothing_unless_asked_and_records_the_runtime_id() -> None:
     service, identity = Service(), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=False)
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert service.provider.resource is service.resource
     assert service.carried() == SHOP
     assert dict(identified.resource(service.resource).attributes) == {**SHOP, RUNTIME_ID: identity.value}
-    identified.leave()
+    identified.detach()
     assert service.provider.resource is service.resource
 
 
@@ -245,7 +245,7 @@ def test_a_provider_that_comes_late_makes_no_second_instance() -> None:
     late, identity = Service({**SHOP, INSTANCE_ID: "its own"}), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=True)
     before = identified.resource(Resource(SHOP)).attributes
-    identified.meet(late.provider)
+    identified.attach(late.provider)
     after = identified.resource(late.provider.resource).attributes
     assert INSTANCE_ID not in before
     assert after[INSTANCE_ID] == late.carried()[INSTANCE_ID] == "its own"
@@ -258,5 +258,5 @@ def test_a_profiles_resource_says_what_the_spans_say_and_is_made_once() -> None:
     assert identified.resource(service.resource) is identified.resource(service.resource)
     assert identified.resource(service.resource).attributes[RUNTIME_ID] == identity.value
     assert INSTANCE_ID not in identified.resource(service.resource).attributes
-    identified.meet(service.provider)
+    identified.attach(service.provider)
     assert identified.resource(service.provider.resource) is service.provider.resource

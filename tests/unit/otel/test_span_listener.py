@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from splunk_profiler.otel.local_roots import LocalRootTracker
-from splunk_profiler.otel.providers import Providers
+from splunk_profiler.otel.providers import SpanStartInstaller
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 from splunk_profiler.otel.span_listener import SpanListener
 from splunk_profiler.otel.trace_selector import TraceSelector
@@ -35,12 +35,12 @@ class Listening(SpanListener):
 def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
     refusing, listener = Refusing(shutdown_on_exit=False), Listening()
     for _ in range(3):
-        listener.meet(refusing)
+        listener.attach(refusing)
     assert len(caplog.records) == 1
     accepting = TracerProvider(shutdown_on_exit=False)
-    listener.meet(accepting)
+    listener.attach(accepting)
     accepting.get_tracer("tests").start_span("heard")
-    listener.leave()
+    listener.detach()
     accepting.get_tracer("tests").start_span("not heard")
     assert listener.heard == 1
 
@@ -49,19 +49,19 @@ def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
     # As in a signal handler that comes in the middle of `add_span_processor`.
     provider = TracerProvider(shutdown_on_exit=False)
     processors = vars(provider)["_active_span_processor"]
-    listener, others = Listening(), Providers(lambda *_, **__: None)
+    listener, others = Listening(), SpanStartInstaller(lambda *_, **__: None)
 
     def count() -> int:
         return len(vars(processors)["_span_processors"])
 
     with vars(processors)["_lock"]:
-        listener.meet(provider)
-        assert others.meet(processors)
-    listener.meet(provider)
+        listener.attach(provider)
+        assert others.attach(processors)
+    listener.attach(provider)
     assert count() == 2
     with vars(processors)["_lock"]:
-        listener.leave()
-        others.leave()
+        listener.detach()
+        others.detach()
     assert count() == 0
 
 
@@ -96,13 +96,13 @@ def selecting() -> SpanListener:
 @pytest.mark.parametrize("make", [lambda: LocalRootTracker(lambda _: None), selecting])
 def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     provider, listener = TracerProvider(id_generator=OddIds(), shutdown_on_exit=False), make()
-    listener.meet(provider)
+    listener.attach(provider)
     processors: Any = provider._active_span_processor
     for _ in range(3):
         provider.get_tracer("t").start_span("one").end()
         processors.on_start(OddSpan())
         processors.on_end(OddSpan())
-    listener.leave()
+    listener.detach()
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # all are errors of one kind
 
 
@@ -110,8 +110,8 @@ def test_a_span_that_takes_no_resource_is_left_alone(caplog: pytest.LogCaptureFi
     provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
     vars(provider).pop("_tracers", None)  # as of an older SDK, where each span gets it
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
-    identified.meet(provider)
+    identified.attach(provider)
     processors: Any = provider._active_span_processor
     processors.on_start(OddSpan())
-    identified.leave()
+    identified.detach()
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from splunk_profiler.otel import trace_selector as selection
-from splunk_profiler.otel.trace_selector import ATTRIBUTE, LONGEST_NS, MOST_ENTRIES, TraceSelector
+from splunk_profiler.otel import trace_selector
+from splunk_profiler.otel.trace_selector import MAX_ENTRIES, MAX_ENTRY_NS, SNAPSHOT_ATTRIBUTE, TraceSelector
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -42,11 +42,11 @@ class Bench:
     def __init__(self, probability: float, last_digits: int = 0) -> None:
         self.now_ns = 0
         self.notified = 0
-        self.selection = TraceSelector(probability, lambda: self.now_ns)
+        self.trace_selector = TraceSelector(probability, lambda: self.now_ns)
         self.provider = TracerProvider(id_generator=Ids(last_digits), shutdown_on_exit=False)
         self.tracer = self.provider.get_tracer("tests")
-        self.selection.begin(self._notice)
-        self.selection.meet(self.provider)
+        self.trace_selector.begin(self._notice)
+        self.trace_selector.attach(self.provider)
 
     def _notice(self) -> None:
         self.notified += 1
@@ -57,19 +57,19 @@ class Bench:
 
     @property
     def traces(self) -> set[int]:
-        return set(self.selection.traces)
+        return set(self.trace_selector.traces)
 
 
 @pytest.fixture
 def all_of_them() -> Iterator[Bench]:
     bench = Bench(1)
     yield bench
-    bench.selection.end()
-    bench.selection.leave()
+    bench.trace_selector.end()
+    bench.trace_selector.detach()
 
 
 def _is_marked(span: trace.Span) -> bool:
-    return bool(getattr(span, "attributes", {}).get(ATTRIBUTE))
+    return bool(getattr(span, "attributes", {}).get(SNAPSHOT_ATTRIBUTE))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_last_seven_digits_of_the_trace_id_decide(probability: float, last_d
 def test_about_as_many_traces_are_selected_as_were_asked_for() -> None:
     bench = Bench(0.1)
     tracer = TracerProvider(shutdown_on_exit=False)
-    bench.selection.meet(tracer)
+    bench.trace_selector.attach(tracer)
     marked = 0
     for _ in range(2_000):
         span = tracer.get_tracer("tests").start_span("entry")
@@ -106,16 +106,19 @@ def test_a_trace_is_profiled_until_its_entry_span_ends(all_of_them: Bench) -> No
     span = all_of_them.start()
     trace_id = span.get_span_context().trace_id
     before_ns = time.time_ns()
-    assert all_of_them.selection.wants(trace_id, before_ns)
-    assert all_of_them.selection.wants_any(before_ns)
-    assert all_of_them.selection.beginning(trace_id) is not None
+    assert all_of_them.trace_selector.is_selected(trace_id, before_ns)
+    assert all_of_them.trace_selector.has_selected(before_ns)
+    assert all_of_them.trace_selector.entry_span(trace_id) is not None
     span.end()
     assert all_of_them.traces == set()
-    assert all_of_them.selection.wants(trace_id, before_ns), "a sample of before may be read after"
+    assert all_of_them.trace_selector.is_selected(trace_id, before_ns), "a sample of before may be read after"
     later_ns = time.time_ns() + 1
-    assert not all_of_them.selection.wants(trace_id, later_ns)
-    assert (all_of_them.selection.wants_any(before_ns), all_of_them.selection.wants_any(later_ns)) == (True, False)
-    assert all_of_them.selection.beginning(trace_id) is None
+    assert not all_of_them.trace_selector.is_selected(trace_id, later_ns)
+    assert (all_of_them.trace_selector.has_selected(before_ns), all_of_them.trace_selector.has_selected(later_ns)) == (
+        True,
+        False,
+    )
+    assert all_of_them.trace_selector.entry_span(trace_id) is None
 
 
 def test_spans_inside_of_the_process_are_no_entries(all_of_them: Bench) -> None:
@@ -138,7 +141,7 @@ def test_a_trace_that_has_come_in_twice_is_profiled_until_both_have_ended(all_of
 
 def test_traces_that_are_not_sampled_are_not_selected(all_of_them: Bench) -> None:
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
-    all_of_them.selection.meet(provider)
+    all_of_them.trace_selector.attach(provider)
     provider.get_tracer("tests").start_span("entry")
     assert all_of_them.traces == set()
 
@@ -146,12 +149,12 @@ def test_traces_that_are_not_sampled_are_not_selected(all_of_them: Bench) -> Non
 def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_counted(
     all_of_them: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spans = [all_of_them.start() for _ in range(MOST_ENTRIES + 20)]
-    assert [_is_marked(span) for span in spans] == [True] * MOST_ENTRIES + [False] * 20
-    assert (len(all_of_them.traces), all_of_them.selection.refused) == (MOST_ENTRIES, 20)
+    spans = [all_of_them.start() for _ in range(MAX_ENTRIES + 20)]
+    assert [_is_marked(span) for span in spans] == [True] * MAX_ENTRIES + [False] * 20
+    assert (len(all_of_them.traces), all_of_them.trace_selector.refused_count) == (MAX_ENTRIES, 20)
     with caplog.at_level("INFO", "splunk_profiler"):
-        all_of_them.selection.keep_short()
-        all_of_them.selection.keep_short()
+        all_of_them.trace_selector.expire_entries()
+        all_of_them.trace_selector.expire_entries()
     assert len(caplog.records) == 1
     spans[0].end()
     assert _is_marked(all_of_them.start())
@@ -159,28 +162,28 @@ def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_
 
 def test_entries_that_never_end_make_room_after_ten_minutes(all_of_them: Bench) -> None:
     all_of_them.start()
-    all_of_them.now_ns = LONGEST_NS
+    all_of_them.now_ns = MAX_ENTRY_NS
     late = all_of_them.start()
-    all_of_them.selection.keep_short()
+    all_of_them.trace_selector.expire_entries()
     assert len(all_of_them.traces) == 2
     all_of_them.now_ns += 1
-    all_of_them.selection.keep_short()
+    all_of_them.trace_selector.expire_entries()
     assert all_of_them.traces == {late.get_span_context().trace_id}
 
 
 def test_spans_of_before_the_end_of_profiling_concern_nobody_after_it(all_of_them: Bench) -> None:
     span = all_of_them.start()
-    all_of_them.selection.end()
+    all_of_them.trace_selector.end()
     assert all_of_them.traces == set()
     assert not _is_marked(all_of_them.start())
-    all_of_them.selection.begin(lambda: None)
+    all_of_them.trace_selector.begin(lambda: None)
     span.end()
     assert all_of_them.traces == set()
 
 
 def test_entries_of_a_provider_that_another_has_replaced_are_given_up(all_of_them: Bench) -> None:
     all_of_them.start()
-    all_of_them.selection.meet(TracerProvider(shutdown_on_exit=False))
+    all_of_them.trace_selector.attach(TracerProvider(shutdown_on_exit=False))
     assert all_of_them.traces == set(), "nobody will hear of their ends"
 
 
@@ -188,7 +191,7 @@ def test_what_fails_in_it_never_reaches_the_application(all_of_them: Bench, capl
     def failing() -> None:
         raise ValueError("mine")
 
-    all_of_them.selection.begin(failing)
+    all_of_them.trace_selector.begin(failing)
     for _ in range(3):
         all_of_them.start().end()
     assert len(caplog.records) == 1
@@ -210,7 +213,7 @@ def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> Non
     for thread in threads:
         thread.join()
     assert all_of_them.traces == set()
-    assert all_of_them.selection.refused == 0
+    assert all_of_them.trace_selector.refused_count == 0
 
 
 class TimeIsUpError(BaseException):
@@ -222,7 +225,7 @@ def _is_interrupted(work: Callable[[], object], line: int) -> bool:
     left = count(1 - line)
 
     def notice(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename != selection.__file__:
+        if frame.f_code.co_filename != trace_selector.__file__:
             return None
         if event == "line" and next(left) == 0:
             raise TimeIsUpError
@@ -244,12 +247,12 @@ def test_wherever_a_signal_handler_raises_nothing_is_profiled_for_ever(all_of_th
         at_start = _is_interrupted(all_of_them.start, line)
         other = all_of_them.start()
         at_end = _is_interrupted(other.end, line)
-        all_of_them.now_ns += LONGEST_NS + 1
-        all_of_them.selection.keep_short()
+        all_of_them.now_ns += MAX_ENTRY_NS + 1
+        all_of_them.trace_selector.expire_entries()
         assert all_of_them.traces == set(), line
         if not at_start and not at_end:
             break
-    spans = [all_of_them.start() for _ in range(MOST_ENTRIES)]
+    spans = [all_of_them.start() for _ in range(MAX_ENTRIES)]
     assert all(_is_marked(span) for span in spans), "every place is free again"
 
 
@@ -262,11 +265,11 @@ from splunk_profiler.otel.trace_selector import TraceSelector
 
 selection, provider = TraceSelector(1), TracerProvider(shutdown_on_exit=False)
 selection.begin(lambda: None)
-selection.meet(provider)
+selection.attach(provider)
 
 def serve():
     span = provider.get_tracer("tests").start_span("entry")
-    beginning = selection.beginning(span.get_span_context().trace_id)
+    beginning = selection.entry_span(span.get_span_context().trace_id)
     assert beginning.ident == monkey.get_original("_thread", "get_ident")(), beginning
 
 gevent.spawn(serve).get()

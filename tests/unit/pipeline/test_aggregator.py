@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from splunk_profiler.capture.events.collector import GC
+from splunk_profiler.capture.events.collector import GC_KIND
 from splunk_profiler.model import (
     Aggregate,
     Event,
     Frame,
+    InstrumentationSource,
     Profile,
     Sample,
     Snapshot,
-    Source,
     SpanRef,
     Stack,
     Thread,
     ThreadSample,
+    UnattributedReason,
     UnattributedTime,
-    Unseen,
 )
-from splunk_profiler.pipeline.aggregator import MERGED, UNSEEN, Aggregator, Bounds, estimated_size
+from splunk_profiler.pipeline.aggregator import MERGED_STACK, UNATTRIBUTED_STACKS, Aggregator, Bounds, estimate_size
 
 SECOND_NS = 1_000_000_000
 MS = 1_000_000
@@ -43,7 +43,7 @@ def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0, 
 
 
 def collection(generation: int = 0, *, count: int = 1, ms: int = 2, thread: int = 1, stack: Stack = STACK) -> Sample:
-    event = Event(GC, (("gc.generation", str(generation)),), count, ms * MS)
+    event = Event(GC_KIND, (("gc.generation", str(generation)),), count, ms * MS)
     return replace(sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0)), event=event)
 
 
@@ -56,7 +56,7 @@ class Feed:
         interval_s: int = 10,
         bounds: Bounds | None = None,
         names: dict[int, str] | None = None,
-        source: Source = Source.CONTINUOUS,
+        source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
     ) -> None:
         self.now_ns = 50 * SECOND_NS
         self.profiles: list[Profile] = []
@@ -70,13 +70,15 @@ class Feed:
             source=source,
         )
 
-    def tick(self, *samples: Sample, remainders: tuple[UnattributedTime, ...] = (), after_ns: int = SECOND_NS) -> None:
+    def tick(
+        self, *samples: Sample, unattributed: tuple[UnattributedTime, ...] = (), after_ns: int = SECOND_NS
+    ) -> None:
         self.now_ns += after_ns
         timed = tuple(replace(taken, time_ns=self.now_ns) for taken in samples)
-        self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, remainders))
+        self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, unattributed))
 
-    def close(self, *remainders: UnattributedTime) -> Profile:
-        self.aggregator.close(remainders)
+    def close(self, *unattributed: UnattributedTime) -> Profile:
+        self.aggregator.close(unattributed)
         return self.profiles[-1]
 
 
@@ -196,17 +198,17 @@ def test_snapshots_further_apart_than_the_interval_are_a_profile_each() -> None:
 
 
 def test_what_came_before_a_pause_goes_when_its_time_has_come_and_not_with_what_follows() -> None:
-    feed = Feed(interval_s=10, source=Source.SNAPSHOT)
+    feed = Feed(interval_s=10, source=InstrumentationSource.SNAPSHOT)
     feed.tick(sample(seen()))
     feed.now_ns += 5 * SECOND_NS
-    feed.aggregator.rest()
+    feed.aggregator.flush_if_due()
     assert not feed.profiles
     feed.now_ns += 5 * SECOND_NS
-    feed.aggregator.rest()
+    feed.aggregator.flush_if_due()
     (profile,) = feed.profiles
-    assert (profile.source, profile.duration_ns) == (Source.SNAPSHOT, SECOND_NS)
+    assert (profile.source, profile.duration_ns) == (InstrumentationSource.SNAPSHOT, SECOND_NS)
     feed.now_ns += 500 * SECOND_NS
-    feed.aggregator.rest()
+    feed.aggregator.flush_if_due()
     assert len(feed.profiles) == 1
     feed.tick(sample(seen()))
     later = feed.close()
@@ -215,11 +217,14 @@ def test_what_came_before_a_pause_goes_when_its_time_has_come_and_not_with_what_
 
 def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
     feed = Feed()
-    feed.tick(sample(seen()), remainders=(UnattributedTime(Unseen.INTERNAL, 0, 2 * MS),))
-    feed.tick(sample(seen()), remainders=(UnattributedTime(Unseen.INTERNAL, 0, 3 * MS),))
-    profile = feed.close(UnattributedTime(Unseen.UNSAMPLED, 400 * MS, 1 * MS))
+    feed.tick(sample(seen()), unattributed=(UnattributedTime(UnattributedReason.INTERNAL, 0, 2 * MS),))
+    feed.tick(sample(seen()), unattributed=(UnattributedTime(UnattributedReason.INTERNAL, 0, 3 * MS),))
+    profile = feed.close(UnattributedTime(UnattributedReason.UNSAMPLED, 400 * MS, 1 * MS))
     by_stack = {aggregate.stack: aggregate for aggregate in profile.aggregates}
-    internal, unsampled = by_stack[UNSEEN[Unseen.INTERNAL]], by_stack[UNSEEN[Unseen.UNSAMPLED]]
+    internal, unsampled = (
+        by_stack[UNATTRIBUTED_STACKS[UnattributedReason.INTERNAL]],
+        by_stack[UNATTRIBUTED_STACKS[UnattributedReason.UNSAMPLED]],
+    )
     assert (internal.count, internal.wall_ns, internal.cpu_ns) == (0, 0, 5 * MS)
     assert (unsampled.count, unsampled.wall_ns, unsampled.cpu_ns) == (0, 400 * MS, 1 * MS)
     assert labels(unsampled)["source.event.time"] == profile.time_ns // MS
@@ -228,7 +233,7 @@ def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
 
 def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     feed = Feed()
-    feed.aggregator.close((UnattributedTime(Unseen.UNSAMPLED, 400 * MS, 1 * MS),))
+    feed.aggregator.close((UnattributedTime(UnattributedReason.UNSAMPLED, 400 * MS, 1 * MS),))
     assert feed.profiles == []
 
 
@@ -246,7 +251,7 @@ def test_spans_go_first_then_threads_then_all_but_the_stack_and_never_a_sample()
     assert keys[5:7] == [{"thread.state", "endpoint"}, {"thread.state"}]
     assert keys[7:] == [set(), set()]
     assert [one.count for one in profile.aggregates] == [1, 1, 1, 1, 1, 3, 1, 1, 1]
-    assert profile.aggregates[-1].stack is MERGED
+    assert profile.aggregates[-1].stack is MERGED_STACK
     assert profile.dropped_labels == 5 + 3
     assert totals(profile) == (11, 11_000, 110)
 
@@ -262,7 +267,7 @@ def test_stacks_beyond_the_room_for_their_frames_are_merged() -> None:
     deep = Stack((WORK,) * 4, truncated=False)
     feed.tick(sample(seen()), sample(seen(deep, thread=2)), sample(seen(thread=3)))
     profile = feed.close()
-    assert [one.stack for one in profile.aggregates] == [STACK, STACK, MERGED]
+    assert [one.stack for one in profile.aggregates] == [STACK, STACK, MERGED_STACK]
     assert profile.dropped_labels == 1
 
 
@@ -307,8 +312,8 @@ def test_collections_are_counted_with_what_they_took_and_as_no_samples() -> None
     timer, young, full = profile.aggregates
     assert totals(profile) == (1, 1000, 10)
     assert (timer.kind, timer.event_count, timer.event_amount) == (None, 0, 0)
-    assert (young.kind, young.event_count, young.event_amount) == (GC, 6, 12 * MS)
-    assert (full.kind, full.event_count, full.event_amount) == (GC, 1, 40 * MS)
+    assert (young.kind, young.event_count, young.event_amount) == (GC_KIND, 6, 12 * MS)
+    assert (full.kind, full.event_count, full.event_amount) == (GC_KIND, 1, 40 * MS)
     assert labels(young) == {
         "source.event.time": 51_000,
         "source.event.name": "gc",
@@ -327,8 +332,8 @@ def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_
     feed.tick(*[collection(number % 3, thread=number, stack=deep) for number in range(6)])
     feed.tick(sample(seen(deep)))
     profile = feed.close()
-    merged = [one for one in profile.aggregates if one.stack is MERGED]
-    assert [(one.kind, one.event_count, one.count) for one in merged] == [*[(GC, 2, 0)] * 3, (None, 0, 1)]
+    merged = [one for one in profile.aggregates if one.stack is MERGED_STACK]
+    assert [(one.kind, one.event_count, one.count) for one in merged] == [*[(GC_KIND, 2, 0)] * 3, (None, 0, 1)]
     assert [labels(one).get("gc.generation") for one in merged] == ["0", "1", "2", None]
     assert totals(profile) == (5, 5000, 50)
 
@@ -341,7 +346,7 @@ def test_a_thread_that_recurses_does_not_take_the_stacks_of_the_others() -> None
         feed.tick(sample(seen(deep)), sample(seen(Stack((place, MAIN), truncated=False), thread=2)), after_ns=MS)
     profile = feed.close()
     assert totals(profile)[:2] == (200, 200_000)
-    depths = [len(aggregate.stack.frames) for aggregate in profile.aggregates if aggregate.stack is not MERGED]
+    depths = [len(aggregate.stack.frames) for aggregate in profile.aggregates if aggregate.stack is not MERGED_STACK]
     assert depths.count(901) == 11  # in the half that is anybody's
     assert depths.count(2) == 100
     cut = [aggregate for aggregate in profile.aggregates if len(aggregate.stack.frames) == 64]
@@ -356,9 +361,9 @@ def test_fifteen_thousand_threads_that_come_and_go_take_bounded_memory_and_lose_
         for tick in range(150):
             stacks = [Stack((WORK, MAIN) * 30, truncated=False) for _ in range(100)]
             coming = [sample(seen(stack, thread=100 * tick + number)) for number, stack in enumerate(stacks)]
-            gone = tuple(range(100 * (tick - 1), 100 * tick)) if tick else ()
+            ended_threads = tuple(range(100 * (tick - 1), 100 * tick)) if tick else ()
             feed.now_ns += MS
-            feed.aggregator.take(Snapshot(feed.now_ns, SECOND_NS, tuple(coming), gone=gone))
+            feed.aggregator.take(Snapshot(feed.now_ns, SECOND_NS, tuple(coming), ended_threads=ended_threads))
         profile = feed.close()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -404,8 +409,8 @@ def test_a_period_that_begins_with_events_has_the_distance_of_the_snapshots_befo
     feed.now_ns += SECOND_NS
     feed.aggregator.take(Snapshot(feed.now_ns, 0, (collection(),)))  # at which the first one ends
     assert len(feed.profiles) == 1
-    (rest,) = feed.close(UnattributedTime(Unseen.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
-    assert labels(rest)["source.event.period"] == 1000
+    (flush_if_due,) = feed.close(UnattributedTime(UnattributedReason.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
+    assert labels(flush_if_due)["source.event.period"] == 1000
 
 
 def test_every_period_begins_with_all_the_room() -> None:
@@ -433,4 +438,4 @@ def test_ten_thousand_spans_a_second_take_bounded_memory_and_lose_no_time() -> N
     assert len(profile.aggregates) <= sum((2048, 512, 512, 512))
     assert profile.dropped_labels == 30_000 - 2048
     assert peak < 8 << 20
-    assert estimated_size(profile) < 8 << 20
+    assert estimate_size(profile) < 8 << 20

@@ -10,8 +10,8 @@ import pytest
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, estimated_size, parts_of
-from splunk_profiler.system.threads import Signal
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, estimate_size, split_record
+from splunk_profiler.system.threads import WakeEvent
 
 SECOND_NS = 1_000_000_000
 DELIVERED = ExportResult(ExportStatus.DELIVERED)
@@ -22,7 +22,7 @@ class Enough(BaseException):
     """Leaves `BatchExporter.run` when the test has seen what it wanted."""
 
 
-class Clock(Signal):
+class Clock(WakeEvent):
     """A clock that jumps to the end of every wait; nothing really waits.
 
     Attributes:
@@ -67,7 +67,7 @@ class ScriptedSink:
             raise answer
         return answer
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
         """Nothing takes time here."""
 
     def interrupt(self) -> None:
@@ -87,7 +87,7 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sampl
         sink,
         export_interval_ns=SECOND_NS,
         size_of=lambda _: 100,
-        divide=parts_of,
+        split=split_record,
         monotonic_ns=lambda: clock.now_ns,
         jitter=lambda: 1.0,
         wake=clock,
@@ -95,162 +95,162 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sampl
     )
 
 
-def run(recorder: BatchExporter[Sample]) -> None:
+def run(batch_exporter: BatchExporter[Sample]) -> None:
     with pytest.raises(Enough):
-        recorder.run()
+        batch_exporter.run()
 
 
-def run_until_idle(recorder: BatchExporter[Sample], clock: Clock) -> None:
+def run_until_idle(batch_exporter: BatchExporter[Sample], clock: Clock) -> None:
     def stop_when_idle(_: int) -> bool:
-        if recorder.counters().waiting == 0:
+        if batch_exporter.counters().waiting == 0:
             raise Enough
         return False
 
     clock.at_wait = stop_when_idle
-    run(recorder)
+    run(batch_exporter)
 
 
 def test_samples_are_gathered_for_the_export_interval_and_go_out_oldest_first() -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
-    recorder = make(sink, clock)
-    recorder.record(samples(1, 2))
+    batch_exporter = make(sink, clock)
+    batch_exporter.record(samples(1, 2))
 
     def more(wait: int) -> bool:
         if wait == 1:
-            recorder.record(samples(3, 3))
+            batch_exporter.record(samples(3, 3))
             return True
         if wait == 3:
             raise Enough
         return False
 
     clock.at_wait = more
-    run(recorder)
+    run(batch_exporter)
     assert sink.batches == [[1, 2, 3]]
     assert clock.waits[:2] == [1.0, 1.0]  # what came in between did not prolong the wait
-    assert recorder.counters() == Counters(recorded=3, delivered=3)
+    assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
 
 
 def test_a_full_batch_goes_out_at_once() -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
-    recorder = make(sink, clock, batch_bytes=300)
-    recorder.record(samples(1, 7))
+    batch_exporter = make(sink, clock, batch_bytes=300)
+    batch_exporter.record(samples(1, 7))
     sink.script.append(DELIVERED)
-    run(recorder)
+    run(batch_exporter)
     assert sink.batches == [[1, 2, 3], [4, 5, 6]]
     assert clock.waits == [1.0]  # only for the one that was left
 
 
 def test_batches_are_capped_by_records_too() -> None:
     sink, clock = ScriptedSink(DELIVERED, DELIVERED), Clock()
-    recorder = make(sink, clock, batch_records=2)
-    recorder.record(samples(1, 4))
-    run_until_idle(recorder, clock)
+    batch_exporter = make(sink, clock, batch_records=2)
+    batch_exporter.record(samples(1, 4))
+    run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1, 2], [3, 4]]
 
 
 def test_one_record_larger_than_a_batch_still_goes_out() -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
-    recorder = make(sink, clock, batch_bytes=50)
-    recorder.record(samples(1, 1))
-    run_until_idle(recorder, clock)
+    batch_exporter = make(sink, clock, batch_bytes=50)
+    batch_exporter.record(samples(1, 1))
+    run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1]]
 
 
 @pytest.mark.parametrize("bounds", [{"max_records": 5}, {"max_bytes": 500}])
 def test_a_full_queue_drops_the_oldest_and_counts_them(bounds: dict[str, int]) -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
-    recorder = make(sink, clock, **bounds)
-    recorder.record(samples(1, 12))
-    run_until_idle(recorder, clock)
+    batch_exporter = make(sink, clock, **bounds)
+    batch_exporter.record(samples(1, 12))
+    run_until_idle(batch_exporter, clock)
     assert sink.batches == [[8, 9, 10, 11, 12]]
-    assert recorder.counters() == Counters(recorded=12, delivered=5, queue_full=7)
+    assert batch_exporter.counters() == Counters(recorded=12, delivered=5, queue_full=7)
 
 
 def test_a_batch_that_is_to_be_retried_counts_within_the_bound() -> None:
     sink, clock = ScriptedSink(RETRY, DELIVERED), Clock()
-    recorder = make(sink, clock, max_records=4)
-    recorder.record(samples(1, 3))
+    batch_exporter = make(sink, clock, max_records=4)
+    batch_exporter.record(samples(1, 3))
 
     def more(wait: int) -> bool:
         if wait == 2:  # the pause before the retry
-            recorder.record(samples(4, 6))
-        elif recorder.counters().waiting == 0:
+            batch_exporter.record(samples(4, 6))
+        elif batch_exporter.counters().waiting == 0:
             raise Enough
         return False
 
     clock.at_wait = more
-    run(recorder)
+    run(batch_exporter)
     assert sink.batches == [[1, 2, 3], [3, 4, 5, 6]]
-    assert recorder.counters() == Counters(recorded=6, delivered=4, queue_full=2)
+    assert batch_exporter.counters() == Counters(recorded=6, delivered=4, queue_full=2)
 
 
 def test_retries_back_off_to_four_seconds_so_that_records_flow_soon_after_a_return() -> None:
     sink, clock = ScriptedSink(*[RETRY] * 8), Clock()
-    recorder = make(sink, clock, batch_records=1)
-    recorder.record(samples(1, 1))
-    run(recorder)
+    batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run(batch_exporter)
     assert clock.waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     assert sink.batches == [[1]] * 8
 
 
 def test_success_resets_the_backoff() -> None:
     sink, clock = ScriptedSink(RETRY, RETRY, DELIVERED, RETRY), Clock()
-    recorder = make(sink, clock, batch_records=1)
-    recorder.record(samples(1, 2))
-    run(recorder)
+    batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 2))
+    run(batch_exporter)
     assert clock.waits == [0.5, 1.0, 0.5]
 
 
 @pytest.mark.parametrize(("wish_ns", "pause_s"), [(2 * SECOND_NS, 2.0), (600 * SECOND_NS, 4.0)])
 def test_the_receivers_wish_for_a_pause_is_granted_within_the_longest_one(wish_ns: int, pause_s: float) -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.RETRY, "busy", retry_after_ns=wish_ns)), Clock()
-    recorder = make(sink, clock, batch_records=1)
-    recorder.record(samples(1, 1))
-    run(recorder)
+    batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run(batch_exporter)
     assert clock.waits == [pause_s]
 
 
 def test_a_rejected_batch_is_dropped_and_counted_and_the_next_one_is_tried() -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.REJECTED, "no"), DELIVERED), Clock()
-    recorder = make(sink, clock, batch_records=2)
-    recorder.record(samples(1, 4))
-    run_until_idle(recorder, clock)
+    batch_exporter = make(sink, clock, batch_records=2)
+    batch_exporter.record(samples(1, 4))
+    run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1, 2], [3, 4]]
-    assert recorder.counters() == Counters(recorded=4, delivered=2, rejected=2)
+    assert batch_exporter.counters() == Counters(recorded=4, delivered=2, rejected=2)
 
 
 def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2)), Clock()
-    recorder = make(sink, clock)
-    recorder.record(samples(1, 5))
-    run_until_idle(recorder, clock)
-    assert recorder.counters() == Counters(recorded=5, delivered=3, rejected=2)
+    batch_exporter = make(sink, clock)
+    batch_exporter.record(samples(1, 5))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.counters() == Counters(recorded=5, delivered=3, rejected=2)
 
 
 def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected() -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "too old", rejected=5)), Clock()
-    recorder = make(sink, clock)
-    recorder.record(samples(1, 1))
-    run_until_idle(recorder, clock)
-    assert recorder.counters() == Counters(recorded=1, rejected=1)
+    batch_exporter = make(sink, clock)
+    batch_exporter.record(samples(1, 1))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.counters() == Counters(recorded=1, rejected=1)
 
 
 def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is_too_large_is_lost() -> None:
     too_large = ExportResult(ExportStatus.TOO_LARGE, "larger than max")
     sink, clock = ScriptedSink(too_large, too_large, too_large, *[DELIVERED] * 3), Clock()
-    recorder = make(sink, clock, batch_records=4)
-    recorder.record(samples(1, 4))
-    run_until_idle(recorder, clock)
+    batch_exporter = make(sink, clock, batch_records=4)
+    batch_exporter.record(samples(1, 4))
+    run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
-    assert recorder.counters() == Counters(recorded=4, delivered=3, rejected=1)
+    assert batch_exporter.counters() == Counters(recorded=4, delivered=3, rejected=1)
 
 
 def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     sink, clock = ScriptedSink(ZeroDivisionError("x"), ZeroDivisionError("y"), DELIVERED), Clock()
-    recorder = make(sink, clock, batch_records=1)
-    recorder.record(samples(1, 3))
-    run_until_idle(recorder, clock)
-    assert recorder.counters() == Counters(recorded=3, delivered=1, rejected=2)
+    batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 3))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.counters() == Counters(recorded=3, delivered=1, rejected=2)
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
@@ -266,7 +266,7 @@ class BlockingSink:
         self.begun.put(batch)
         return self.answers.get()
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
         """The test says when."""
 
     def interrupt(self) -> None:
@@ -281,147 +281,147 @@ class BlockingSink:
 @pytest.fixture
 def blocking() -> tuple[BlockingSink, BatchExporter[Sample], threading.Thread]:
     sink = BlockingSink()
-    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
-    return sink, recorder, threading.Thread(target=recorder.run)
+    batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size, batch_records=1)
+    return sink, batch_exporter, threading.Thread(target=batch_exporter.run)
 
 
 Blocking = tuple[BlockingSink, BatchExporter[Sample], threading.Thread]
 
 
 def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     thread.start()
-    recorder.record(samples(1, 1))
+    batch_exporter.record(samples(1, 1))
     sink.begun.get()
-    recorder.record(samples(2, 3))  # would never return if it did
-    assert recorder.counters().waiting == 3
+    batch_exporter.record(samples(2, 3))  # would never return if it did
+    assert batch_exporter.counters().waiting == 3
     for _ in range(3):
         sink.answers.put(DELIVERED)
-    assert recorder.flush(60)
-    recorder.stop(60)
+    assert batch_exporter.flush(60)
+    batch_exporter.stop(60)
     thread.join()
-    assert recorder.counters() == Counters(recorded=3, delivered=3)
+    assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
 
 
 def test_stop_sends_what_is_queued(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     for _ in range(5):
         sink.answers.put(DELIVERED)
-    recorder.record(samples(1, 5))
+    batch_exporter.record(samples(1, 5))
     thread.start()
     sink.begun.get()
-    recorder.stop(60)
+    batch_exporter.stop(60)
     thread.join()
-    assert recorder.counters() == Counters(recorded=5, delivered=5)
+    assert batch_exporter.counters() == Counters(recorded=5, delivered=5)
 
 
 def test_a_record_whose_export_outlives_the_stop_is_lost_and_nothing_else(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     sink.shutdown = lambda: None  # type: ignore[method-assign]  # a file system that does not answer
-    recorder.record(samples(1, 3))
+    batch_exporter.record(samples(1, 3))
     thread.start()
     sink.begun.get()
-    recorder.stop(0.01)
-    at_the_stop = recorder.counters()
+    batch_exporter.stop(0.01)
+    at_the_stop = batch_exporter.counters()
     sink.answers.put(DELIVERED)
     thread.join()
-    assert at_the_stop == recorder.counters() == Counters(recorded=3, lost_at_exit=3)
+    assert at_the_stop == batch_exporter.counters() == Counters(recorded=3, lost_at_exit=3)
 
 
 def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
     blocking: Blocking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink, recorder, thread = blocking
-    recorder.record(samples(1, 3))
+    sink, batch_exporter, thread = blocking
+    batch_exporter.record(samples(1, 3))
     thread.start()
     sink.begun.get()
-    recorder.stop(0.01)
+    batch_exporter.stop(0.01)
     thread.join()  # hangs if the export was not ended
-    assert recorder.counters() == Counters(recorded=3, lost_at_exit=3)
+    assert batch_exporter.counters() == Counters(recorded=3, lost_at_exit=3)
     assert "3 profiling records were not delivered before the process ended" in caplog.text
 
 
 def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
     sink = ScriptedSink(RETRY, RETRY)
-    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size, batch_records=1)
-    recorder.record(samples(1, 3))
-    recorder.stop(0)  # before the thread has begun: it finds the end announced
-    recorder.record(samples(4, 4))
-    recorder.run()
+    batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size, batch_records=1)
+    batch_exporter.record(samples(1, 3))
+    batch_exporter.stop(0)  # before the thread has begun: it finds the end announced
+    batch_exporter.record(samples(4, 4))
+    batch_exporter.run()
     assert sink.batches == [[4]]
     assert sink.closed == 1
 
 
 def test_stop_without_a_running_thread_returns_and_counts() -> None:
     sink = ScriptedSink()
-    recorder = BatchExporter(sink, export_interval_ns=1, size_of=estimated_size)
-    recorder.record(samples(1, 2))
-    recorder.stop(60)
-    assert recorder.counters() == Counters(recorded=2, lost_at_exit=2)
+    batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size)
+    batch_exporter.record(samples(1, 2))
+    batch_exporter.stop(60)
+    assert batch_exporter.counters() == Counters(recorded=2, lost_at_exit=2)
     assert sink.closed == 1
 
 
 def test_a_fork_waits_for_the_export_in_flight_and_none_begins_until_it_is_over(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     thread.start()
-    recorder.record(samples(1, 1))
+    batch_exporter.record(samples(1, 1))
     sink.begun.get()
     sink.answers.put(DELIVERED)
-    assert recorder.hold_for_fork(60)
-    recorder.record(samples(2, 2))
-    assert not recorder.flush(0.01)
+    assert batch_exporter.hold_for_fork(60)
+    batch_exporter.record(samples(2, 2))
+    assert not batch_exporter.flush(0.01)
     assert sink.begun.empty()
-    recorder.release_after_fork()
+    batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
-    recorder.stop(60)
+    batch_exporter.stop(60)
     thread.join()
-    assert recorder.counters() == Counters(recorded=2, delivered=2)
+    assert batch_exporter.counters() == Counters(recorded=2, delivered=2)
 
 
 def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     thread.start()
-    recorder.record(samples(1, 1))
+    batch_exporter.record(samples(1, 1))
     sink.begun.get()
-    assert recorder.hold_for_fork(0.01)
-    recorder.release_after_fork()
+    assert batch_exporter.hold_for_fork(0.01)
+    batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
-    assert recorder.flush(60) or recorder.flush(60)  # the first may meet the interruption itself
-    recorder.stop(60)
+    assert batch_exporter.flush(60) or batch_exporter.flush(60)  # the first may meet the interruption itself
+    batch_exporter.stop(60)
     thread.join()
-    assert recorder.counters() == Counters(recorded=1, delivered=1)
+    assert batch_exporter.counters() == Counters(recorded=1, delivered=1)
 
 
 def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(
     blocking: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, recorder, thread = blocking
+    sink, batch_exporter, thread = blocking
     monkeypatch.setattr(sink, "interrupt", lambda: None)
     thread.start()
-    recorder.record(samples(1, 2))
+    batch_exporter.record(samples(1, 2))
     sink.begun.get()
-    assert not recorder.hold_for_fork(0.01)
-    assert not recorder.hold_for_fork(3600)
+    assert not batch_exporter.hold_for_fork(0.01)
+    assert not batch_exporter.hold_for_fork(3600)
     sink.answers.put(DELIVERED)
     sink.begun.get()
     sink.answers.put(DELIVERED)
-    assert recorder.hold_for_fork(60), "the next one ends in time"
-    recorder.release_after_fork()
-    recorder.stop(60)
+    assert batch_exporter.hold_for_fork(60), "the next one ends in time"
+    batch_exporter.release_after_fork()
+    batch_exporter.stop(60)
     thread.join()
 
 
 def test_releasing_what_another_thread_holds_does_nothing(blocking: Blocking) -> None:
-    sink, recorder, thread = blocking
-    assert recorder.hold_for_fork(60)
-    other = threading.Thread(target=recorder.release_after_fork)
+    sink, batch_exporter, thread = blocking
+    assert batch_exporter.hold_for_fork(60)
+    other = threading.Thread(target=batch_exporter.release_after_fork)
     other.start()
     other.join()
-    recorder.record(samples(1, 1))
+    batch_exporter.record(samples(1, 1))
     thread.start()
-    assert not recorder.flush(0.01)
+    assert not batch_exporter.flush(0.01)
     assert sink.begun.empty()
-    recorder.release_after_fork()
+    batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
-    recorder.stop(60)
+    batch_exporter.stop(60)
     thread.join()

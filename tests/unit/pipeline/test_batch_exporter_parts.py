@@ -30,7 +30,7 @@ class ProfileSink:
         self.taken.append(profile)
         return ExportResult(ExportStatus.DELIVERED)
 
-    def hurry(self, timeout_s: float) -> None:
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
         """Nothing takes time here."""
 
     def interrupt(self) -> None:
@@ -42,14 +42,16 @@ class ProfileSink:
 
 def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
     """What has become of `profile`, and of its parts."""
-    recorder: BatchExporter[Profile] = BatchExporter(sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1)
-    thread = threading.Thread(target=recorder.run)
-    recorder.expect_run()
+    batch_exporter: BatchExporter[Profile] = BatchExporter(
+        sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1
+    )
+    thread = threading.Thread(target=batch_exporter.run)
+    batch_exporter.expect_run()
     thread.start()
-    recorder.record([profile])
-    recorder.stop(60)
+    batch_exporter.record([profile])
+    batch_exporter.stop(60)
     thread.join()
-    return recorder.counters()
+    return batch_exporter.counters()
 
 
 def test_a_profile_that_is_too_large_goes_out_in_parts_that_have_all_of_it_once() -> None:
@@ -88,18 +90,18 @@ def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arr
                 ExportStatus.DELIVERED if len(batch.records) <= next(limits, 4) else ExportStatus.TOO_LARGE
             )
 
-    recorder: BatchExporter[Sample] = BatchExporter(
+    batch_exporter: BatchExporter[Sample] = BatchExporter(
         SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, batch_records=16
     )
-    thread = threading.Thread(target=recorder.run)
-    recorder.expect_run()
+    thread = threading.Thread(target=batch_exporter.run)
+    batch_exporter.expect_run()
     thread.start()
     for number in range(500):
-        recorder.record([make_sample(number)] * 16)
-        assert recorder.flush(60)
-    recorder.stop(60)
+        batch_exporter.record([make_sample(number)] * 16)
+        assert batch_exporter.flush(60)
+    batch_exporter.stop(60)
     thread.join()
-    counters = recorder.counters()
+    counters = batch_exporter.counters()
     assert sizes[:300].count(1) < 100, "most of what is refused is refused at once"
     assert counters.delivered > 100 * 16
     assert counters.delivered + counters.rejected == counters.recorded == 500 * 16

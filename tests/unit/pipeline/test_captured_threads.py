@@ -15,9 +15,9 @@ import pytest
 from running_ticker import running
 from top_frames import top_frame
 
-from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.model import Sample, ThreadSample
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 10_000_000
@@ -26,9 +26,9 @@ PERIOD_NS = 10_000_000
 class Watcher:
     """A walker and a capture of one kind."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: WalkerChoice) -> None:
         self.ticker: Ticker = make_ticker(choice, None, lambda _: None, 100)
-        self.capture = SnapshotBuilder(lambda _: None, make_watch(native=choice.name == "native"), PERIOD_NS)
+        self.capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=choice.name == "native"), PERIOD_NS)
 
     def handle(self) -> list[Sample]:
         """What has been captured."""

@@ -8,9 +8,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, Unseen
-from splunk_profiler.pipeline.aggregator import UNSEEN, Aggregator
-from splunk_profiler.pipeline.cpu_shares import Shares, Sum
+from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, UnattributedReason
+from splunk_profiler.pipeline.aggregator import UNATTRIBUTED_STACKS, Aggregator
+from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
 
 MS = 1_000_000
 PERIOD_NS = 10 * MS
@@ -26,54 +26,54 @@ steps = st.lists(uses | st.sampled_from([1, 2, 3]) | st.none(), max_size=40)  # 
 
 @given(steps)
 def test_shares_give_all_that_was_used_and_no_nanosecond_twice(history: list[object]) -> None:
-    shares, given_ns, used_ns = Shares(), 0, 0
-    sums = [Sum(0) for _ in range(5)]
+    shares, given_ns, used_ns = CpuShares(), 0, 0
+    buckets = [Bucket(0) for _ in range(5)]
     for step in [*history, None]:
         if isinstance(step, tuple):
-            thread, which, cpu_ns, (ran_ns, wanted_ns) = step
-            shares.add(thread, sums[which], cpu_ns, ran_ns, wanted_ns)
+            thread, which, cpu_ns, (cpu_weight_ns, wanted_ns) = step
+            shares.add(thread, buckets[which], cpu_ns, cpu_weight_ns, wanted_ns)
             used_ns += cpu_ns
         elif isinstance(step, int):
             shares.forget(step)
         else:
-            shares.give()
-            given_ns += sum(found.cpu_ns for found in sums)
-            sums = [Sum(0) for _ in range(5)]  # those of a profile that is over get nothing more
-    assert given_ns + shares.left_ns() == used_ns
+            shares.distribute()
+            given_ns += sum(found.cpu_ns for found in buckets)
+            buckets = [Bucket(0) for _ in range(5)]  # those of a profile that is over get nothing more
+    assert given_ns + shares.undistributed_ns() == used_ns
 
 
 def test_shares_of_a_thread_go_to_its_own_samples_in_which_it_ran() -> None:
-    shares, computes, waits, other = Shares(), Sum(0), Sum(0), Sum(0)
+    shares, computes, waits, other = CpuShares(), Bucket(0), Bucket(0), Bucket(0)
     shares.add(1, waits, 6 * MS, 0, 0)  # what it did before it began to wait
     shares.add(1, computes, 3 * MS, PERIOD_NS, PERIOD_NS)
     shares.add(2, other, 1 * MS, PERIOD_NS, PERIOD_NS)
-    shares.give()
+    shares.distribute()
     assert (computes.cpu_ns, waits.cpu_ns, other.cpu_ns) == (9 * MS, 0, 1 * MS)
 
 
 def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
-    shares, long, short = Shares(), Sum(0), Sum(0)
+    shares, long, short = CpuShares(), Bucket(0), Bucket(0)
     shares.add(1, long, 30 * MS, 3 * PERIOD_NS, 3 * PERIOD_NS)
     shares.add(1, short, 10 * MS, PERIOD_NS, PERIOD_NS)
-    shares.give()
+    shares.distribute()
     assert (long.cpu_ns, short.cpu_ns) == (30 * MS, 10 * MS)
 
 
 def test_shares_go_to_who_wanted_a_processor_where_nobody_had_one() -> None:
-    shares, wants, waits = Shares(), Sum(0), Sum(0)
+    shares, wants, waits = CpuShares(), Bucket(0), Bucket(0)
     shares.add(1, wants, 2 * MS, 0, PERIOD_NS)
     shares.add(1, waits, 5 * MS, 0, 0)
-    shares.give()
+    shares.distribute()
     assert (wants.cpu_ns, waits.cpu_ns) == (7 * MS, 0)
 
 
 def test_shares_of_threads_that_ended_are_for_those_of_them_that_ran() -> None:
-    shares, ran, waited = Shares(), Sum(0), Sum(0)
+    shares, ran, waited = CpuShares(), Bucket(0), Bucket(0)
     for thread in range(1, 11):
         shares.add(thread, ran if thread == 4 else waited, 1 * MS, PERIOD_NS * (thread == 4), 0)
         shares.forget(thread)
-    shares.give()
-    assert (ran.cpu_ns, waited.cpu_ns, shares.left_ns()) == (10 * MS, 0, 0)
+    shares.distribute()
+    assert (ran.cpu_ns, waited.cpu_ns, shares.undistributed_ns()) == (10 * MS, 0, 0)
 
 
 def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
@@ -90,9 +90,9 @@ def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
                 0,
                 running=bool(ran),
                 waiting_on="",
-                wall_spent_ns=PERIOD_NS,
-                cpu_spent_ns=cpu_ns,
-                ran_ns=PERIOD_NS * ran,
+                wall_delta_ns=PERIOD_NS,
+                cpu_delta_ns=cpu_ns,
+                cpu_weight_ns=PERIOD_NS * ran,
             ),
             None,
         )
@@ -159,4 +159,4 @@ def test_what_no_sample_can_have_waits_for_the_next_profile_and_is_unsampled_in_
     aggregator.close(())
     first, second, third, last = (spent([profile]) for profile in profiles)
     assert (first["serve"], second["serve"], third["serve"]) == (0, 5 * MS, 0)
-    assert last == {UNSEEN[Unseen.UNSAMPLED].frames[0].function: 2 * MS}
+    assert last == {UNATTRIBUTED_STACKS[UnattributedReason.UNSAMPLED].frames[0].function: 2 * MS}

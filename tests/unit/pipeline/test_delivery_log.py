@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from splunk_profiler.model import ExportResult, ExportStatus
-from splunk_profiler.pipeline.delivery_log import DeliveryReport
+from splunk_profiler.pipeline.delivery_log import DeliveryLog
 
 MINUTE_NS = 60_000_000_000
 DEAD = ExportResult(ExportStatus.RETRY, "no collector can be reached")
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def test_the_first_failure_is_told_at_once_with_its_reason(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
-    DeliveryReport(clock).settled(DEAD, waiting=4, dropped=0)
+    DeliveryLog(clock).log_result(DEAD, waiting=4, dropped=0)
     assert caplog.messages == [
         "profiling records are not delivered: no collector can be reached"
         " (4 wait, 0 were dropped since the last such line)"
@@ -37,10 +37,10 @@ def test_the_first_failure_is_told_at_once_with_its_reason(caplog: pytest.LogCap
 def test_later_failures_are_told_once_a_minute_with_what_was_dropped(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    report = DeliveryReport(clock)
+    report = DeliveryLog(clock)
     for second in range(181):
         clock.now_ns = second * 1_000_000_000
-        report.settled(DEAD, waiting=8192, dropped=second * 10)
+        report.log_result(DEAD, waiting=8192, dropped=second * 10)
     assert [message.partition("(")[2] for message in caplog.messages] == [
         f"8192 wait, {dropped} were dropped since the last such line)" for dropped in (0, 600, 600, 600)
     ]
@@ -48,28 +48,28 @@ def test_later_failures_are_told_once_a_minute_with_what_was_dropped(
 
 def test_delivery_that_works_again_is_told_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     caplog.set_level(logging.INFO, "splunk_profiler")
-    report = DeliveryReport(clock)
-    report.settled(DEAD, waiting=4, dropped=0)
-    report.settled(DELIVERED, waiting=0, dropped=3)
-    report.settled(DELIVERED, waiting=0, dropped=3)
+    report = DeliveryLog(clock)
+    report.log_result(DEAD, waiting=4, dropped=0)
+    report.log_result(DELIVERED, waiting=0, dropped=3)
+    report.log_result(DELIVERED, waiting=0, dropped=3)
     assert caplog.messages[1:] == ["profiling records are delivered again; 3 were dropped meanwhile"]
 
 
 def test_a_receiver_that_flaps_is_not_told_of_more_often(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
-    report = DeliveryReport(clock)
+    report = DeliveryLog(clock)
     for second in range(59):
         clock.now_ns = second * 1_000_000_000
-        report.settled(DEAD if second % 2 else DELIVERED, waiting=0, dropped=0)
+        report.log_result(DEAD if second % 2 else DELIVERED, waiting=0, dropped=0)
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
 def test_records_dropped_while_delivery_works_are_told_with_the_receivers_reason(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    report = DeliveryReport(clock)
-    report.settled(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2), waiting=0, dropped=2)
+    report = DeliveryLog(clock)
+    report.log_result(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2), waiting=0, dropped=2)
     clock.now_ns = MINUTE_NS
-    report.settled(DELIVERED, waiting=0, dropped=7)
+    report.log_result(DELIVERED, waiting=0, dropped=7)
     assert caplog.messages == [
         "2 profiling records were dropped: the receiver refused some: too old",
         "5 profiling records were dropped: the queue was full",
@@ -77,5 +77,5 @@ def test_records_dropped_while_delivery_works_are_told_with_the_receivers_reason
 
 
 def test_an_end_without_loss_is_silent(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
-    DeliveryReport(clock).ended(0)
+    DeliveryLog(clock).log_exit(0)
     assert not caplog.messages

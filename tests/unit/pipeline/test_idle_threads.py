@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.capture.portable import RawThread
 from splunk_profiler.capture.walker import choose_walker
-from splunk_profiler.pipeline.idle_threads import Watch, make_watch
+from splunk_profiler.pipeline.idle_threads import IdleTracker, make_idle_tracker
+from splunk_profiler.raw import RawThread
 
 PERIOD_NS = 10_000_000
 STACK, OTHER_STACK = object(), object()
@@ -23,20 +23,20 @@ STACK, OTHER_STACK = object(), object()
 class Make(Protocol):
     """Makes watches of one kind."""
 
-    def __call__(self, *, counts_rest: bool = True) -> Watch: ...
+    def __call__(self, *, skip_idle: bool = True) -> IdleTracker: ...
 
 
 @pytest.fixture(params=["native", "portable"])
 def make(request: pytest.FixtureRequest) -> Make:
     if choose_walker(request.param).name != request.param:
         pytest.skip("no native walker")
-    return lambda *, counts_rest=True: make_watch(native=request.param == "native", counts_rest=counts_rest)
+    return lambda *, skip_idle=True: make_idle_tracker(native=request.param == "native", skip_idle=skip_idle)
 
 
 def thread(
     key: int, stack: object = STACK, context: object = None, labels: object = None, *, cpu_ns: int = 5, state: int = 0
 ) -> Any:
-    return RawThread(key, 0, os.getpid(), stack, context, labels, cpu_ns, state)  # type: ignore[arg-type]  # any objects
+    return RawThread(key, 0, os.getpid(), stack, context, labels, cpu_ns, state)
 
 
 def keys(changed: Any) -> list[int]:
@@ -44,100 +44,103 @@ def keys(changed: Any) -> list[int]:
 
 
 def test_a_thread_that_rests_is_told_once_more_and_then_counted_until_it_changes(make: Make) -> None:
-    watch = make()
+    tracker = make()
     first, second = thread(1), thread(2)
-    assert keys(watch.changes((first, second), PERIOD_NS)[0]) == [1, 2]
-    assert keys(watch.changes((first, second), PERIOD_NS)[0]) == [1, 2]  # the first time that it is known to rest
+    assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [1, 2]
+    assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [
+        1,
+        2,
+    ]  # the first time that it is known to rest
     for _ in range(3):
-        assert watch.changes((first, second), PERIOD_NS) == ([], [])
+        assert tracker.find_changes((first, second), PERIOD_NS) == ([], [])
     moved = thread(2, OTHER_STACK)
-    (told,), gone = watch.changes((first, moved), PERIOD_NS)
+    (told,), ended = tracker.find_changes((first, moved), PERIOD_NS)
     assert told[0] is moved
     assert told[2:] == (3, 3 * PERIOD_NS)
-    assert not gone
-    assert watch.changes((moved,), PERIOD_NS)[1] == [(1, 4, 4 * PERIOD_NS)]
+    assert not ended
+    assert tracker.find_changes((moved,), PERIOD_NS)[1] == [(1, 4, 4 * PERIOD_NS)]
 
 
 @pytest.mark.parametrize("field", ["stack", "context", "labels"])
 def test_a_thread_with_another_stack_context_or_labels_has_changed(make: Make, field: str) -> None:
-    watch = make()
+    tracker = make()
     before = thread(1, *[object()] * 3)
     for _ in range(3):
-        watch.changes((before,), PERIOD_NS)
+        tracker.find_changes((before,), PERIOD_NS)
     after = before._replace(**{field: object()})
-    assert keys(watch.changes((after,), PERIOD_NS)[0]) == [1]
-    assert watch.changes((after,), PERIOD_NS)[0] == []
+    assert keys(tracker.find_changes((after,), PERIOD_NS)[0]) == [1]
+    assert tracker.find_changes((after,), PERIOD_NS)[0] == []
 
 
 def test_a_thread_that_has_used_cpu_time_is_told_each_time(make: Make) -> None:
-    watch = make()
+    tracker = make()
     for cpu_ns in range(1, 6):
-        (told,), gone = watch.changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
+        (told,), ended = tracker.find_changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
         assert told[2:] == (0, 0)
-        assert not gone
+        assert not ended
 
 
 @pytest.mark.parametrize("state", [1, 2])
 def test_a_thread_that_does_not_wait_is_told_whatever_its_clock_says(make: Make, state: int) -> None:
-    watch = make()
+    tracker = make()
     for _ in range(4):
-        assert keys(watch.changes((thread(1, state=state), thread(2)), PERIOD_NS)[0])[0] == 1
-    assert watch.changes((thread(1), thread(2)), PERIOD_NS) == ([(thread(1), 0, 0, 0)], [])
+        assert keys(tracker.find_changes((thread(1, state=state), thread(2)), PERIOD_NS)[0])[0] == 1
+    assert tracker.find_changes((thread(1), thread(2)), PERIOD_NS) == ([(thread(1), 0, 0, 0)], [])
 
 
 def test_a_thread_whose_state_is_not_known_rests_if_its_clock_does(make: Make) -> None:
-    watch = make()
+    tracker = make()
     unknown = thread(1)._replace(state=None)
-    assert [len(watch.changes((unknown,), PERIOD_NS)[0]) for _ in range(4)] == [1, 1, 0, 0]
+    assert [len(tracker.find_changes((unknown,), PERIOD_NS)[0]) for _ in range(4)] == [1, 1, 0, 0]
 
 
 def test_a_thread_whose_clock_cannot_be_read_any_more_rests(make: Make) -> None:
-    watch = make()
+    tracker = make()
     for cpu_ns in (5, 5, 0):
-        watch.changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
-    assert watch.changes((thread(1),), PERIOD_NS) == ([], [])
+        tracker.find_changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
+    assert tracker.find_changes((thread(1),), PERIOD_NS) == ([], [])
 
 
 def test_without_counting_all_threads_are_told_with_their_priorities(make: Make) -> None:
-    watch = make(counts_rest=False)
+    tracker = make(skip_idle=False)
     for _ in range(4):
-        told, gone = watch.changes((thread(1), thread(5), thread(6)._replace(native_id=2**31)), PERIOD_NS)
+        told, ended = tracker.find_changes((thread(1), thread(5), thread(6)._replace(native_id=2**31)), PERIOD_NS)
         assert keys(told) == [1, 5, 6]
         assert [one[1:] for one in told] == [(os.getpriority(os.PRIO_PROCESS, 0), 0, 0)] * 2 + [(0, 0, 0)]
-        assert not gone
-    assert watch.rested() == []
+        assert not ended
+    assert tracker.take_idle_spans() == []
 
 
 def test_what_has_rested_can_be_asked_for_after_which_all_are_told_anew(make: Make) -> None:
-    watch = make()
+    tracker = make()
     for cpu_ns in range(4):
-        watch.changes((thread(1), thread(2), thread(3, cpu_ns=1 + cpu_ns)), PERIOD_NS)
-    assert watch.rested() == [(1, 2, 2 * PERIOD_NS), (2, 2, 2 * PERIOD_NS)]
-    assert watch.rested() == []
-    assert keys(watch.changes((thread(1), thread(2), thread(3, cpu_ns=8)), PERIOD_NS)[0]) == [1, 2, 3]
-    assert keys(watch.changes((thread(1), thread(2), thread(3, cpu_ns=9)), PERIOD_NS)[0]) == [3]
+        tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=1 + cpu_ns)), PERIOD_NS)
+    assert tracker.take_idle_spans() == [(1, 2, 2 * PERIOD_NS), (2, 2, 2 * PERIOD_NS)]
+    assert tracker.take_idle_spans() == []
+    assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=8)), PERIOD_NS)[0]) == [1, 2, 3]
+    assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=9)), PERIOD_NS)[0]) == [3]
 
 
 def test_what_a_watch_holds_goes_with_the_thread_and_with_the_watch(make: Make) -> None:
     class Thing:
-        watch: Any = None
+        tracker: Any = None
 
-    watch = make()
+    tracker = make()
 
-    def look(watch: Watch, key: int) -> weakref.ref[Thing]:
+    def look(tracker: IdleTracker, key: int) -> weakref.ref[Thing]:
         context = Thing()
         for _ in range(3):
-            watch.changes((thread(key, context=context),), PERIOD_NS)
+            tracker.find_changes((thread(key, context=context),), PERIOD_NS)
         return weakref.ref(context)
 
-    first = look(watch, 1)
+    first = look(tracker, 1)
     assert first() is not None
-    second = look(watch, 2)
+    second = look(tracker, 2)
     assert first() is None
     last = second()
     assert last is not None
-    last.watch = watch
-    del watch, last
+    last.tracker = tracker
+    del tracker, last
     gc.collect()
     assert second() is None
 
@@ -160,24 +163,24 @@ def test_both_watches_tell_the_same(history: list[list[Seen]]) -> None:
     if choose_walker("native").name != "native":
         pytest.skip("no native walker")
     things = [object(), object()]
-    watches = [make_watch(native=native, counts_rest=True) for native in (True, False)]
+    watches = [make_idle_tracker(native=native, skip_idle=True) for native in (True, False)]
     for number, snapshot in enumerate(history):
         threads = tuple(
             thread(key, things[stack], things[context], cpu_ns=number if uses else 0, state=state)
             for key, (_, uses, stack, context, state) in sorted({one[0]: one for one in snapshot}.items())
         )
-        assert watches[0].changes(threads, number) == watches[1].changes(threads, number)
-    assert watches[0].rested() == watches[1].rested()
+        assert watches[0].find_changes(threads, number) == watches[1].find_changes(threads, number)
+    assert watches[0].take_idle_spans() == watches[1].take_idle_spans()
 
 
 @pytest.fixture
 def native() -> Callable[..., Any]:
     walker = pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built")
-    return walker.Watch  # type: ignore[no-any-return]
+    return walker.IdleTracker  # type: ignore[no-any-return]
 
 
 def test_what_is_no_snapshot_is_refused_and_the_next_one_is_told_whole(native: Callable[..., Any]) -> None:
-    watch = native(counts_rest=True)
+    tracker = native(skip_idle=True)
     seen = tuple(thread(key, state=2) for key in (1, 2, 3))
     wrong: list[tuple[Any, type[Exception]]] = [
         (seen[::-1], ValueError),
@@ -194,26 +197,28 @@ def test_what_is_no_snapshot_is_refused_and_the_next_one_is_told_whole(native: C
         (None, TypeError),
     ]
     for threads, error in wrong:
-        watch.changes(seen, PERIOD_NS)
+        tracker.find_changes(seen, PERIOD_NS)
         with pytest.raises(error):
-            watch.changes(threads, PERIOD_NS)
-        assert keys(watch.changes(seen, PERIOD_NS)[0]) == [1, 2, 3]
+            tracker.find_changes(threads, PERIOD_NS)
+        assert keys(tracker.find_changes(seen, PERIOD_NS)[0]) == [1, 2, 3]
     for arguments in ((), (seen,), (seen, "long")):
         with pytest.raises(TypeError):
-            watch.changes(*arguments)
-    for options in ({}, {"other": True}, {"counts_rest": True, "other": 1}):
+            tracker.find_changes(*arguments)
+    for options in ({}, {"other": True}, {"skip_idle": True, "other": 1}):
         with pytest.raises(TypeError):
             native(**options)
 
 
 def test_many_threads_are_told_as_few_are(native: Callable[..., Any]) -> None:
-    for counts_rest in (True, False):
-        watch = native(counts_rest=counts_rest)
+    for skip_idle in (True, False):
+        tracker = native(skip_idle=skip_idle)
         seen = tuple(thread(key) for key in range(1, 1001))
         for expected in (1000, 1000, 0, 0):
-            assert len(watch.changes(seen, PERIOD_NS)[0]) == (expected if counts_rest else 1000)
-        times = 2 * counts_rest
-        assert watch.changes(seen[:1], PERIOD_NS)[1] == [(key, times, times * PERIOD_NS) for key in range(2, 1001)]
+            assert len(tracker.find_changes(seen, PERIOD_NS)[0]) == (expected if skip_idle else 1000)
+        times = 2 * skip_idle
+        assert tracker.find_changes(seen[:1], PERIOD_NS)[1] == [
+            (key, times, times * PERIOD_NS) for key in range(2, 1001)
+        ]
 
 
 def test_wherever_memory_runs_out_a_watch_fails_cleanly_and_tells_all_the_next_time(native: Callable[..., Any]) -> None:
@@ -221,17 +226,17 @@ def test_wherever_memory_runs_out_a_watch_fails_cleanly_and_tells_all_the_next_t
     failed = 0
     seen = tuple(thread(key) for key in range(1, 6))
     for nth in range(100):
-        watch = native(counts_rest=True)
+        tracker = native(skip_idle=True)
         for _ in range(3):
-            watch.changes(seen, PERIOD_NS)
+            tracker.find_changes(seen, PERIOD_NS)
         testing.set_nomemory(nth, nth + 1)
         try:
-            watch.rested()
-            watch.changes(seen[1:], PERIOD_NS)
+            tracker.take_idle_spans()
+            tracker.find_changes(seen[1:], PERIOD_NS)
         except (MemoryError, SystemError):
             failed += 1
         finally:
             testing.remove_mem_hooks()
-        told = keys(watch.changes(seen, PERIOD_NS)[0])
+        told = keys(tracker.find_changes(seen, PERIOD_NS)[0])
         assert told in ([1, 2, 3, 4, 5], [1])
     assert 0 < failed < 100

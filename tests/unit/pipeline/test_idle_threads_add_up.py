@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.capture.portable import RawSnapshot, RawThread
-from splunk_profiler.model import Frame, Profile, Repeat, Snapshot, SpanRef, Stack, Unseen
-from splunk_profiler.pipeline.aggregator import UNSEEN, Aggregator, Bounds
-from splunk_profiler.pipeline.idle_threads import PortableWatch
+from splunk_profiler.model import Frame, IdleRepeat, Profile, Snapshot, SpanRef, Stack, UnattributedReason
+from splunk_profiler.pipeline.aggregator import UNATTRIBUTED_STACKS, Aggregator, Bounds
+from splunk_profiler.pipeline.idle_threads import PortableIdleTracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.raw import RawSnapshot, RawThread
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
@@ -38,26 +38,26 @@ class Observer:
 
     def __init__(
         self,
-        associate: Callable[[Any], SpanRef | None] = lambda context: context,
+        resolve_span: Callable[[Any], SpanRef | None] = lambda context: context,
         *,
-        counts_rest: bool = True,
+        skip_idle: bool = True,
         spans: int = 100,
     ) -> None:
         self._cpu_ns: dict[int, int] = {}
         self._now_ns = 0
         self._began_ns = BEGAN_NS
         self.told = 0
-        self.capture = SnapshotBuilder(associate, PortableWatch(counts_rest=counts_rest), PERIOD_NS)
+        self.capture = SnapshotBuilder(resolve_span, PortableIdleTracker(skip_idle=skip_idle), PERIOD_NS)
         self.profiles: list[Profile] = []
         self._aggregator = Aggregator(
             self.profiles.extend,
             interval_ns=5 * PERIOD_NS,
             monotonic_ns=lambda: self._now_ns,
             bounds=Bounds(spans=spans),
-            rested=self.capture.rested,
+            take_idle_spans=self.capture.take_idle_spans,
         )
 
-    def see(self, threads: dict[int, Doing], *, primes: bool = False) -> None:
+    def see(self, threads: dict[int, Doing], *, sets_baseline: bool = False) -> None:
         """The next snapshot."""
         self._now_ns += PERIOD_NS
         seen = []
@@ -68,8 +68,8 @@ class Observer:
             seen.append(RawThread(key, key, native_id, STACKS[doing.stack], SPANS[doing.span], None, cpu_ns, state))
         used_ns = sum(self._cpu_ns.values())
         raw = RawSnapshot(self._began_ns + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS, used_ns)
-        if primes:
-            self.capture.prime(raw)
+        if sets_baseline:
+            self.capture.set_baseline(raw)
             return
         snapshot = self.capture.snapshot(raw)
         self.told += len(snapshot.samples)
@@ -78,8 +78,8 @@ class Observer:
     def end(self) -> list[Profile]:
         """All profiles."""
         time_ns = self._began_ns + self._now_ns
-        self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), repeats=self.capture.rested()))
-        self._aggregator.close(self.capture.remainders())
+        self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_spans()))
+        self._aggregator.close(self.capture.unattributed())
         return self.profiles
 
 
@@ -108,17 +108,17 @@ histories = st.lists(st.dictionaries(st.integers(1, 5), st.none() | doings, max_
 @pytest.mark.parametrize("spans", [100, 1])
 @given(histories)
 def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: list[dict[int, Doing | None]]) -> None:
-    observers = [Observer(counts_rest=counts_rest, spans=spans) for counts_rest in (False, True)]
+    observers = [Observer(skip_idle=skip_idle, spans=spans) for skip_idle in (False, True)]
     threads: dict[int, Doing] = {}
-    for number, changes in enumerate(history):
+    for number, find_changes in enumerate(history):
         threads = {key: doing._replace(ran=False) for key, doing in threads.items()}
-        for key, doing in changes.items():
+        for key, doing in find_changes.items():
             if doing is None:
                 threads.pop(key, None)
             else:
                 threads[key] = doing
         for observer in observers:
-            observer.see(threads, primes=number == 0)
+            observer.see(threads, sets_baseline=number == 0)
     # The CPU time of this process may be a remainder, alone in a profile.
     sampled, counted = ([profile for profile in observer.end() if facts(profile)] for observer in observers)
     assert [facts(profile) for profile in sampled] == [facts(profile) for profile in counted]
@@ -131,7 +131,7 @@ def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
     observer = Observer()
     threads = {1: Doing(ran=True), 2: Doing()}
     for number in range(6):
-        observer.see(threads, primes=number == 0)
+        observer.see(threads, sets_baseline=number == 0)
     assert observer.told == 5 + 1  # it had rested in the first snapshot already
     (profile,) = observer.profiles
     assert sorted(count for count, _ in facts(profile).values()) == [5, 5]
@@ -140,7 +140,7 @@ def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
 def test_after_a_snapshot_that_failed_all_threads_are_sampled_with_the_time_that_it_took() -> None:
     observer = Observer()
     for number in range(3):
-        observer.see({1: Doing(), 2: Doing()}, primes=number == 0)
+        observer.see({1: Doing(), 2: Doing()}, sets_baseline=number == 0)
     raw = RawSnapshot(0, 0, (1,), PERIOD_NS, False, 0)  # type: ignore[arg-type]  # no thread at all
     with pytest.raises(AttributeError):
         observer.capture.snapshot(raw)
@@ -157,30 +157,34 @@ def test_after_a_snapshot_that_failed_all_threads_are_sampled_with_the_time_that
 def test_threads_that_rest_lose_nothing_by_a_snapshot_that_fails_after_they_were_told() -> None:
     failing = False
 
-    def associate(context: Any) -> SpanRef | None:
+    def resolve_span(context: Any) -> SpanRef | None:
         if failing and context is SPANS[1]:
             raise ValueError(context)
         return context  # type: ignore[no-any-return]
 
-    observer = Observer(associate)
+    observer = Observer(resolve_span)
     threads = {1: Doing(), 2: Doing(span=1), 3: Doing()}
     for number in range(4):
-        observer.see(threads, primes=number == 0)
+        observer.see(threads, sets_baseline=number == 0)
     failing = True
     with pytest.raises(ValueError, match="SpanRef"):
         observer.see({**threads, 2: Doing(ran=True, span=1)})
     failing = False
     for _ in range(6):
         observer.see(threads)
-    rested = [one for profile in observer.end() for one in profile.aggregates if ("thread.id", 3) in one.labels]
-    assert abs(sum(one.wall_ns for one in rested) - 10 * PERIOD_NS) < CLOCK_JITTER_NS
-    assert 9 <= sum(one.count for one in rested) <= 10
+    take_idle_spans = [
+        one for profile in observer.end() for one in profile.aggregates if ("thread.id", 3) in one.labels
+    ]
+    assert abs(sum(one.wall_ns for one in take_idle_spans) - 10 * PERIOD_NS) < CLOCK_JITTER_NS
+    assert 9 <= sum(one.count for one in take_idle_spans) <= 10
 
 
 def test_what_was_never_sampled_here_is_time_that_is_in_no_sample() -> None:
     profiles: list[Profile] = []
     aggregator = Aggregator(profiles.extend, interval_ns=10**12)
-    aggregator.take(Snapshot(1, PERIOD_NS, (), repeats=(Repeat(7, 3, 3 * PERIOD_NS, 250 * MS),)))
+    aggregator.take(Snapshot(1, PERIOD_NS, (), idle_repeats=(IdleRepeat(7, 3, 3 * PERIOD_NS, 250 * MS),)))
     aggregator.close(())
     (profile,) = profiles
-    assert [(found.stack, found.wall_ns) for found in profile.aggregates] == [(UNSEEN[Unseen.UNSAMPLED], 250 * MS)]
+    assert [(found.stack, found.wall_ns) for found in profile.aggregates] == [
+        (UNATTRIBUTED_STACKS[UnattributedReason.UNSAMPLED], 250 * MS)
+    ]

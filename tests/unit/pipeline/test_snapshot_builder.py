@@ -18,11 +18,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from top_frames import top_frame
 
-from splunk_profiler.capture.walker import Choice, Ticker, choose_walker, make_ticker
+from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 1_000_000_000
@@ -31,11 +31,14 @@ PERIOD_NS = 1_000_000_000
 class Watcher:
     """A walker and a capture of one kind."""
 
-    def __init__(self, choice: Choice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
+    def __init__(self, choice: WalkerChoice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
         self.shadow = ContextTracker(spans.runtime_context(), lambda: None)
         self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
         self.capture = SnapshotBuilder(
-            spans.span_ref, make_watch(native=choice.name == "native"), PERIOD_NS, include_internal=include_internal
+            spans.span_ref,
+            make_idle_tracker(native=choice.name == "native"),
+            PERIOD_NS,
+            include_internal=include_internal,
         )
 
     def look(self) -> Snapshot:
@@ -49,7 +52,7 @@ class Watcher:
 
 
 @pytest.fixture(params=["native", "portable"])
-def choice(request: pytest.FixtureRequest) -> Choice:
+def choice(request: pytest.FixtureRequest) -> WalkerChoice:
     chosen = choose_walker(request.param)
     if chosen.name != request.param:
         pytest.skip(f"no native walker: {chosen.reason}")
@@ -57,7 +60,7 @@ def choice(request: pytest.FixtureRequest) -> Choice:
 
 
 @pytest.fixture
-def watcher(choice: Choice) -> Iterator[Watcher]:
+def watcher(choice: WalkerChoice) -> Iterator[Watcher]:
     watcher = Watcher(choice)
     watcher.shadow.install()
     yield watcher
@@ -134,7 +137,7 @@ def test_a_thread_that_has_not_moved_gives_the_same_stack_object(watcher: Watche
     assert first.thread.stack is second.thread.stack
 
 
-def test_a_stack_deeper_than_the_limit_loses_its_root_and_says_so(choice: Choice) -> None:
+def test_a_stack_deeper_than_the_limit_loses_its_root_and_says_so(choice: WalkerChoice) -> None:
     watcher = Watcher(choice, max_depth=10)
     with thread(lambda wait: deep(50, wait)):
         sample = watcher.see("subject")
@@ -143,7 +146,7 @@ def test_a_stack_deeper_than_the_limit_loses_its_root_and_says_so(choice: Choice
     assert sample.thread.stack.frames[-1].function == "deep"
 
 
-def test_a_stack_exactly_as_deep_as_the_limit_is_whole(choice: Choice) -> None:
+def test_a_stack_exactly_as_deep_as_the_limit_is_whole(choice: WalkerChoice) -> None:
     with thread(lambda wait: deep(5, wait)):
         whole = Watcher(choice).see("subject").thread.stack
         exact = Watcher(choice, max_depth=len(whole.frames)).see("subject").thread.stack
@@ -165,7 +168,7 @@ def test_recursion_of_100000_levels_is_cut_at_the_limit(watcher: Watcher) -> Non
     assert sample.thread.stack.truncated
 
 
-def test_internal_threads_are_left_out_however_little_of_their_stack_is_kept(choice: Choice) -> None:
+def test_internal_threads_are_left_out_however_little_of_their_stack_is_kept(choice: WalkerChoice) -> None:
     names = ("splunk-profiler-exporter", "OtelBatchSpanRecordProcessor", "application")
     with ExitStack() as threads:
         for name in names:
@@ -216,12 +219,12 @@ def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: W
 
 def test_a_sample_stands_for_what_its_thread_has_used_since_the_one_before(watcher: Watcher) -> None:
     first = watcher.see("MainThread").thread
-    assert (first.wall_spent_ns, first.cpu_spent_ns) == (0, 0)  # the first snapshot only opens the accounts
+    assert (first.wall_delta_ns, first.cpu_delta_ns) == (0, 0)  # the first snapshot only opens the accounts
     sum(range(500_000))
     second = watcher.see("MainThread").thread
-    assert second.cpu_spent_ns == second.cpu_ns - first.cpu_ns
-    assert second.cpu_spent_ns > 0
-    assert second.wall_spent_ns > 0
+    assert second.cpu_delta_ns == second.cpu_ns - first.cpu_ns
+    assert second.cpu_delta_ns > 0
+    assert second.wall_delta_ns > 0
 
 
 def test_a_new_thread_stands_for_the_time_since_the_snapshot_before_and_has_used_all_of_its_cpu_time(
@@ -231,8 +234,8 @@ def test_a_new_thread_stands_for_the_time_since_the_snapshot_before_and_has_used
     watcher.look()
     with thread(lambda wait: wait()):
         seen = watcher.see("subject").thread
-    assert 0 < seen.wall_spent_ns <= time.monotonic_ns() - begun_ns
-    assert seen.cpu_spent_ns == seen.cpu_ns
+    assert 0 < seen.wall_delta_ns <= time.monotonic_ns() - begun_ns
+    assert seen.cpu_delta_ns == seen.cpu_ns
 
 
 def test_a_renamed_thread_is_seen_under_its_new_name(watcher: Watcher) -> None:
@@ -369,11 +372,11 @@ def test_the_ticker_runs_until_it_is_stopped(watcher: Watcher) -> None:
 
 def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_is_said() -> None:
     chosen = choose_walker("portable")
-    assert chosen == Choice("portable", "it was asked for")
+    assert chosen == WalkerChoice("portable", "it was asked for")
 
 
 def test_the_portable_walker_takes_no_snapshot_while_the_gil_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticker = Watcher(Choice("portable", "tested")).ticker
+    ticker = Watcher(WalkerChoice("portable", "tested")).ticker
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     ticker.capture()
     assert (ticker.drain(0), ticker.counters().missed) == ([], 1)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import UnattributedTime, Unseen
-from splunk_profiler.pipeline.thread_times import Birth, Spent, ThreadTimes
+from splunk_profiler.model import UnattributedReason, UnattributedTime
+from splunk_profiler.pipeline.thread_times import StartTime, ThreadTimeDelta, ThreadTimes
 
 MS = 1_000_000
 TICK = 10 * MS
@@ -21,14 +21,14 @@ class World:
 
     def __init__(self) -> None:
         self.cpu_ns = 700 * MS
-        self.accounts = ThreadTimes(lambda: self.cpu_ns)
+        self.thread_times = ThreadTimes(lambda: self.cpu_ns)
 
     def snapshot(
-        self, now_ms: int, *threads: tuple[int, Birth | None, int], why_not: Unseen | None = None
-    ) -> tuple[list[Spent], tuple[UnattributedTime, ...]]:
-        self.accounts.begin(now_ms * MS)
-        spent = [self.accounts.settle(thread, birth, cpu * MS, why_not) for thread, birth, cpu in threads]
-        return spent, self.accounts.end()
+        self, now_ms: int, *threads: tuple[int, StartTime | None, int], reason: UnattributedReason | None = None
+    ) -> tuple[list[ThreadTimeDelta], tuple[UnattributedTime, ...]]:
+        self.thread_times.begin(now_ms * MS)
+        delta = [self.thread_times.charge(thread, start_time, cpu * MS, reason) for thread, start_time, cpu in threads]
+        return delta, self.thread_times.end()
 
 
 @pytest.fixture
@@ -37,108 +37,108 @@ def world() -> World:
 
 
 def unsampled(wall_ms: int, cpu_ms: int) -> UnattributedTime:
-    return UnattributedTime(Unseen.UNSAMPLED, wall_ms * MS, cpu_ms * MS)
+    return UnattributedTime(UnattributedReason.UNSAMPLED, wall_ms * MS, cpu_ms * MS)
 
 
 def test_the_first_snapshot_opens_the_accounts(world: World) -> None:
-    assert world.snapshot(1000, (1, None, 600)) == ([Spent(0, 0)], ())
+    assert world.snapshot(1000, (1, None, 600)) == ([ThreadTimeDelta(0, 0)], ())
 
 
 def test_a_sample_stands_for_the_time_since_the_one_before_however_late_it_is(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 50))
     world.cpu_ns += 35 * MS
-    spent, remainders = world.snapshot(1073, (1, None, 630), (2, None, 55))
-    assert spent == [Spent(73 * MS, 30 * MS), Spent(73 * MS, 5 * MS)]
-    assert remainders == ()
+    delta, unattributed = world.snapshot(1073, (1, None, 630), (2, None, 55))
+    assert delta == [ThreadTimeDelta(73 * MS, 30 * MS), ThreadTimeDelta(73 * MS, 5 * MS)]
+    assert unattributed == ()
 
 
 def test_the_first_sample_of_a_new_thread_stands_for_all_of_the_time_and_the_next_for_what_is_left_of_its_age(
     world: World,
 ) -> None:
-    birth = Birth(1050 * MS, 1060 * MS)
+    start_time = StartTime(1050 * MS, 1060 * MS)
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 20 * MS
-    spent, remainders = world.snapshot(1100, (1, None, 600), (2, birth, 20))
-    assert spent[1] == Spent(100 * MS, 20 * MS)
-    assert remainders == ()
+    delta, unattributed = world.snapshot(1100, (1, None, 600), (2, start_time, 20))
+    assert delta[1] == ThreadTimeDelta(100 * MS, 20 * MS)
+    assert unattributed == ()
     world.cpu_ns += 5 * MS
-    spent, _ = world.snapshot(1200, (1, None, 600), (2, birth, 25))
-    assert spent[1] == Spent(45 * MS, 5 * MS)  # it was born in the middle of a tick
-    assert world.snapshot(1300, (1, None, 600), (2, birth, 25))[0][1] == Spent(100 * MS, 0)
+    delta, _ = world.snapshot(1200, (1, None, 600), (2, start_time, 25))
+    assert delta[1] == ThreadTimeDelta(45 * MS, 5 * MS)  # it was born in the middle of a tick
+    assert world.snapshot(1300, (1, None, 600), (2, start_time, 25))[0][1] == ThreadTimeDelta(100 * MS, 0)
 
 
 def test_a_second_sample_that_comes_before_the_first_one_has_run_out_stands_for_nothing(world: World) -> None:
-    birth = Birth(1090 * MS, 1100 * MS)
+    start_time = StartTime(1090 * MS, 1100 * MS)
     world.snapshot(1000, (1, None, 600))
-    world.snapshot(1100, (2, birth, 0))
-    assert world.snapshot(1150, (2, birth, 0))[0] == [Spent(0, 0)]
-    assert world.snapshot(1250, (2, birth, 0))[0] == [Spent(55 * MS, 0)]
+    world.snapshot(1100, (2, start_time, 0))
+    assert world.snapshot(1150, (2, start_time, 0))[0] == [ThreadTimeDelta(0, 0)]
+    assert world.snapshot(1250, (2, start_time, 0))[0] == [ThreadTimeDelta(55 * MS, 0)]
 
 
 def test_a_thread_that_was_there_before_the_first_snapshot_counts_from_that_one(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
-    spent, _ = world.snapshot(1100, (1, None, 600), (2, Birth(995 * MS, 1005 * MS), 0))
-    assert spent[1].wall_ns == 100 * MS
-    spent, _ = world.snapshot(1200, (2, Birth(995 * MS, 1005 * MS), 0))
-    assert spent[0].wall_ns == 100 * MS - 5 * MS // 2
+    delta, _ = world.snapshot(1100, (1, None, 600), (2, StartTime(995 * MS, 1005 * MS), 0))
+    assert delta[1].wall_ns == 100 * MS
+    delta, _ = world.snapshot(1200, (2, StartTime(995 * MS, 1005 * MS), 0))
+    assert delta[0].wall_ns == 100 * MS - 5 * MS // 2
 
 
 @pytest.mark.parametrize("first_step_ms", [1200, 1300, 2000])
 def test_a_thread_that_has_waited_for_its_first_step_counts_from_its_birth(world: World, first_step_ms: int) -> None:
     for now_ms in range(1000, first_step_ms, 100):
         world.snapshot(now_ms, (1, None, 600))
-    spent, _ = world.snapshot(first_step_ms, (1, None, 600), (2, Birth(1080 * MS, 1090 * MS), 0))
-    assert spent[1].wall_ns == (first_step_ms - 1085) * MS
+    delta, _ = world.snapshot(first_step_ms, (1, None, 600), (2, StartTime(1080 * MS, 1090 * MS), 0))
+    assert delta[1].wall_ns == (first_step_ms - 1085) * MS
 
 
 def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_time(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 30 * MS
-    spent, _ = world.snapshot(1100, (1, None, 630), (2, Birth(0, TICK), 80), (3, None, 5000))
-    assert spent[1:] == [Spent(100 * MS, 80 * MS), Spent(100 * MS, 100 * MS)]
+    delta, _ = world.snapshot(1100, (1, None, 630), (2, StartTime(0, TICK), 80), (3, None, 5000))
+    assert delta[1:] == [ThreadTimeDelta(100 * MS, 80 * MS), ThreadTimeDelta(100 * MS, 100 * MS)]
     world.cpu_ns += 100 * MS  # what was too much is not given out a second time
-    _, remainders = world.snapshot(1200, (1, None, 630), (2, None, 80), (3, None, 5000))
-    assert remainders == ()
+    _, unattributed = world.snapshot(1200, (1, None, 630), (2, None, 80), (3, None, 5000))
+    assert unattributed == ()
 
 
 def test_what_threads_that_are_left_out_use_is_a_remainder_without_wall_time(world: World) -> None:
-    world.snapshot(1000, (9, None, 10), why_not=Unseen.INTERNAL)
+    world.snapshot(1000, (9, None, 10), reason=UnattributedReason.INTERNAL)
     world.cpu_ns += 7 * MS
-    _, remainders = world.snapshot(1100, (9, None, 17), why_not=Unseen.INTERNAL)
-    assert remainders == (UnattributedTime(Unseen.INTERNAL, 0, 7 * MS),)
+    _, unattributed = world.snapshot(1100, (9, None, 17), reason=UnattributedReason.INTERNAL)
+    assert unattributed == (UnattributedTime(UnattributedReason.INTERNAL, 0, 7 * MS),)
 
 
 def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_the_rest_of_its_life(
     world: World,
 ) -> None:
-    birth = Birth(1030 * MS, 1040 * MS)
+    start_time = StartTime(1030 * MS, 1040 * MS)
     world.snapshot(1000, (1, None, 600))
-    world.snapshot(1100, (2, birth, 0), why_not=Unseen.INTERNAL)  # it is being started
-    assert world.snapshot(1200, (2, birth, 0))[0] == [Spent(165 * MS, 0)]
-    world.snapshot(1300, (2, birth, 0), why_not=Unseen.INTERNAL)  # it ends
+    world.snapshot(1100, (2, start_time, 0), reason=UnattributedReason.INTERNAL)  # it is being started
+    assert world.snapshot(1200, (2, start_time, 0))[0] == [ThreadTimeDelta(165 * MS, 0)]
+    world.snapshot(1300, (2, start_time, 0), reason=UnattributedReason.INTERNAL)  # it ends
     world.snapshot(1400)
     # 100 ms since its sample, in which it was left out, and an eighth of the way to the middle of the next.
-    assert world.snapshot(1500)[1] == (UnattributedTime(Unseen.UNSAMPLED, 106_250_000, 0),)
+    assert world.snapshot(1500)[1] == (UnattributedTime(UnattributedReason.UNSAMPLED, 106_250_000, 0),)
 
 
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 40 * MS
-    _, remainders = world.snapshot(1100, (1, None, 610))
-    assert remainders == (unsampled(0, 30),)
+    _, unattributed = world.snapshot(1100, (1, None, 610))
+    assert unattributed == (unsampled(0, 30),)
 
 
 def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 30 * MS
-    world.accounts.begin(1100 * MS)
+    world.thread_times.begin(1100 * MS)
     world.cpu_ns += 8 * MS  # by the thread, before its clock is read
-    assert world.accounts.settle(1, None, 638 * MS) == Spent(100 * MS, 38 * MS)
+    assert world.thread_times.charge(1, None, 638 * MS) == ThreadTimeDelta(100 * MS, 38 * MS)
     world.cpu_ns += 5 * MS  # and after it was
-    assert world.accounts.end() == ()
+    assert world.thread_times.end() == ()
     world.cpu_ns += 2 * MS
-    assert world.snapshot(1200, (1, None, 645)) == ([Spent(100 * MS, 7 * MS)], ())
-    assert world.accounts.close(1200 * MS) == ()
+    assert world.snapshot(1200, (1, None, 645)) == ([ThreadTimeDelta(100 * MS, 7 * MS)], ())
+    assert world.thread_times.close(1200 * MS) == ()
 
 
 def test_a_thread_that_has_ended_is_taken_to_have_lived_for_half_of_the_time_that_it_was_not_seen(world: World) -> None:
@@ -153,33 +153,33 @@ def test_a_thread_that_was_left_out_of_one_snapshot_has_lost_nothing(world: Worl
     world.snapshot(1000, (1, None, 600), (2, None, 5))
     world.cpu_ns += 8 * MS
     assert world.snapshot(1100, (1, None, 600))[1] == (unsampled(0, 8),)
-    spent, remainders = world.snapshot(1200, (1, None, 600), (2, None, 13))
-    assert spent[1] == Spent(200 * MS, 8 * MS)
-    assert remainders == ()
+    delta, unattributed = world.snapshot(1200, (1, None, 600), (2, None, 13))
+    assert delta[1] == ThreadTimeDelta(200 * MS, 8 * MS)
+    assert unattributed == ()
 
 
 def test_a_thread_with_the_id_of_one_that_has_ended_begins_anew(world: World) -> None:
     world.snapshot(1000, (2, None, 500))
     world.cpu_ns += 3 * MS
-    spent, _ = world.snapshot(1100, (2, Birth(1090 * MS, 1100 * MS), 3))
-    assert spent == [Spent(100 * MS, 3 * MS)]
+    delta, _ = world.snapshot(1100, (2, StartTime(1090 * MS, 1100 * MS), 3))
+    assert delta == [ThreadTimeDelta(100 * MS, 3 * MS)]
 
 
 def test_a_thread_whose_clock_could_not_be_read_goes_on_from_where_it_was(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
-    assert world.snapshot(1100, (1, None, 0))[0] == [Spent(100 * MS, 0)]
-    assert world.snapshot(1200, (1, None, 610))[0] == [Spent(100 * MS, 10 * MS)]
+    assert world.snapshot(1100, (1, None, 0))[0] == [ThreadTimeDelta(100 * MS, 0)]
+    assert world.snapshot(1200, (1, None, 610))[0] == [ThreadTimeDelta(100 * MS, 10 * MS)]
 
 
 def test_the_end_brings_what_was_used_since_the_last_snapshot(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 0))
     world.snapshot(1100, (1, None, 600))
     world.cpu_ns += 9 * MS
-    assert world.accounts.close(1130 * MS) == (unsampled(30 + 50, 9),)
+    assert world.thread_times.close(1130 * MS) == (unsampled(30 + 50, 9),)
 
 
 def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> None:
-    assert world.accounts.close(1000 * MS) == ()
+    assert world.thread_times.close(1000 * MS) == ()
 
 
 @pytest.mark.parametrize("life", [0.05, 0.3, 0.9, 1.0, 1.5, 2.5, 12.5, 16.5, 40])
@@ -187,14 +187,14 @@ def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones
     period_ms, chance = 400, random.Random(1)
     lived_ms = int(life * period_ms)
     born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
-    accounts, wall_ns = ThreadTimes(lambda: 0), 0
+    thread_times, wall_ns = ThreadTimes(lambda: 0), 0
     for now_ms in range(0, 42_000 + lived_ms, period_ms):
-        accounts.begin(now_ms * MS)
+        thread_times.begin(now_ms * MS)
         for thread, born in enumerate(born_ms):
             if born <= now_ms < born + lived_ms:
                 tick = born // 10 * 10 * MS
-                wall_ns += accounts.settle(thread + 1, Birth(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(remainder.wall_ns for remainder in accounts.end())
+                wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
+        wall_ns += sum(unattributed_time.wall_ns for unattributed_time in thread_times.end())
     assert abs(wall_ns / (lived_ms * len(born_ms) * MS) - 1) < 0.05  # of a thousand that are seen, or more
 
 
@@ -222,23 +222,23 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
     population: list[Life], distances: list[int]
 ) -> None:
     now_ms = 100
-    accounts = ThreadTimes(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
+    thread_times = ThreadTimes(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
     begun_ms, wall_ns, cpu_ns, slack_ns = now_ms, 0, 0, 0
     begun_cpu_ns = sum(life.cpu_ns_at(now_ms) for life in population)
     instants = [now_ms]
     for distance in distances:
         instants.append(instants[-1] + distance)
     for now_ms in instants:  # which the process's clock reads
-        accounts.begin(now_ms * MS)
+        thread_times.begin(now_ms * MS)
         for number, life in enumerate(population, 1):
             if life.born_ms <= now_ms < life.ended_ms:
                 tick = life.born_ms // 10 * 10
-                spent = accounts.settle(number, Birth(tick * MS, tick * MS + TICK), life.cpu_ns_at(now_ms))
-                wall_ns, cpu_ns = wall_ns + spent.wall_ns, cpu_ns + spent.cpu_ns
-        for remainder in accounts.end():
-            wall_ns, cpu_ns = wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns
-    for remainder in accounts.close(now_ms * MS):
-        wall_ns, cpu_ns = wall_ns + remainder.wall_ns, cpu_ns + remainder.cpu_ns
+                delta = thread_times.charge(number, StartTime(tick * MS, tick * MS + TICK), life.cpu_ns_at(now_ms))
+                wall_ns, cpu_ns = wall_ns + delta.wall_ns, cpu_ns + delta.cpu_ns
+        for unattributed_time in thread_times.end():
+            wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
+    for unattributed_time in thread_times.close(now_ms * MS):
+        wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
     lived_ns = sum(max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) for life in population) * MS
     for life in population:
         seen = [instant for instant in instants if life.born_ms <= instant < life.ended_ms]
@@ -257,13 +257,13 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
 def test_wall_time_adds_up_however_late_snapshots_come_after_their_deadlines(life_ms: int) -> None:
     period_ms, chance = 10, random.Random(4)
     born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
-    accounts, wall_ns = ThreadTimes(lambda: 0), 0
+    thread_times, wall_ns = ThreadTimes(lambda: 0), 0
     for now_ms in range(0, 4_200 + life_ms, period_ms):
         late_ms = chance.choice([0, 0, 1, 4, 9])
-        accounts.begin(now_ms * MS, 0, late_ms * MS)
+        thread_times.begin(now_ms * MS, 0, late_ms * MS)
         for thread, born in enumerate(born_ms):
             if born <= now_ms + late_ms < born + life_ms:
                 tick = born // 10 * 10 * MS
-                wall_ns += accounts.settle(thread + 1, Birth(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(remainder.wall_ns for remainder in accounts.end())
+                wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
+        wall_ns += sum(unattributed_time.wall_ns for unattributed_time in thread_times.end())
     assert abs(wall_ns / (life_ms * len(born_ms) * MS) - 1) < 0.01

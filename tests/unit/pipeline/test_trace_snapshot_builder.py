@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from splunk_profiler.capture.portable import RawSnapshot, RawThread
-from splunk_profiler.model import Frame, Snapshot, Source, SpanRef, Stack
-from splunk_profiler.pipeline.idle_threads import PortableWatch
+from splunk_profiler.model import Frame, InstrumentationSource, Snapshot, SpanRef, Stack
+from splunk_profiler.pipeline.idle_threads import PortableIdleTracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
-from splunk_profiler.raw import Periods
+from splunk_profiler.raw import Periods, RawSnapshot, RawThread
 
 MS = 1_000_000
 PERIOD_NS, ALL_NS = 10 * MS, 1_000 * MS
@@ -27,25 +26,25 @@ class Began(NamedTuple):
 
 
 @dataclass
-class Selected:
+class SelectedTraces:
     """Trace 1, and where it began."""
 
-    began: Began | None = None
+    entry: Began | None = None
 
-    def wants(self, trace_id: int, time_ns: int) -> bool:  # noqa: ARG002  # what it stands for has it
+    def is_selected(self, trace_id: int, time_ns: int) -> bool:  # noqa: ARG002  # what it stands for has it
         return trace_id == TRACE.trace_id
 
-    def beginning(self, trace_id: int) -> Any | None:  # noqa: ARG002
-        return self.began
+    def entry_span(self, trace_id: int) -> Any | None:  # noqa: ARG002
+        return self.entry
 
 
 class Bench:
     """Threads by ident: ident → (context, CPU time in ms) at each tick."""
 
-    def __init__(self, began: Began | Selected | None = None, periods: Periods = PERIODS) -> None:
-        selected = began if isinstance(began, Selected) else Selected(began)
-        self.capture = SnapshotBuilder(lambda context: context, PortableWatch(counts_rest=False), ALL_NS)
-        self._closely = TraceSnapshotBuilder(self.capture, lambda context: context, selected, periods)
+    def __init__(self, entry: Began | SelectedTraces | None = None, periods: Periods = PERIODS) -> None:
+        selected_traces = entry if isinstance(entry, SelectedTraces) else SelectedTraces(entry)
+        self.capture = SnapshotBuilder(lambda context: context, PortableIdleTracker(skip_idle=False), ALL_NS)
+        self._closely = TraceSnapshotBuilder(self.capture, lambda context: context, selected_traces, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -56,7 +55,7 @@ class Bench:
         at_ms: int,
         threads: dict[int, tuple[SpanRef | None, int]],
         *,
-        focused: bool = True,
+        is_focused: bool = True,
         period_ns: int = PERIOD_NS,
     ) -> RawSnapshot:
         seen = tuple(
@@ -64,7 +63,7 @@ class Bench:
             for ident, (context, cpu_ms) in threads.items()
         )
         since_ms, self._before_ms = at_ms - self._before_ms, at_ms
-        return RawSnapshot(at_ms * MS, 0, seen, period_ns, focused, since_ms * MS)
+        return RawSnapshot(at_ms * MS, 0, seen, period_ns, is_focused, since_ms * MS)
 
     def see(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], **more: Any) -> Snapshot:
         return self._closely.snapshot(self.raw(at_ms, threads, **more))
@@ -76,13 +75,13 @@ class Bench:
 
 def _spent(snapshot: Snapshot) -> list[tuple[int, float, float]]:
     seen = [sample.thread for sample in snapshot.samples]
-    return [(one.thread.ident, one.wall_spent_ns / MS, one.cpu_spent_ns / MS) for one in seen]
+    return [(one.thread.ident, one.wall_delta_ns / MS, one.cpu_delta_ns / MS) for one in seen]
 
 
 def test_samples_are_of_the_selected_trace_and_say_what_they_are() -> None:
     snapshot = Bench().see(10, {1: (TRACE, 0), 2: (OTHER, 0), 3: (None, 0)})
     (sample,) = snapshot.samples
-    assert (sample.source, snapshot.source) == (Source.SNAPSHOT, Source.SNAPSHOT)
+    assert (sample.source, snapshot.source) == (InstrumentationSource.SNAPSHOT, InstrumentationSource.SNAPSHOT)
     assert (sample.time_ns, sample.period_ns, sample.span) == (10 * MS, PERIOD_NS, TRACE)
     assert sample.thread.thread.ident == 1
 
@@ -111,18 +110,18 @@ def test_what_a_thread_did_for_others_in_between_is_not_counted() -> None:
 
 
 def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> None:
-    selected = Selected(Began(1 * MS, 1, 100 * MS))
-    bench = Bench(selected)
+    selected_traces = SelectedTraces(Began(1 * MS, 1, 100 * MS))
+    bench = Bench(selected_traces)
     bench.see(10, {1: (TRACE, 105)})
-    selected.began = Began(10_003 * MS, 1, 3_000 * MS)
+    selected_traces.entry = Began(10_003 * MS, 1, 3_000 * MS)
     assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
 
 
 def test_where_all_threads_are_looked_at_seldom_a_tick_of_them_says_how_far_apart_the_others_are() -> None:
     bench = Bench(periods=Periods(60_000 * MS, PERIOD_NS))
-    assert bench.see(10, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == PERIOD_NS
+    assert bench.see(10, {1: (TRACE, 0)}, is_focused=False, period_ns=60_000 * MS).period_ns == PERIOD_NS
     assert bench.see(80, {1: (TRACE, 0)}, period_ns=70 * MS).period_ns == 70 * MS
-    assert bench.see(90, {1: (TRACE, 0)}, focused=False, period_ns=60_000 * MS).period_ns == 70 * MS
+    assert bench.see(90, {1: (TRACE, 0)}, is_focused=False, period_ns=60_000 * MS).period_ns == 70 * MS
 
 
 def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
@@ -133,7 +132,7 @@ def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("focused", "raw_ns", "said_ns"),
+    ("is_focused", "raw_ns", "said_ns"),
     [
         pytest.param(True, PERIOD_NS, PERIOD_NS, id="focus"),
         pytest.param(True, 24 * MS, 24 * MS, id="focus-paced"),
@@ -143,9 +142,9 @@ def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
     ],
 )
 def test_samples_say_how_far_apart_those_of_the_trace_are_whatever_they_were_taken_with(
-    focused: bool, raw_ns: int, said_ns: int
+    is_focused: bool, raw_ns: int, said_ns: int
 ) -> None:
-    snapshot = Bench().see(5_000, {1: (TRACE, 0)}, focused=focused, period_ns=raw_ns)
+    snapshot = Bench().see(5_000, {1: (TRACE, 0)}, is_focused=is_focused, period_ns=raw_ns)
     (sample,) = snapshot.samples
     assert (snapshot.period_ns, sample.period_ns) == (said_ns, said_ns)
 
@@ -155,11 +154,13 @@ def test_the_samples_of_all_threads_are_the_same_with_and_without() -> None:
         bench, snapshots = Bench(), []
         for at_ms in (1_000, 2_000, 3_000):
             threads = {1: (TRACE, at_ms // 2), 2: (None, at_ms // 4)}
-            snapshots.append(bench.capture.snapshot(bench.raw(at_ms, dict(threads), focused=False, period_ns=ALL_NS)))
+            snapshots.append(
+                bench.capture.snapshot(bench.raw(at_ms, dict(threads), is_focused=False, period_ns=ALL_NS))
+            )
             for step in range(10, 100, 10) if closely else ():
                 bench.see(at_ms + step, {1: (TRACE, at_ms // 2 + step)})
         return [
-            (sample.thread.thread.index, sample.thread.cpu_spent_ns, sample.thread.running, sample.source)
+            (sample.thread.thread.index, sample.thread.cpu_delta_ns, sample.thread.running, sample.source)
             for snapshot in snapshots
             for sample in snapshot.samples
         ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from loop_judge import Answer, Exported, Key, Report, Verdict, exported, judge, reported
+from loop_judge import Answer, ExportedSpan, Key, LoopResult, Report, exported, judge, reported
 
 ONE, TWO, NOT_SAMPLED = Key("0a" * 16, "01" * 8), Key("0a" * 16, "02" * 8), Key("0b" * 16, "03" * 8)
 ANSWERS = [Answer(ONE, True, 7), Answer(TWO, True, 7), Answer(NOT_SAMPLED, False, 7)]
@@ -19,8 +19,8 @@ def text(stack: str) -> str:
     return urlsafe_b64encode(bytes.fromhex(stack)).decode().rstrip("=")
 
 
-def span(key: Key, *stacks: str) -> Exported:
-    return Exported(key, END_NS, [text(stack) for stack in stacks] or None)
+def span(key: Key, *stacks: str) -> ExportedSpan:
+    return ExportedSpan(key, END_NS, [text(stack) for stack in stacks] or None)
 
 
 REPORTS = [
@@ -35,13 +35,13 @@ SPANS = [span(ONE, STACK, OTHER, STACK), span(TWO, STACK), span(Key("0a" * 16, "
 def verdict(
     answers: Sequence[Answer] = ANSWERS,
     reports: Sequence[Report] = REPORTS,
-    spans: Sequence[Exported] = SPANS,
+    spans: Sequence[ExportedSpan] = SPANS,
     **rules: Any,
-) -> Verdict:
+) -> LoopResult:
     return judge(answers, reports, spans, delay_ns=DELAY_NS, **rules)
 
 
-def with_first(first: Exported) -> Verdict:
+def with_first(first: ExportedSpan) -> LoopResult:
     return verdict(spans=[first, *SPANS[1:]])
 
 
@@ -49,7 +49,7 @@ def test_a_loop_that_keeps_everything_is_right_and_every_sample_is_accounted_for
     right = verdict()
     assert right.wrong == []
     assert (right.sent, right.written, right.unsampled, right.late, right.unlogged) == (8, 4, 4, 0, 0)
-    assert (right.while_they_lived, right.afterwards, right.both) == (0, 1, 1)
+    assert (right.sent_before_end, right.sent_after_end, right.sent_on_both_sides) == (0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_ids_that_are_not_16_bytes_in_base64_for_urls_without_padding_are_found(
         assert with_first(replaced([*whole, wrong])).wrong
 
 
-def replaced(texts: list[str]) -> Exported:
+def replaced(texts: list[str]) -> ExportedSpan:
     return SPANS[0]._replace(texts=texts)
 
 
 def test_an_attribute_with_nothing_in_it_is_found() -> None:
-    assert verdict(answers=ANSWERS[:1], reports=[], spans=[Exported(ONE, END_NS, [])]).wrong
+    assert verdict(answers=ANSWERS[:1], reports=[], spans=[ExportedSpan(ONE, END_NS, [])]).wrong
 
 
 def test_logs_of_agents_and_what_a_collector_received_are_understood() -> None:
@@ -129,6 +129,6 @@ def test_logs_of_agents_and_what_a_collector_received_are_understood() -> None:
     ids = {"trace_id": "0a", "span_id": "01", "end_ns": 9}
     with_attribute = {**ids, "attributes": {"elastic.profiler_stack_trace_ids": ["x"]}}
     assert exported([with_attribute, {**ids, "attributes": {}}]) == [
-        Exported(Key("0a", "01"), 9, ["x"]),
-        Exported(Key("0a", "01"), 9, None),
+        ExportedSpan(Key("0a", "01"), 9, ["x"]),
+        ExportedSpan(Key("0a", "01"), 9, None),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from splunk_profiler.system.call_queue import CallQueue
-from splunk_profiler.system.threads import Signal
+from splunk_profiler.system.threads import WakeEvent
 
 
 class RaisedByHandlerError(BaseException):
@@ -51,7 +51,7 @@ def test_an_exception_is_raised_after_what_waits_has_been_done(calls: CallQueue)
 
 def test_a_call_of_another_thread_is_done_later_if_it_does_not_wait(calls: CallQueue) -> None:
     done: list[str] = []
-    begun, go_on = Signal(), Signal()
+    begun, go_on = WakeEvent(), WakeEvent()
 
     def long() -> None:
         begun.set()
@@ -91,7 +91,7 @@ def test_a_call_waits_for_one_of_another_thread(calls: CallQueue) -> None:
 
 def test_calls_that_come_without_end_do_not_keep_the_thread_that_asked_first(calls: CallQueue) -> None:
     here, ran_on = threading.get_ident(), [0]
-    elsewhere = Signal()
+    elsewhere = WakeEvent()
 
     def again() -> None:
         ran_on.append(threading.get_ident())
@@ -146,7 +146,7 @@ def run_interrupted(
 def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
     def counts(name: str, event: str) -> bool:
         # Once a call has begun, what it asked for is in the hands of who raises in it.
-        return (name in ("run", "_work_off") and event == "line") or (name == "__call__" and event == "call")
+        return (name in ("run", "_run_waiting") and event == "line") or (name == "__call__" and event == "call")
 
     for wanted in range(1, 200):
         asked = False
@@ -167,7 +167,7 @@ def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
 
 
 @pytest.mark.usefixtures("_raising_handler")
-@pytest.mark.parametrize("within", ["run", "_work_off", "__call__"])
+@pytest.mark.parametrize("within", ["run", "_run_waiting", "__call__"])
 def test_a_handler_that_raises_at_any_line_leaves_the_queue_usable(within: str) -> None:
     calls = CallQueue()
     for wanted in range(1, 100):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler.system import import_locks as imports
+from splunk_profiler.system import import_locks
 
 
 class Gate:
@@ -59,21 +59,21 @@ def test_who_imports_what_and_who_waits_for_whom_is_known(gate: Gate) -> None:
     second = importing("on_the_way")
     assert first.ident is not None
     assert second.ident is not None
-    assert imports.held_by({first.ident}) == ["half_done"]
-    assert imports.is_under_way()
-    assert not imports.is_loaded("half_done")
-    while not imports.waits_for(second.ident, first.ident):
+    assert import_locks.modules_held_by({first.ident}) == ["half_done"]
+    assert import_locks.is_importing()
+    assert not import_locks.is_loaded("half_done")
+    while not import_locks.is_waiting_for(second.ident, first.ident):
         assert second.is_alive()
-    assert not imports.waits_for(first.ident, second.ident)
+    assert not import_locks.is_waiting_for(first.ident, second.ident)
     third = importing("on_the_way")
     assert third.ident is not None
-    while not imports.waits_for(third.ident, first.ident):
+    while not import_locks.is_waiting_for(third.ident, first.ident):
         assert third.is_alive()
     gate.over.set()
     for thread in (first, second, third):
         thread.join()
-    assert imports.is_loaded("on_the_way")
-    assert not imports.held_by({first.ident, second.ident})
+    assert import_locks.is_loaded("on_the_way")
+    assert not import_locks.modules_held_by({first.ident, second.ident})
 
 
 def test_a_module_that_is_abandoned_half_done_is_imported_anew(gate: Gate) -> None:
@@ -81,11 +81,11 @@ def test_a_module_that_is_abandoned_half_done_is_imported_anew(gate: Gate) -> No
     gate.here.wait()
     half_done = sys.modules["half_done"]
     assert gone.ident is not None
-    imports.abandon({gone.ident})
+    import_locks.abandon({gone.ident})
     again = importing("half_done")
     gate.over.set()
     again.join()
-    assert imports.is_loaded("half_done")
+    assert import_locks.is_loaded("half_done")
     assert sys.modules["half_done"] is not half_done
     gone.join()
 
@@ -94,7 +94,7 @@ def test_an_extension_that_is_abandoned_half_done_cannot_be_imported(gate: Gate)
     gone = importing("half_done_extension")
     gate.here.wait()
     assert gone.ident is not None
-    imports.abandon({gone.ident})
+    import_locks.abandon({gone.ident})
     with pytest.raises(ImportError):
         __import__("half_done_extension")
     gate.over.set()

@@ -98,7 +98,7 @@ def test_json_is_ascii_and_keeps_every_character(capsys: pytest.CaptureFixture[s
 
 
 def test_an_exception_in_a_log_line_holds_no_escapes(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "splunk_profiler"), Guard("a test").watching():
+    with caplog.at_level(logging.WARNING, "splunk_profiler"), Guard("a test").catching():
         raise ValueError("\x1b[2J gone")
     assert "\x1b" not in caplog.text
     assert "\\x1b[2J gone" in caplog.text

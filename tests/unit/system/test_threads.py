@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from splunk_profiler.system.threads import Signal, Worker
+from splunk_profiler.system.threads import WakeEvent, Worker
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
-    over = Signal()
+    over = WakeEvent()
     seen: list[tuple[str, bool]] = []
 
     def body() -> None:
@@ -31,7 +31,7 @@ def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
 
 
 def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
-    signal = Signal()
+    signal = WakeEvent()
     signal.set()
     signal.set()
     assert signal.wait(60)
@@ -41,8 +41,8 @@ def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, 1e-9, 1e-6, 1e-5])
 def test_a_wait_ends_also_when_its_time_is_over_before_it_begins(timeout_s: float) -> None:
     for _ in range(5_000):
-        assert not Signal().wait(timeout_s)
-    over = Signal()
+        assert not WakeEvent().wait(timeout_s)
+    over = WakeEvent()
 
     def body() -> None:
         over.wait(60)
@@ -83,10 +83,10 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system.threads import Signal, Worker
+from splunk_profiler.system.threads import WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
-over, idents = Signal(), []
+over, idents = WakeEvent(), []
 def body():
     idents.append(real_ident())
     over.wait(60)

@@ -13,22 +13,22 @@ import pytest
 from profile_factory import small_profile
 
 from splunk_profiler import labels
-from splunk_profiler.capture.walker import Choice, choose_walker, make_ticker
-from splunk_profiler.formats.datadog_pprof import translated
+from splunk_profiler.capture.walker import WalkerChoice, choose_walker, make_ticker
+from splunk_profiler.formats.datadog_pprof import translate_profile
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
-from splunk_profiler.pipeline.idle_threads import make_watch
+from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.user_labels.labels import CURRENT_LABELS
 from splunk_profiler.user_labels.sample_labels import (
-    MOST_LABELS,
-    MOST_NAME_CHARACTERS,
-    MOST_VALUE_CHARACTERS,
-    OWN_NAMES,
-    OWN_PREFIXES,
-    bounded,
-    on_samples,
+    MAX_LABELS,
+    MAX_NAME_CHARACTERS,
+    MAX_VALUE_CHARACTERS,
+    RESERVED_NAMES,
+    RESERVED_PREFIXES,
+    bound_labels,
+    encode_for_samples,
 )
 from splunk_profiler.user_labels.tracker import LabelTracker
 
@@ -38,7 +38,7 @@ HERE = threading.get_ident
 class Watcher:
     """A walker and a capture of one kind, which look for labels."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: WalkerChoice) -> None:
         self.reads_the_interpreter = choice.name == "native"  # and sees labels that nobody has told of
         self.shadow = LabelTracker()
         contexts = ContextTracker(spans.runtime_context(), lambda: None)
@@ -51,7 +51,7 @@ class Watcher:
             labels_of=self.shadow.labels_of,
         )
         self._capture = SnapshotBuilder(
-            spans.span_ref, make_watch(native=choice.name == "native"), 1, labels_of=on_samples
+            spans.span_ref, make_idle_tracker(native=choice.name == "native"), 1, labels_of=encode_for_samples
         )
 
     def look(self) -> list[Sample]:
@@ -80,7 +80,7 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
 
 def shown(**pairs: object) -> dict[str, str]:
     with labels(**pairs):
-        return dict(on_samples(CURRENT_LABELS.get()))
+        return dict(encode_for_samples(CURRENT_LABELS.get()))
 
 
 def test_each_thread_has_its_own_labels_and_none_when_they_are_over(watcher: Watcher) -> None:
@@ -178,23 +178,23 @@ def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
         shadow.remove()
 
 
-@pytest.mark.parametrize("name", [*sorted(OWN_NAMES), *(prefix + "name" for prefix in OWN_PREFIXES)])
+@pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), *(prefix + "name" for prefix in RESERVED_PREFIXES)])
 def test_a_label_with_a_name_of_the_profilers_own_is_sent_under_another(name: str) -> None:
     assert shown(**{name: "mine", "route": "/"}) == {f"user.{name}": "mine", "route": "/"}
 
 
 def test_no_label_gets_a_name_of_the_profilers_own_on_its_way_to_a_datadog_agent() -> None:
-    own = [(name, "00f067aa0ba902b7") for name in sorted(OWN_NAMES)]
-    sent = translated(replace(small_profile(), aggregates=(Aggregate(Stack((), False), tuple(own), 1, 1, 1),)))
-    assert {name for name, _ in sent.aggregates[0].labels} <= OWN_NAMES
+    own = [(name, "00f067aa0ba902b7") for name in sorted(RESERVED_NAMES)]
+    sent = translate_profile(replace(small_profile(), aggregates=(Aggregate(Stack((), False), tuple(own), 1, 1, 1),)))
+    assert {name for name, _ in sent.aggregates[0].labels} <= RESERVED_NAMES
 
 
 def test_equal_labels_are_equal_however_they_came_about() -> None:
     with labels(a=1), labels(b=2):
-        one = on_samples(CURRENT_LABELS.get())
+        one = encode_for_samples(CURRENT_LABELS.get())
     with labels(b=2, a=1):
-        assert on_samples(CURRENT_LABELS.get()) == one == (("a", "1"), ("b", "2"))
-    assert on_samples(None) == ()
+        assert encode_for_samples(CURRENT_LABELS.get()) == one == (("a", "1"), ("b", "2"))
+    assert encode_for_samples(None) == ()
 
 
 def test_what_is_beyond_the_limits_is_cut_off_and_said() -> None:
@@ -203,12 +203,12 @@ def test_what_is_beyond_the_limits_is_cut_off_and_said() -> None:
     def say(kind: str, sentence: str) -> None:
         said.append(f"{kind}: {sentence}")
 
-    found = bounded({"n" * 100: "v" * 200, "": "nameless"}, say)
-    assert found == (("n" * MOST_NAME_CHARACTERS, "v" * MOST_VALUE_CHARACTERS),)
+    found = bound_labels({"n" * 100: "v" * 200, "": "nameless"}, say)
+    assert found == (("n" * MAX_NAME_CHARACTERS, "v" * MAX_VALUE_CHARACTERS),)
     assert [line.partition(":")[0] for line in said] == ["sample.long", "sample.long", "sample.empty"]
     said.clear()
-    many = bounded({f"name{number:02}": "" for number in range(MOST_LABELS + 2)}, say)
-    assert [name for name, _ in many] == [f"name{number:02}" for number in range(MOST_LABELS)]
+    many = bound_labels({f"name{number:02}": "" for number in range(MAX_LABELS + 2)}, say)
+    assert [name for name, _ in many] == [f"name{number:02}" for number in range(MAX_LABELS)]
     assert [line.partition(":")[0] for line in said] == ["sample.many"] * 2
 
 
@@ -217,5 +217,5 @@ def test_a_name_that_says_something_else_of_itself_is_taken_for_what_it_is() -> 
         def __str__(self) -> str:
             return "trace_id"
 
-    ((name, _),) = bounded({Name("route"): "/"}, lambda *_: None)
+    ((name, _),) = bound_labels({Name("route"): "/"}, lambda *_: None)
     assert (type(name), name) == (str, "route")

@@ -18,31 +18,31 @@ typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyO
 static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
 static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
 
-static HOT PyObject *run_noticed(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static HOT PyObject *run_and_report(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (count < 1 || !switch_is_wanted()) {
+    if (count < 1 || !hooks_is_active()) {
         return atomic_load_explicit(&original, memory_order_relaxed)(context, args, count, names);
     }
     if (PyContext_Enter(context) != 0) {
         return NULL;
     }
-    switch_noticed(context);
+    hooks_report_switch(context);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
-    PyObject *around = compat_context_around(context); /* the thread's again by the exit */
+    PyObject *outer = compat_outer_context(context); /* the thread's again by the exit */
     if (PyContext_Exit(context) != 0) {
         Py_CLEAR(result);
         return NULL;
     }
-    switch_noticed(around);
+    hooks_report_switch(outer);
     return result;
 }
 
-static PyCFunction as_entry(run_function function)
+static PyCFunction as_cfunction(run_function function)
 {
     return (PyCFunction)(void (*)(void))function;
 }
 
-const char *switch_run_install(void)
+const char *context_run_install(void)
 {
     PyMethodDef *found = PyContext_Type.tp_methods;
     while (found != NULL && found->ml_name != NULL && strcmp(found->ml_name, "run") != 0) {
@@ -54,20 +54,20 @@ const char *switch_run_install(void)
     }
     if (method != NULL) {
         /* Restored by remove, ours still, or somebody else's who calls ours: setting it again would make a circle. */
-        if (found->ml_meth == as_entry(original)) {
-            __atomic_store_n(&found->ml_meth, as_entry(run_noticed), __ATOMIC_RELEASE);
+        if (found->ml_meth == as_cfunction(original)) {
+            __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
         }
         return NULL;
     }
     atomic_store(&original, (run_function)(void (*)(void))found->ml_meth);
-    __atomic_store_n(&found->ml_meth, as_entry(run_noticed), __ATOMIC_RELEASE);
+    __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
     method = found;
     return NULL;
 }
 
-void switch_run_remove(void)
+void context_run_remove(void)
 {
-    if (method != NULL && method->ml_meth == as_entry(run_noticed)) {
-        __atomic_store_n(&method->ml_meth, as_entry(original), __ATOMIC_RELEASE);
+    if (method != NULL && method->ml_meth == as_cfunction(run_and_report)) {
+        __atomic_store_n(&method->ml_meth, as_cfunction(original), __ATOMIC_RELEASE);
     }
 }

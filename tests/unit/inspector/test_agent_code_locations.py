@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splunk_profiler.inspector.code_locations import PAGE_BYTES, CodeLocation, CodeMap
 from splunk_profiler.inspector.maps import parse_code, parse_maps
-from splunk_profiler.inspector.places import PAGE_BYTES, CodeMap, CodePlace
 
 PYTHON = "/usr/lib/libpython3.11.so.1.0"
 
@@ -26,30 +26,30 @@ def maps(base: int) -> str:
     )
 
 
-def place(base: int, address: int) -> CodePlace | None:
-    return CodeMap(parse_code(maps(base))).place(base + address)
+def location(base: int, address: int) -> CodeLocation | None:
+    return CodeMap(parse_code(maps(base))).location(base + address)
 
 
 def test_a_place_is_a_page_of_a_file_wherever_that_is_mapped() -> None:
     for base in (0x7F0000000000, 0x7F12345678000):
-        assert place(base, 0x2000) == CodePlace(PYTHON, 0x2000)
-        assert place(base, 0x3FFF) == CodePlace(PYTHON, 0x3000)
-        assert place(base, 0x8FFF) == CodePlace(PYTHON, 0x8000)
+        assert location(base, 0x2000) == CodeLocation(PYTHON, 0x2000)
+        assert location(base, 0x3FFF) == CodeLocation(PYTHON, 0x3000)
+        assert location(base, 0x8FFF) == CodeLocation(PYTHON, 0x8000)
 
 
 def test_code_outside_of_files_is_told_by_the_name_of_its_memory() -> None:
-    assert place(0x7F0000000000, 0x11234) == CodePlace("[anonymous]", 0)
-    assert place(0x7F0000000000, 0x21234) == CodePlace("[vdso]", 0)
-    assert place(0x7F0000000000, 0x30010) == CodePlace("/memfd:jit", 0)
+    assert location(0x7F0000000000, 0x11234) == CodeLocation("[anonymous]", 0)
+    assert location(0x7F0000000000, 0x21234) == CodeLocation("[vdso]", 0)
+    assert location(0x7F0000000000, 0x30010) == CodeLocation("/memfd:jit", 0)
 
 
 @pytest.mark.parametrize("address", [-1, 0, 0x1FFF, 0x9000, 0xFFFF, 0x12000, 0x31000])
 def test_where_no_code_lies_there_is_no_place(address: int) -> None:
-    assert place(0x7F0000000000, address) is None
+    assert location(0x7F0000000000, address) is None
 
 
 def test_a_process_without_code_has_no_place() -> None:
-    assert CodeMap([]).place(0x1000) is None
+    assert CodeMap([]).location(0x1000) is None
 
 
 def test_memory_that_is_no_file_is_left_out_where_files_are_asked_for() -> None:
@@ -60,10 +60,10 @@ def test_memory_that_is_no_file_is_left_out_where_files_are_asked_for() -> None:
 
 def test_an_id_is_a_hash_of_the_file_and_the_page() -> None:
     hashed = hashlib.blake2b(PYTHON.encode() + b"\0" + bytes.fromhex("0030000000000000"), digest_size=16)
-    assert CodePlace(PYTHON, 0x3000).stack_trace_id == hashed.hexdigest()
-    assert len(bytes.fromhex(CodePlace(PYTHON, 0x3000).stack_trace_id)) == 16
+    assert CodeLocation(PYTHON, 0x3000).stack_trace_id == hashed.hexdigest()
+    assert len(bytes.fromhex(CodeLocation(PYTHON, 0x3000).stack_trace_id)) == 16
 
 
-@given(st.lists(st.builds(CodePlace, st.text(max_size=8), st.integers(0, 50).map(PAGE_BYTES.__mul__)), max_size=8))
-def test_ids_are_equal_exactly_where_places_are(places: list[CodePlace]) -> None:
-    assert len({one.stack_trace_id for one in places}) == len(set(places))
+@given(st.lists(st.builds(CodeLocation, st.text(max_size=8), st.integers(0, 50).map(PAGE_BYTES.__mul__)), max_size=8))
+def test_ids_are_equal_exactly_where_places_are(code_locations: list[CodeLocation]) -> None:
+    assert len({one.stack_trace_id for one in code_locations}) == len(set(code_locations))

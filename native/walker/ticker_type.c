@@ -2,22 +2,23 @@
  *
  * The contract is splunk_profiler/_walker.pyi.
  */
-#include "walker.h"
+#include "module_state.h"
+#include "raw_fields.h"
 
 #include <stdlib.h>
 
-#define RING_SIZE_MAX          65536
-#define MAX_DEPTH_MAX          1000000
-#define COLLECTION_DISTANCE_NS 10000000LL
+#define MAX_RING_SIZE                  65536
+#define MAX_STACK_DEPTH                1000000
+#define DEFAULT_COLLECTION_INTERVAL_NS 10000000LL
 
 typedef struct {
     PyObject_HEAD
-    core *core; /* one reference of it; never NULL once made */
+    ticker_state *ticker_state; /* one reference of it; never NULL once made */
 } Ticker;
 
 /* ---- Ticker ---- */
 
-static bool is_variable(const char *name, PyObject *given)
+static bool check_context_var(const char *name, PyObject *given)
 {
     if (given == Py_None || PyContextVar_CheckExact(given)) {
         return true;
@@ -28,46 +29,54 @@ static bool is_variable(const char *name, PyObject *given)
 
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {
-        "context_var", "labels_var", "max_depth", "make_frame", "make_stack", "ring_size", "collection_distance_ns",
-        "focus",       "threads",    NULL};
+    static char *names[] = {"context_var",
+                            "labels_var",
+                            "max_depth",
+                            "make_frame",
+                            "make_stack",
+                            "ring_size",
+                            "min_collection_interval_ns",
+                            "trace_filter",
+                            "threads",
+                            NULL};
     PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
-    PyObject *focus = Py_None, *threads = NULL;
+    PyObject *trace_filter = Py_None, *threads = NULL;
     Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
-    long long distance_ns = COLLECTION_DISTANCE_NS;
+    long long interval_ns = DEFAULT_COLLECTION_INTERVAL_NS;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &context_var, &labels_var, &max_depth,
-                                     &make_frame, &make_stack, &ring_size, &distance_ns, &focus, &PyDict_Type,
+                                     &make_frame, &make_stack, &ring_size, &interval_ns, &trace_filter, &PyDict_Type,
                                      &threads)) {
         return NULL;
     }
-    if (!is_variable("context_var", context_var) || !is_variable("labels_var", labels_var)) {
+    if (!check_context_var("context_var", context_var) || !check_context_var("labels_var", labels_var)) {
         return NULL;
     }
     if (!PyCallable_Check(make_frame) || !PyCallable_Check(make_stack)) {
         PyErr_SetString(PyExc_TypeError, "make_frame and make_stack must be callable");
         return NULL;
     }
-    if (max_depth < 1 || max_depth > MAX_DEPTH_MAX) {
-        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_DEPTH_MAX, max_depth);
+    if (max_depth < 1 || max_depth > MAX_STACK_DEPTH) {
+        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_STACK_DEPTH, max_depth);
         return NULL;
     }
-    if (ring_size < 1 || ring_size > RING_SIZE_MAX) {
-        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", RING_SIZE_MAX, ring_size);
+    if (ring_size < 1 || ring_size > MAX_RING_SIZE) {
+        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, ring_size);
         return NULL;
     }
-    if (distance_ns < 0) {
-        return PyErr_Format(PyExc_ValueError, "collection_distance_ns must not be negative, it is %lld", distance_ns);
+    if (interval_ns < 0) {
+        return PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
+                            interval_ns);
     }
-    if (forks_prepare_process() != 0) {
+    if (forks_register_handlers() != 0) {
         return PyErr_NoMemory();
     }
-    core *made = core_new(PyInterpreterState_Get(), (size_t)ring_size);
+    ticker_state *made = ticker_state_new(PyInterpreterState_Get(), (size_t)ring_size);
     if (made == NULL) {
         return PyErr_NoMemory();
     }
     Ticker *self = (Ticker *)type->tp_alloc(type, 0);
     if (self == NULL) {
-        core_drop(made);
+        ticker_state_unref(made);
         return NULL;
     }
     made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
@@ -76,12 +85,12 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     made->make_frame = Py_NewRef(make_frame);
     made->make_stack = Py_NewRef(make_stack);
     made->max_depth = (size_t)max_depth;
-    made->collection_distance_ns = distance_ns;
+    made->min_collection_interval_ns = interval_ns;
     made->name_key = PyUnicode_InternFromString("__name__");
     made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
     made->native_id_key = made->generation_key == NULL ? NULL : PyUnicode_InternFromString("_native_id");
-    self->core = made;
-    if (made->native_id_key == NULL || !focus_take(made, focus)) {
+    self->ticker_state = made;
+    if (made->native_id_key == NULL || !filter_set(made, trace_filter)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -91,15 +100,15 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static int ticker_traverse(Ticker *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    return self->core == NULL ? 0 : core_traverse(self->core, visit, arg);
+    return self->ticker_state == NULL ? 0 : ticker_state_traverse(self->ticker_state, visit, arg);
 }
 
 /* A run() under way holds a reference to the Ticker, so the loop is over when this is called. */
 static int ticker_clear(Ticker *self)
 {
-    core_stop(self->core);
-    atomic_store(&self->core->closed, true);
-    core_release_all(self->core);
+    ticker_state_stop(self->ticker_state);
+    atomic_store(&self->ticker_state->is_closed, true);
+    ticker_state_release_all(self->ticker_state);
     return 0;
 }
 
@@ -107,9 +116,9 @@ static void ticker_dealloc(Ticker *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    if (self->core != NULL) {
+    if (self->ticker_state != NULL) {
         ticker_clear(self);
-        core_drop(self->core);
+        ticker_state_unref(self->ticker_state);
     }
     type->tp_free(self);
     Py_DECREF(type);
@@ -125,16 +134,17 @@ static bool parse_periods(PyObject *args, PyObject *kwargs, const char *format, 
 static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
 {
     long long ns[2];
-    if (!parse_periods(args, kwargs, "L|L:run", ns) || core_run(self->core, ns[0], ns[1]) != 0) {
+    if (!parse_periods(args, kwargs, "L|L:run", ns) || ticker_state_run(self->ticker_state, ns[0], ns[1]) != 0) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *ticker_pace(Ticker *self, PyObject *args, PyObject *kwargs)
+static PyObject *ticker_set_periods(Ticker *self, PyObject *args, PyObject *kwargs)
 {
     long long ns[2];
-    if (!parse_periods(args, kwargs, "L|L:pace", ns) || core_pace(self->core, ns[0], ns[1]) != 0) {
+    if (!parse_periods(args, kwargs, "L|L:set_periods", ns)
+        || ticker_state_set_periods(self->ticker_state, ns[0], ns[1]) != 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -142,44 +152,44 @@ static PyObject *ticker_pace(Ticker *self, PyObject *args, PyObject *kwargs)
 
 static PyObject *ticker_stop(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    core_stop(self->core);
+    ticker_state_stop(self->ticker_state);
     Py_RETURN_NONE;
 }
 
-static PyObject *ticker_focus(Ticker *self, PyObject *Py_UNUSED(unused))
+static PyObject *ticker_notify_trace_added(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    core_focus(self->core);
+    ticker_state_notify_trace_added(self->ticker_state);
     Py_RETURN_NONE;
 }
 
 static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"focused", NULL};
-    int focused = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:capture", names, &focused)) {
+    static char *names[] = {"is_focused", NULL};
+    int is_focused = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:capture", names, &is_focused)) {
         return NULL;
     }
-    core_capture(self->core, focused);
+    ticker_state_capture_now(self->ticker_state, is_focused);
     Py_RETURN_NONE;
 }
 
-/* All that is ready, oldest first, linked; out of the core. */
-static raw_snapshot *take_ready(core *c)
+/* All that is ready, oldest first, linked; out of the ticker. */
+static raw_snapshot *pop_ready_snapshots(ticker_state *ticker)
 {
     raw_snapshot *first = NULL;
-    for (size_t i = atomic_load(&c->ready); i > 0; i--) {
-        raw_snapshot *snapshot = c->ring[(c->ring_first + i - 1) % c->ring_size];
+    for (size_t i = atomic_load(&ticker->ready); i > 0; i--) {
+        raw_snapshot *snapshot = ticker->ring[(ticker->ring_first + i - 1) % ticker->ring_size];
         snapshot->next = first;
         first = snapshot;
     }
-    atomic_store(&c->ready, 0);
+    atomic_store(&ticker->ready, 0);
     return first;
 }
 
 static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"timeout_ns", NULL};
-    core *c = self->core;
+    ticker_state *ticker = self->ticker_state;
     raw_snapshot *taken = NULL;
     long long timeout_ns;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:drain", names, &timeout_ns)) {
@@ -192,20 +202,19 @@ static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
-    core_release_dead(c);
-    if (timeout_ns > 0 && atomic_load(&c->ready) == 0) {
+    ticker_state_free_unreferenced(ticker);
+    if (timeout_ns > 0 && atomic_load(&ticker->ready) == 0) {
         Py_BEGIN_ALLOW_THREADS
-        core_wait_filled(c, timeout_ns);
+        ticker_state_wait_ready(ticker, timeout_ns);
         Py_END_ALLOW_THREADS
     }
     PyObject *drained = PyList_New(0);
     if (drained == NULL) {
         goto error;
     }
-    taken = take_ready(c);
+    taken = pop_ready_snapshots(ticker);
     while (taken != NULL) {
-        PyObject *made = convert_snapshot(c, &types, taken);
+        PyObject *made = convert_snapshot(ticker, &state->types, taken);
         if (made == NULL) {
             goto error;
         }
@@ -216,9 +225,9 @@ static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
         }
         raw_snapshot *done = taken;
         taken = taken->next;
-        snapshot_free(c, done);
+        snapshot_free(ticker, done);
     }
-    core_release_dead(c);
+    ticker_state_free_unreferenced(ticker);
     return drained;
 error:
     Py_XDECREF(drained);
@@ -227,21 +236,21 @@ error:
     while (taken != NULL) {
         raw_snapshot *lost = taken;
         taken = taken->next;
-        snapshot_free(c, lost);
+        snapshot_free(ticker, lost);
     }
-    core_release_dead(c);
+    ticker_state_free_unreferenced(ticker);
     PyErr_Restore(type, value, traceback);
     return NULL;
 }
 
 /* A callback of the collector, which calls it with ("start" or "stop", {"generation": 0, ...}). */
-static PyObject *ticker_note_collection(Ticker *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *ticker_on_gc_event(Ticker *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2 || !PyUnicode_Check(args[0]) || !PyDict_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "note_collection takes a phase and a dict, as the collector gives them");
+        PyErr_SetString(PyExc_TypeError, "on_gc_event takes a phase and a dict, as the collector gives them");
         return NULL;
     }
-    return collections_note(self->core, args[0], args[1]);
+    return collections_handle_event(self->ticker_state, args[0], args[1]);
 }
 
 static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -250,38 +259,43 @@ static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unus
     if (state == NULL) {
         return NULL;
     }
-    value_types types = {state->raw_thread, state->raw_snapshot, state->collection};
-    return collections_drain(self->core, &types);
+    return collections_drain(self->ticker_state, &state->types);
 }
 
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    core *c = self->core;
+    ticker_state *ticker = self->ticker_state;
     const module_state *state = PyType_GetModuleState(Py_TYPE(self));
     if (state == NULL) {
         return NULL;
     }
-    return PyObject_CallFunction((PyObject *)state->counters, "KKKKKLLL", (unsigned long long)atomic_load(&c->due),
-                                 (unsigned long long)atomic_load(&c->captured),
-                                 (unsigned long long)atomic_load(&c->by_pending_call),
-                                 (unsigned long long)atomic_load(&c->missed),
-                                 (unsigned long long)atomic_load(&c->overwrites), (long long)atomic_load(&c->late_max),
-                                 (long long)atomic_load(&c->late_sum), (long long)atomic_load(&c->held_sum));
+    PyObject *items[] = {
+        [COUNTERS_due] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->due)),
+        [COUNTERS_captured] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->captured)),
+        [COUNTERS_by_pending_call] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->by_pending_call)),
+        [COUNTERS_missed] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->missed)),
+        [COUNTERS_overwritten] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->overwrites)),
+        [COUNTERS_latency_ns_max] = PyLong_FromLongLong(atomic_load(&ticker->latency_ns_max)),
+        [COUNTERS_latency_ns_sum] = PyLong_FromLongLong(atomic_load(&ticker->latency_ns_sum)),
+        [COUNTERS_gil_held_ns_sum] = PyLong_FromLongLong(atomic_load(&ticker->gil_held_ns_sum)),
+    };
+    return make_tuple(state->types.ticker_counters, items, COUNTERS_FIELD_COUNT);
 }
 
 static PyMethodDef ticker_methods[] = {
     {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, period_ns, focused_period_ns=0)\n--\n\nCapture at absolute deadlines until stop()."},
-    {"pace", (PyCFunction)(void (*)(void))ticker_pace, METH_VARARGS | METH_KEYWORDS,
-     "pace($self, period_ns, focused_period_ns=0)\n--\n\nLet deadlines be so far apart from now on."},
+    {"set_periods", (PyCFunction)(void (*)(void))ticker_set_periods, METH_VARARGS | METH_KEYWORDS,
+     "set_periods($self, period_ns, focused_period_ns=0)\n--\n\nLet deadlines be so far apart from now on."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
-    {"focus", (PyCFunction)ticker_focus, METH_NOARGS, "focus($self, /)\n--\n\nThere is a trace in the focus."},
+    {"notify_trace_added", (PyCFunction)ticker_notify_trace_added, METH_NOARGS,
+     "notify_trace_added($self, /)\n--\n\nThere is a trace in the focus."},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS,
-     "capture($self, *, focused=False)\n--\n\nTake one snapshot now."},
+     "capture($self, *, is_focused=False)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
-    {"note_collection", (PyCFunction)(void (*)(void))ticker_note_collection, METH_FASTCALL,
-     "note_collection($self, phase, info, /)\n--\n\nTo be one of gc.callbacks."},
+    {"on_gc_event", (PyCFunction)(void (*)(void))ticker_on_gc_event, METH_FASTCALL,
+     "on_gc_event($self, phase, info, /)\n--\n\nTo be one of gc.callbacks."},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
      "drain_collections($self, /)\n--\n\nThe collections kept, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,

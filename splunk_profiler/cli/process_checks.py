@@ -12,7 +12,7 @@ from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.errors import CommandError
 
 _ESTABLISHED = "01"
-_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
+_MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -33,7 +33,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def process(pid: int, target: str) -> list[Finding]:
+def check_process(pid: int, target: str) -> list[Finding]:
     """What of the profiler can be seen in process `pid`.
 
     Args:
@@ -41,73 +41,77 @@ def process(pid: int, target: str) -> list[Finding]:
         target: the ``host:port`` of the collector that it should be connected to; empty if it sends to none.
     """
     root = Path("/proc") / str(pid)
-    executable = _link(root / "exe")
-    command = _read(root / "cmdline").replace("\0", " ").strip()
-    found = [Finding(Verdict.NOTE, "process", f"{pid}: {command[:200]}")]
+    executable = _read_link(root / "exe")
+    command = _read_text(root / "cmdline").replace("\0", " ").strip()
+    findings = [Finding(Verdict.NOTE, "process", f"{pid}: {command[:200]}")]
     if executable and Path(executable) != Path(sys.executable).resolve():
         fact = f"it runs {executable}, this is {Path(sys.executable).resolve()}: what is said of Python and packages is"
-        found.append(
+        findings.append(
             Finding(Verdict.NOTE, "process", f"{fact} about the latter", "run the doctor with its interpreter")
         )
-    maps = _read(root / "maps")
+    maps = _read_text(root / "maps")
     if "python" not in maps and "python" not in executable:
         remedy = "name the Python process itself, perhaps a child of this one"
-        return [*found, Finding(Verdict.FAILURE, "process", "no Python in it", remedy)]
-    names = {_read(task / "comm").strip() for task in _entries(root / "task")}
-    seen = sorted(name for name in names if name.startswith("splunk-profiler"[:_COMM_LENGTH]))
-    if seen:
-        found.append(Finding(Verdict.GOOD, "profiler", f"its threads run ({', '.join(seen)})"))
+        return [*findings, Finding(Verdict.FAILURE, "process", "no Python in it", remedy)]
+    names = {_read_text(task / "comm").strip() for task in _list_directory(root / "task")}
+    profiler_threads = sorted(name for name in names if name.startswith("splunk-profiler"[:_MAX_COMM_LENGTH]))
+    if profiler_threads:
+        findings.append(Finding(Verdict.GOOD, "profiler", f"its threads run ({', '.join(profiler_threads)})"))
     elif "/splunk_profiler/_walker" in maps:
-        found.append(Finding(Verdict.GOOD, "profiler", "its native walker is loaded, so it was started"))
+        findings.append(Finding(Verdict.GOOD, "profiler", "its native walker is loaded, so it was started"))
     else:
         fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
-        found.append(Finding(Verdict.WARNING, "profiler", fact, "see whether the process logged why it did not start"))
-    published = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
-    if published:
-        fact = f"libraries that they look for are loaded ({', '.join(published)}…)"
+        findings.append(
+            Finding(Verdict.WARNING, "profiler", fact, "see whether the process logged why it did not start")
+        )
+    publishing_libraries = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
+    if publishing_libraries:
+        fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         remedy = f"to see what they would read: splunk-profiler inspect {pid}"
-        found.append(Finding(Verdict.GOOD, "host profilers", fact, remedy))
+        findings.append(Finding(Verdict.GOOD, "host profilers", fact, remedy))
     if not target:
-        return found
+        return findings
     if "/cygrpc" not in maps:
-        found.append(Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet"))
+        findings.append(
+            Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet")
+        )
     port = int(target.rpartition(":")[2])
-    count = _connections(root, port)
+    count = _count_connections(root, port)
     if count:
-        found.append(Finding(Verdict.GOOD, "connection", f"{count} open to port {port}"))
+        findings.append(Finding(Verdict.GOOD, "connection", f"{count} open to port {port}"))
     else:
-        found.append(Finding(Verdict.WARNING, "connection", f"none open to port {port} ({target}) at this moment"))
-    return found
+        findings.append(Finding(Verdict.WARNING, "connection", f"none open to port {port} ({target}) at this moment"))
+    return findings
 
 
-def _connections(root: Path, port: int) -> int:
+def _count_connections(root: Path, port: int) -> int:
     """Established TCP connections of that process to `port` of any host."""
-    links = (_link(descriptor) for descriptor in _entries(root / "fd"))
-    own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    links = (_read_link(descriptor) for descriptor in _list_directory(root / "fd"))
+    socket_inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     count = 0
     for table in ("tcp", "tcp6"):
-        for line in _read(root / "net" / table).splitlines()[1:]:
+        for line in _read_text(root / "net" / table).splitlines()[1:]:
             columns = line.split()
             remote, state, inode = columns[2], columns[3], columns[9]
-            count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in own
+            count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in socket_inodes
     return count
 
 
-def _entries(directory: Path) -> list[Path]:
+def _list_directory(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
     except OSError:
         return []
 
 
-def _link(path: Path) -> str:
+def _read_link(path: Path) -> str:
     try:
         return str(path.readlink())
     except OSError:
         return ""
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -11,46 +11,46 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-_SETTLING_S = 0.02
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SETTLE_INTERVAL_S = 0.02
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """What is to end the command ends it between two steps; what came besides until then, as an impatient second Ctrl-C
     while the last results are printed, has been heard as well."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield
     finally:
-        while signal_came(0):
+        while wait_for_signal(0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def signal_came(timeout_s: float) -> bool:
-    """Wait up to `timeout_s` seconds for a signal inside `signals_wait`; True if one came, which is gone then."""
+def wait_for_signal(timeout_s: float) -> bool:
+    """Wait up to `timeout_s` seconds for a signal inside `block_signals`; True if one came, which is gone then."""
     if hasattr(signal, "sigtimedwait"):
-        return signal.sigtimedwait(_STOPPING, timeout_s) is not None
+        return signal.sigtimedwait(_STOP_SIGNALS, timeout_s) is not None
     until = time.monotonic() + timeout_s  # macOS has only the other two calls
-    while signal.sigpending().isdisjoint(_STOPPING):
+    while signal.sigpending().isdisjoint(_STOP_SIGNALS):
         if (left_s := until - time.monotonic()) <= 0:
             return False
-        time.sleep(min(left_s, _SETTLING_S))
-    signal.sigwait(_STOPPING)
+        time.sleep(min(left_s, _SETTLE_INTERVAL_S))
+    signal.sigwait(_STOP_SIGNALS)
     return True
 
 
-def stopped_before(deadline: float, settle: Callable[[], bool]) -> bool:
+def wait_until_deadline(deadline: float, detach_pending: Callable[[], bool]) -> bool:
     """Wait until `deadline` (of the monotonic clock); True if a signal came first.
 
     Args:
         deadline: seconds.
-        settle: lets threads go that have stopped late; called again and again while it returns False.
+        detach_pending: lets threads go that have stopped late; called again and again while it returns False.
     """
     while (left_s := deadline - time.monotonic()) > 0:
-        if not settle():
-            left_s = min(left_s, _SETTLING_S)
-        if signal_came(left_s):
+        if not detach_pending():
+            left_s = min(left_s, _SETTLE_INTERVAL_S)
+        if wait_for_signal(left_s):
             return True
-    return signal_came(0)
+    return wait_for_signal(0)

@@ -1,6 +1,6 @@
 """Sends datagrams to sockets of other processes, and never waits for one of them.
 
-`Outbox` owns one socket for all receivers. Used by one thread. Must not import anything of the package.
+`DatagramSender` owns one socket for all receivers. Used by one thread. Must not import anything of the package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from enum import Enum
 
 
-class Loss(Enum):
+class LossReason(Enum):
     """Why a message did not arrive."""
 
     QUEUE_FULL = "queue-full"
@@ -26,17 +26,17 @@ class Loss(Enum):
     """The process withdrew its storage between the sample and the message: nowhere to send it to."""
 
 
-_LOSSES = {
-    errno.EAGAIN: Loss.QUEUE_FULL,
-    errno.ENOBUFS: Loss.QUEUE_FULL,
-    errno.ENOENT: Loss.SOCKET_GONE,
-    errno.ENOTDIR: Loss.SOCKET_GONE,
-    errno.ECONNREFUSED: Loss.SOCKET_GONE,
+_REASON_BY_ERRNO = {
+    errno.EAGAIN: LossReason.QUEUE_FULL,
+    errno.ENOBUFS: LossReason.QUEUE_FULL,
+    errno.ENOENT: LossReason.SOCKET_GONE,
+    errno.ENOTDIR: LossReason.SOCKET_GONE,
+    errno.ECONNREFUSED: LossReason.SOCKET_GONE,
 }
-_MOST_PATH_BYTES = 107  # and a NUL
+_MAX_PATH_BYTES = 107  # and a NUL
 
 
-class Outbox:
+class DatagramSender:
     """Sends to any number of sockets."""
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Outbox:
         """Close the socket."""
         self._socket.close()
 
-    def send(self, path: str, data: bytes) -> Loss | None:
+    def send(self, path: str, data: bytes) -> LossReason | None:
         """Send `data` to the socket at `path`; None if it is in the receiver's queue, otherwise why it is not."""
         address = os.fsencode(path)
-        if len(address) > _MOST_PATH_BYTES:
-            return Loss.PATH_TOO_LONG
+        if len(address) > _MAX_PATH_BYTES:
+            return LossReason.PATH_TOO_LONG
         try:
             self._socket.sendto(data, address)
         except OSError as error:
-            return _LOSSES.get(error.errno or 0, Loss.REFUSED)
+            return _REASON_BY_ERRNO.get(error.errno or 0, LossReason.REFUSED)
         return None

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-MORE_MIB = 12.0  # growth that allocators make without a leak
-MORE_SHARE = 0.10
-MORE_THREADS = 4  # of gRPC, which starts its threads when it needs them
-MORE_DESCRIPTORS = 4
+MAX_GROWTH_MIB = 12.0  # growth that allocators make without a leak
+MAX_GROWTH_SHARE = 0.10
+MAX_NEW_THREADS = 4  # of gRPC, which starts its threads when it needs them
+MAX_NEW_DESCRIPTORS = 4
 
 
 class Usage(NamedTuple):
@@ -39,14 +39,14 @@ def growth_of(memory: Sequence[float]) -> float:
     return statistics.median(memory[-sixth:]) - statistics.median(memory[sixth : 2 * sixth] or memory)
 
 
-def faults_of(first: Usage, last: Usage, memory: Sequence[float]) -> list[str]:
+def find_growth_faults(first: Usage, last: Usage, memory: Sequence[float]) -> list[str]:
     """Return a fault for each resource that has grown between two moments at rest."""
     faults = []
     growth, base = growth_of(memory), memory[len(memory) // 6]
-    if growth > MORE_MIB + MORE_SHARE * base:
+    if growth > MAX_GROWTH_MIB + MAX_GROWTH_SHARE * base:
         faults.append(f"memory grew by {growth:.0f} MiB from {base:.0f}")
-    if last.threads > first.threads + MORE_THREADS:
+    if last.threads > first.threads + MAX_NEW_THREADS:
         faults.append(f"{last.threads - first.threads} more threads at the end")
-    if last.descriptors > first.descriptors + MORE_DESCRIPTORS:
+    if last.descriptors > first.descriptors + MAX_NEW_DESCRIPTORS:
         faults.append(f"{last.descriptors - first.descriptors} more descriptors at the end")
     return faults

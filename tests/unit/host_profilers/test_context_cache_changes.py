@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ATTRIBUTE, SPAN_KEY, Context, Elastic, OwnMemory, Publishing, Span
+from own_memory import ATTRIBUTE, SPAN_KEY, Context, Elastic, InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -24,12 +24,12 @@ def shown(span_id: int) -> Elastic:
     return Elastic(1, 1, 1, 1, TRACE, span_id, span_id)
 
 
-def inside(publishing: Publishing, span: Any) -> contextvars.Context:
+def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
     """A context inside of `span`, entered often enough."""
     return entered(in_context(publishing, Context({publishing.span_key: span})))
 
 
-def in_context(publishing: Publishing, context: Any) -> contextvars.Context:
+def in_context(publishing: InstalledPublisher, context: Any) -> contextvars.Context:
     outer = contextvars.copy_context()
     outer.run(publishing.variable.set, context)
     return outer
@@ -49,12 +49,12 @@ def always(context: contextvars.Context, memory: OwnMemory) -> Elastic | None:
 
 
 @pytest.fixture(autouse=True)
-def a_record_of_this_thread(publishing: Publishing) -> None:
+def a_record_of_this_thread(publishing: InstalledPublisher) -> None:
     """As if it had had a span before."""
     _context.detach(publishing.attach(Span(TRACE, 1)))
 
 
-def test_another_span_is_attached_in_it(publishing: Publishing, memory: OwnMemory) -> None:
+def test_another_span_is_attached_in_it(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     token = context.run(publishing.attach, Span(TRACE, CHILD))
     assert always(context, memory) == shown(CHILD)
@@ -62,20 +62,22 @@ def test_another_span_is_attached_in_it(publishing: Publishing, memory: OwnMemor
     assert always(context, memory) == shown(ROOT)
 
 
-def test_the_variable_is_set_in_it_and_nobody_sees(publishing: Publishing, memory: OwnMemory) -> None:
+def test_the_variable_is_set_in_it_and_nobody_sees(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     context.run(publishing.variable.set, Context({SPAN_KEY: Span(TRACE, CHILD)}))
     assert always(context, memory) == shown(CHILD)
 
 
-def test_a_value_that_may_be_changed_in_place_is_changed_in_place(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_value_that_may_be_changed_in_place_is_changed_in_place(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     value = {SPAN_KEY: Span(TRACE, ROOT)}
     context = entered(in_context(publishing, value))
     value[SPAN_KEY] = Span(TRACE, CHILD)
     assert always(context, memory) == shown(CHILD)
 
 
-def test_a_context_of_a_type_of_its_own_is_changed_in_place(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_context_of_a_type_of_its_own_is_changed_in_place(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     class Own(Context):
         pass
 
@@ -85,7 +87,7 @@ def test_a_context_of_a_type_of_its_own_is_changed_in_place(publishing: Publishi
     assert always(context, memory) == shown(CHILD)
 
 
-def test_a_span_of_which_nothing_is_known_becomes_known(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_of_which_nothing_is_known_becomes_known(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     publishing.answer = lambda _: "nothing yet"
     span = Span(TRACE, ROOT)
     context = inside(publishing, span)
@@ -94,7 +96,9 @@ def test_a_span_of_which_nothing_is_known_becomes_known(publishing: Publishing, 
     assert always(context, memory) == shown(ROOT)
 
 
-def test_a_span_that_takes_no_attributes_is_asked_about_again(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_that_takes_no_attributes_is_asked_about_again(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     class Closed(Span):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == ATTRIBUTE:
@@ -108,7 +112,9 @@ def test_a_span_that_takes_no_attributes_is_asked_about_again(publishing: Publis
     assert always(context, memory) == shown(CHILD)
 
 
-def test_a_span_that_stands_for_another_comes_to_stand_for_a_third(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_span_that_stands_for_another_comes_to_stand_for_a_third(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     class Proxy:
         def __init__(self, wrapped: Span) -> None:
             self.wrapped = wrapped
@@ -118,14 +124,16 @@ def test_a_span_that_stands_for_another_comes_to_stand_for_a_third(publishing: P
 
     spans = Span(TRACE, ROOT), Span(TRACE, CHILD)
     for span in spans:
-        _context.inherit(span)
+        _context.assign_identity(span)
     proxy = Proxy(spans[0])
     context = inside(publishing, proxy)
     proxy.wrapped = spans[1]
     assert always(context, memory) == shown(CHILD)
 
 
-def test_its_variables_are_gone_and_others_are_in_their_place(publishing: Publishing, memory: OwnMemory) -> None:
+def test_its_variables_are_gone_and_others_are_in_their_place(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     spans = [Span(TRACE, number) for number in range(1, 9)]
     context = contextvars.copy_context()
     for _ in range(200):
@@ -134,7 +142,7 @@ def test_its_variables_are_gone_and_others_are_in_their_place(publishing: Publis
             assert always(context, memory) == shown(number)
 
 
-def test_labels_are_set_in_it(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_are_set_in_it(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     before = context.copy()
     for labels, expected in ((LABELS, list(LABELS.pairs)), (None, [])):
@@ -148,16 +156,16 @@ def test_labels_are_set_in_it(publishing: Publishing, memory: OwnMemory) -> None
 
 @pytest.mark.parametrize("default", [{}, Context()])
 def test_publishing_is_installed_anew_for_another_variable(
-    publishing: Publishing, memory: OwnMemory, default: Any
+    publishing: InstalledPublisher, memory: OwnMemory, default: Any
 ) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     bare = entered(contextvars.Context())
-    anew = Publishing(variable=contextvars.ContextVar("another", default=default))
+    anew = InstalledPublisher(variable=contextvars.ContextVar("another", default=default))
     anew.install()
     context.run(anew.variable.set, Context({SPAN_KEY: Span(TRACE, CHILD)}))
     assert always(context, memory) == shown(CHILD)
     with_a_span = Context({SPAN_KEY: Span(TRACE, 3)})
-    another = Publishing(variable=contextvars.ContextVar("third", default=with_a_span))
+    another = InstalledPublisher(variable=contextvars.ContextVar("third", default=with_a_span))
     another.install()
     assert always(context, memory) == shown(3), "the default of a variable that is not set"
     assert always(bare, memory) == shown(3)
@@ -166,7 +174,7 @@ def test_publishing_is_installed_anew_for_another_variable(
 
 def test_the_default_of_the_variable_is_changed_in_place(memory: OwnMemory) -> None:
     default: dict[str, Any] = {}
-    anew = Publishing(variable=contextvars.ContextVar("another", default=default))
+    anew = InstalledPublisher(variable=contextvars.ContextVar("another", default=default))
     anew.install()
     bare = entered(contextvars.Context())
     assert always(bare, memory) in (None, NO_TRACE)
@@ -175,7 +183,9 @@ def test_the_default_of_the_variable_is_changed_in_place(memory: OwnMemory) -> N
     anew.uninstall()
 
 
-def test_another_identity_is_put_on_its_span_and_the_audit_finds_it(publishing: Publishing, memory: OwnMemory) -> None:
+def test_another_identity_is_put_on_its_span_and_the_audit_finds_it(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     span = Span(TRACE, ROOT)
     context = inside(publishing, span)
     setattr(span, ATTRIBUTE, _context.Identity(TRACE, CHILD, CHILD, 1))
@@ -196,7 +206,7 @@ def attribute_that_runs(body: Callable[[], None]) -> type[Span]:
     return type("Running", (Span,), {ATTRIBUTE: property(found)})
 
 
-def test_looking_at_its_span_sets_labels(publishing: Publishing, memory: OwnMemory) -> None:
+def test_looking_at_its_span_sets_labels(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     to_set = [LABELS] * ENOUGH
 
     def set_labels() -> None:
@@ -212,8 +222,8 @@ def test_looking_at_its_span_sets_labels(publishing: Publishing, memory: OwnMemo
     assert found[3:] == [], "they were set in copies"
 
 
-def test_looking_at_its_span_installs_publishing_anew(publishing: Publishing, memory: OwnMemory) -> None:
-    anew, depth = Publishing(), []
+def test_looking_at_its_span_installs_publishing_anew(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    anew, depth = InstalledPublisher(), []
 
     def install_anew() -> None:
         depth.append(1)

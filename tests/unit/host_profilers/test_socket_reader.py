@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from mailbox_threads import WAIT_S, Reading, number_of, numbered
+from socket_reader_threads import WAIT_S, MailboxReader, number_of, numbered_message
 
-from splunk_profiler._context import Mailbox
+from splunk_profiler._context import SocketReader
 
 MOST = 1024  # messages that it gathers
 LONGEST = 64 * 1024  # bytes of one
@@ -30,11 +30,11 @@ MANY = 5000
 @pytest.fixture
 def reading() -> Any:
     """Not reading yet."""
-    with Reading() as made:
+    with MailboxReader() as made:
         yield made
 
 
-def test_messages_come_once_and_in_their_order_however_many(reading: Reading) -> None:
+def test_messages_come_once_and_in_their_order_however_many(reading: MailboxReader) -> None:
     reading.start()
     seen: list[int] = []
 
@@ -45,29 +45,29 @@ def test_messages_come_once_and_in_their_order_however_many(reading: Reading) ->
     taker = threading.Thread(target=take)
     taker.start()
     for number in range(MANY):
-        reading.send(numbered(number))
+        reading.send(numbered_message(number))
     taker.join(WAIT_S)
     assert seen == list(range(MANY))
     assert reading.mailbox.counts() == (MANY, 0)
 
 
 @pytest.mark.parametrize("size", [1, 46, 1025, LONGEST - 1, LONGEST])
-def test_a_message_comes_whole(reading: Reading, size: int) -> None:
+def test_a_message_comes_whole(reading: MailboxReader, size: int) -> None:
     message = os.urandom(size)
     reading.start()
     reading.send(message)
-    assert reading.taken(1) == [message]
+    assert reading.take_messages(1) == [message]
 
 
-def test_an_empty_message_is_one(reading: Reading) -> None:
+def test_an_empty_message_is_one(reading: MailboxReader) -> None:
     reading.start()
     for message in (b"", b"a", b"", b""):
         reading.send(message)
-    assert reading.taken(4) == [b"", b"a", b"", b""]
+    assert reading.take_messages(4) == [b"", b"a", b"", b""]
 
 
 @pytest.mark.parametrize("size", [LONGEST + 1, 2 * LONGEST])
-def test_a_message_that_is_too_long_is_counted_and_left_out(reading: Reading, size: int) -> None:
+def test_a_message_that_is_too_long_is_counted_and_left_out(reading: MailboxReader, size: int) -> None:
     reading.start()
     for message in (b"before", bytes(size), b"after"):
         reading.send(message)
@@ -78,12 +78,12 @@ def test_a_message_that_is_too_long_is_counted_and_left_out(reading: Reading, si
     assert reading.mailbox.counts() == (3, 1)
 
 
-def test_descriptors_that_come_with_a_message_are_not_kept(reading: Reading) -> None:
+def test_descriptors_that_come_with_a_message_are_not_kept(reading: MailboxReader) -> None:
     reading.start()
     kept, sent = os.pipe()
     socket.send_fds(reading.sender, [b"with a descriptor"], [sent])
     os.close(sent)
-    assert reading.taken(1) == [b"with a descriptor"]
+    assert reading.take_messages(1) == [b"with a descriptor"]
     assert os.read(kept, 1) == b""  # nobody holds the other end
     os.close(kept)
 
@@ -92,12 +92,14 @@ def test_descriptors_that_come_with_a_message_are_not_kept(reading: Reading) -> 
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.0, -1, -math.inf, math.nan, 0.001])
-def test_without_messages_there_are_none_after_the_timeout(reading: Reading, timeout_s: float) -> None:
+def test_without_messages_there_are_none_after_the_timeout(reading: MailboxReader, timeout_s: float) -> None:
     assert reading.mailbox.take(timeout_s) == []
 
 
 @pytest.mark.parametrize("timeout_s", [3600, 1e9, math.inf])
-def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(reading: Reading, timeout_s: float) -> None:
+def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(
+    reading: MailboxReader, timeout_s: float
+) -> None:
     reading.mailbox.wake()
     reading.mailbox.wake()
     assert reading.mailbox.take(timeout_s) == []
@@ -106,7 +108,7 @@ def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(reading: 
     assert reading.mailbox.take(WAIT_S) == [b"message"]
 
 
-def test_a_wake_up_ends_the_waiting_of_another_thread(reading: Reading) -> None:
+def test_a_wake_up_ends_the_waiting_of_another_thread(reading: MailboxReader) -> None:
     seen: list[list[bytes]] = []
     taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
     taker.start()
@@ -116,7 +118,7 @@ def test_a_wake_up_ends_the_waiting_of_another_thread(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("timeout", ["soon", None, b"1"])
-def test_what_is_no_time_is_refused(reading: Reading, timeout: Any) -> None:
+def test_what_is_no_time_is_refused(reading: MailboxReader, timeout: Any) -> None:
     with pytest.raises(TypeError):
         reading.mailbox.take(timeout)
 
@@ -124,44 +126,44 @@ def test_what_is_no_time_is_refused(reading: Reading, timeout: Any) -> None:
 # ---- the end ----
 
 
-def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: Reading) -> None:
+def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: MailboxReader) -> None:
     reading.start()
     seen: list[list[bytes]] = []
     taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
     taker.start()
     reading.mailbox.stop()
-    assert reading.ended() is True
+    assert reading.join_reader() is True
     taker.join(WAIT_S)
     assert seen == [[]]
 
 
-def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: Reading) -> None:
+def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: MailboxReader) -> None:
     reading.mailbox.stop()
     reading.mailbox.stop()
     reading.start()
-    assert reading.ended() is True
+    assert reading.join_reader() is True
     assert reading.mailbox.take(3600) == []
     with pytest.raises(OSError, match=r"Broken pipe|Connection refused"):
         reading.sender.send(b"message")
 
 
-def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: Reading) -> None:
+def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: MailboxReader) -> None:
     reading.start()
     reading.fill(b"message", MOST)
     reading.mailbox.stop()
-    assert reading.ended() is True
+    assert reading.join_reader() is True
     assert reading.mailbox.take(3600) == [b"message"] * MOST
     assert reading.mailbox.take(3600) == []
 
 
-def test_two_threads_cannot_read_for_one_mailbox(reading: Reading) -> None:
+def test_two_threads_cannot_read_for_one_mailbox(reading: MailboxReader) -> None:
     reading.start()
     reading.send(b"it reads")
-    reading.taken(1)
+    reading.take_messages(1)
     with pytest.raises(RuntimeError, match="another thread reads"):
         reading.mailbox.run()
     reading.send(b"the first goes on")
-    assert reading.taken(1) == [b"the first goes on"]
+    assert reading.take_messages(1) == [b"the first goes on"]
 
 
 # ---- more than there is room for ----
@@ -169,7 +171,7 @@ def test_two_threads_cannot_read_for_one_mailbox(reading: Reading) -> None:
 
 @pytest.mark.parametrize(("size", "most"), [(0, MOST), (4, MOST), (46, MOST), (1024, 64), (LONGEST, 1)])
 def test_a_full_mailbox_has_senders_wait_and_loses_nothing_that_was_sent(
-    reading: Reading, size: int, most: int
+    reading: MailboxReader, size: int, most: int
 ) -> None:
     reading.start()
     sent = reading.fill(bytes(size), most)
@@ -177,12 +179,12 @@ def test_a_full_mailbox_has_senders_wait_and_loses_nothing_that_was_sent(
     with pytest.raises(BlockingIOError):
         reading.sender.send(bytes(size))
     assert len(reading.mailbox.take(0)) == most
-    assert len(reading.taken(sent - most)) == sent - most
+    assert len(reading.take_messages(sent - most)) == sent - most
     reading.send(b"it goes on")
-    assert reading.taken(1) == [b"it goes on"]
+    assert reading.take_messages(1) == [b"it goes on"]
 
 
-def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: Reading) -> None:
+def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: MailboxReader) -> None:
     reading.start()
     sent = reading.fill(bytes(LONGEST + 1), 1)
     assert reading.mailbox.counts() == (1, 1)
@@ -196,7 +198,7 @@ def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(
     assert reading.mailbox.counts() == (sent + 1, sent)
 
 
-def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: Reading) -> None:
+def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: MailboxReader) -> None:
     senders, takers, each = 4, 3, 2000
     seen: list[int] = []
     over = threading.Event()
@@ -205,7 +207,7 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
             own.connect(reading.receiver.getsockname())
             for number in range(first, first + each):
-                own.send(numbered(number))
+                own.send(numbered_message(number))
 
     def take() -> None:
         while not over.is_set():
@@ -230,43 +232,43 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
 
 
 def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_the_next_message(
-    reading: Reading,
+    reading: MailboxReader,
 ) -> None:
     reading.start()
     reading.send(b"it reads")
-    reading.taken(1)
+    reading.take_messages(1)
     os.close(reading.receiver.fileno())
     with suppress(ConnectionRefusedError):  # it has noticed already
         reading.send(b"")
-    assert reading.ended() is False
+    assert reading.join_reader() is False
     assert reading.mailbox.take(0) == []
 
 
-def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: Reading) -> None:
+def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: MailboxReader) -> None:
     os.close(reading.receiver.fileno())
     reading.start()
-    assert reading.ended() is False
+    assert reading.join_reader() is False
 
 
-def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: Reading) -> None:
+def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: MailboxReader) -> None:
     reading.start()
     reading.receiver.shutdown(socket.SHUT_RD)
-    assert reading.ended() is False
+    assert reading.join_reader() is False
 
 
 def test_a_socket_that_is_closed_while_the_mailbox_is_full_ends_the_reading_once_there_is_room(
-    reading: Reading,
+    reading: MailboxReader,
 ) -> None:
     reading.start()
     reading.fill(b"message", MOST)
     os.close(reading.receiver.fileno())
     assert reading.mailbox.take(3600) == [b"message"] * MOST
-    assert reading.ended() is False
+    assert reading.join_reader() is False
 
 
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down(
-    reading: Reading, started: str
+    reading: MailboxReader, started: str
 ) -> None:
     theirs, friend = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with theirs, friend:
@@ -274,7 +276,7 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
         if started == "before":
             reading.start()
             reading.send(b"it reads")
-            reading.taken(1)
+            reading.take_messages(1)
         number = reading.receiver.fileno()
         os.dup2(theirs.fileno(), number)
         if started == "after":
@@ -282,7 +284,7 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
         else:
             with suppress(ConnectionRefusedError):  # the next message shows it, if nothing else has
                 reading.send(b"")
-        assert reading.ended() is False
+        assert reading.join_reader() is False
         reading.mailbox.stop()
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
         friend.send(b"still open")
@@ -290,12 +292,12 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
         os.close(number)
 
 
-def test_a_file_under_the_number_is_left_alone(reading: Reading, tmp_path: Path) -> None:
+def test_a_file_under_the_number_is_left_alone(reading: MailboxReader, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
         number = reading.receiver.fileno()
         os.dup2(file.fileno(), number)
         reading.start()
-        assert reading.ended() is False
+        assert reading.join_reader() is False
         reading.mailbox.stop()
         os.write(number, b"theirs")
         os.close(number)
@@ -304,7 +306,7 @@ def test_a_file_under_the_number_is_left_alone(reading: Reading, tmp_path: Path)
 
 def test_what_is_no_socket_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
-        mailbox = Mailbox(file.fileno())
+        mailbox = SocketReader(file.fileno())
         assert mailbox.run() is False
         mailbox.stop()
 
@@ -314,23 +316,23 @@ def test_what_is_no_socket_is_not_read(tmp_path: Path) -> None:
 )
 def test_what_is_not_open_is_refused(descriptor: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Mailbox(descriptor)
+        SocketReader(descriptor)
 
 
-def test_signals_that_reach_the_reading_thread_end_nothing(reading: Reading) -> None:
+def test_signals_that_reach_the_reading_thread_end_nothing(reading: MailboxReader) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         reading.start()
         for number in range(50):
             signal.pthread_kill(reading.ident, signal.SIGUSR1)
-            reading.send(numbered(number))
-            assert reading.taken(1) == [numbered(number)]
+            reading.send(numbered_message(number))
+            assert reading.take_messages(1) == [numbered_message(number)]
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
-def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: Reading) -> None:
+def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: MailboxReader) -> None:
     reading.start()
     reading.send(b"gathered by the parent")
     while reading.mailbox.counts() != (1, 0):
@@ -340,10 +342,10 @@ def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(re
         _answer_of_a_child(reading.mailbox)
     assert os.waitpid(child, 0)[1] == 0
     reading.send(b"sent after the fork")
-    assert reading.taken(2) == [b"gathered by the parent", b"sent after the fork"]
+    assert reading.take_messages(2) == [b"gathered by the parent", b"sent after the fork"]
 
 
-def _answer_of_a_child(mailbox: Mailbox) -> None:
+def _answer_of_a_child(mailbox: SocketReader) -> None:
     status = 1
     try:
         signal.alarm(int(WAIT_S))
@@ -357,7 +359,7 @@ def _answer_of_a_child(mailbox: Mailbox) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: Reading) -> None:
+def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: MailboxReader) -> None:
     over = threading.Event()
 
     def flood() -> None:
@@ -385,13 +387,13 @@ def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(r
     assert statuses == [0] * 50
 
 
-def test_mailboxes_leave_no_memory_behind(reading: Reading) -> None:
+def test_mailboxes_leave_no_memory_behind(reading: MailboxReader) -> None:
     def use() -> None:
         for _ in range(100):
-            mailbox = Mailbox(reading.receiver.fileno())
+            mailbox = SocketReader(reading.receiver.fileno())
             mailbox.take(0)
             with pytest.raises(OSError, match="Bad file"):
-                Mailbox(-1)
+                SocketReader(-1)
 
     use()
     tracemalloc.start()
@@ -406,9 +408,9 @@ def test_mailboxes_leave_no_memory_behind(reading: Reading) -> None:
 
 _ENDING = """
 import socket, threading
-from splunk_profiler._context import Mailbox
+from splunk_profiler._context import SocketReader
 receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-mailbox = Mailbox(receiver.fileno())
+mailbox = SocketReader(receiver.fileno())
 def flood():
     while True:
         sender.send(b'x')

@@ -1,4 +1,4 @@
-"""A `Mailbox` beside a sender, with its reading thread; shared by tests.
+"""A `SocketReader` beside a sender, with its reading thread; shared by tests.
 
 Import it after `pytest.importorskip("splunk_profiler._context")`.
 """
@@ -13,12 +13,12 @@ import threading
 import time
 from types import TracebackType
 
-from splunk_profiler._context import Mailbox
+from splunk_profiler._context import SocketReader
 
 WAIT_S = 60.0  # until a test is given up
 
 
-class Reading:
+class MailboxReader:
     """A socket whose messages a thread gathers, and one that sends to it. Ends with the block.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reading:
     def __init__(self) -> None:
         self.receiver, self.sender = connected_pair()
         self.sender.setblocking(False)
-        self.mailbox = Mailbox(self.receiver.fileno())
+        self.mailbox = SocketReader(self.receiver.fileno())
         self.outcome: object = None
         self._inode = os.fstat(self.receiver.fileno()).st_ino
         self._thread = threading.Thread(target=self._run)
@@ -52,7 +52,7 @@ class Reading:
         """Have it read."""
         self._thread.start()
 
-    def ended(self) -> object:
+    def join_reader(self) -> object:
         """What `run` returned, once it has."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it still reads"
@@ -67,12 +67,12 @@ class Reading:
             except BlockingIOError:
                 assert select.select([], [self.sender], [], WAIT_S)[1], "nobody reads"
 
-    def fill(self, message: bytes, most: int) -> int:
-        """Send until the mailbox has `most` of them and the kernel takes no more; how many were sent."""
+    def fill(self, message: bytes, max_messages: int) -> int:
+        """Send until the mailbox has `max_messages` of them and the kernel takes no more; how many were sent."""
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            was_full = self.mailbox.counts()[0] >= most
+            was_full = self.mailbox.counts()[0] >= max_messages
             try:
                 self.sender.send(message)
                 sent += 1
@@ -82,7 +82,7 @@ class Reading:
                 select.select([], [self.sender], [], 0.01)  # not longer: what is read now may be the last that fits
         raise AssertionError("nobody reads")
 
-    def taken(self, count: int) -> list[bytes]:
+    def take_messages(self, count: int) -> list[bytes]:
         """That many messages, once they are there, and nothing after them."""
         messages: list[bytes] = []
         while len(messages) < count:
@@ -92,7 +92,7 @@ class Reading:
         assert len(messages) == count
         return messages
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> MailboxReader:
         return self
 
     def __exit__(
@@ -103,10 +103,10 @@ class Reading:
             self._thread.join(WAIT_S)
         self.sender.close()
         try:
-            own = os.fstat(self.receiver.fileno()).st_ino == self._inode
+            is_own_socket = os.fstat(self.receiver.fileno()).st_ino == self._inode
         except OSError:
-            own = False
-        if own:
+            is_own_socket = False
+        if is_own_socket:
             self.receiver.close()
         else:
             self.receiver.detach()
@@ -120,7 +120,7 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
     return receiver, sender
 
 
-def numbered(number: int, size: int = 46) -> bytes:
+def numbered_message(number: int, size: int = 46) -> bytes:
     """A message that says which it is."""
     return struct.pack("=I", number).ljust(size, b".")
 

@@ -21,7 +21,7 @@ _ANONYMOUS = "[anonymous]"
 
 
 @dataclass(frozen=True, slots=True)
-class CodePlace:
+class CodeLocation:
     """A page of code.
 
     Attributes:
@@ -50,17 +50,17 @@ class CodeMap:
         self._code = code
         self._starts = [mapping.start for mapping in code]
 
-    def place(self, address: int) -> CodePlace | None:
+    def location(self, address: int) -> CodeLocation | None:
         """The place of an instruction; None if no code is known to lie there."""
         at = bisect_right(self._starts, address) - 1
         if at < 0 or address >= self._code[at].end:
             return None
         mapping = self._code[at]
         if not mapping.path.startswith("/"):
-            return CodePlace(mapping.path or _ANONYMOUS, 0)
+            return CodeLocation(mapping.path or _ANONYMOUS, 0)
         offset = mapping.offset + address - mapping.start
-        return CodePlace(mapping.path, offset // PAGE_BYTES * PAGE_BYTES)
+        return CodeLocation(mapping.path, offset // PAGE_BYTES * PAGE_BYTES)
 
 
-NOWHERE = CodePlace(_ANONYMOUS, 0)
+UNKNOWN_LOCATION = CodeLocation(_ANONYMOUS, 0)
 """Code that was unmapped as soon as the thread had left it."""

@@ -21,27 +21,27 @@ from soak import ledger
 
 HANG_S = float(os.environ.get("SOAK_HANG_S", "60"))  # what makes no progress for so long hangs
 STACKS_SIGNAL = signal.SIGRTMIN + 5
-MOST_WAITING = 20  # of records that come while others go; the stop sends them
+MAX_WAITING = 20  # of records that come while others go; the stop sends them
 NAMES = ("service.name", "soak")
 
 
-def say(**facts: Any) -> None:
+def send_message(**facts: Any) -> None:
     """A line to the runner. One write, so that those of several threads stay whole."""
     os.write(1, (json.dumps(facts) + "\n").encode())
 
 
-class Stage:
+class ScenarioHarness:
     """The life of a scenario process.
 
     Args:
-        warm: whether to wait until a record has been delivered, so that all that is loaded late is loaded.
+        is_warm: whether to wait until a record has been delivered, so that all that is loaded late is loaded.
 
     Attributes:
         count: how much is to be done.
         is_over: whether to stop before that: the time is up.
     """
 
-    def __init__(self, *, warm: bool = True) -> None:
+    def __init__(self, *, is_warm: bool = True) -> None:
         from opentelemetry import trace  # noqa: PLC0415  # not before the stacks of a hang can be asked for
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -54,45 +54,45 @@ class Stage:
         self._profiler = splunk_profiler
         self._lock = threading.RLock()  # signal handlers come by as well
         self._done = 0
-        self._said = 0.0
-        ledger.keep()
+        self._last_sent_s = 0.0
+        ledger.install()
         trace.set_tracer_provider(TracerProvider(resource=Resource.create({NAMES[0]: NAMES[1]})))
         self.tracer = trace.get_tracer("soak")
         if not splunk_profiler.start():
             raise RuntimeError("the profiler did not start")
         deadline = time.monotonic() + HANG_S
-        while warm and not ledger.delivered():
+        while is_warm and not ledger.delivered():
             if time.monotonic() > deadline:
                 raise RuntimeError("no record was delivered")
             time.sleep(0.05)
-        say(ready=True)
+        send_message(ready=True)
 
     @property
     def is_over(self) -> bool:
         """True once all is done, or the time is up."""
         return self._done >= self.count or time.monotonic() > self._until
 
-    def did(self, more: int = 1) -> None:
+    def add_done(self, more: int = 1) -> None:
         """So much more is done; tells the runner now and then."""
         with self._lock:
             self._done += more
             now = time.monotonic()
-            if more and now - self._said > 0.5:
-                self._said = now
-                say(done=self._done)
+            if more and now - self._last_sent_s > 0.5:
+                self._last_sent_s = now
+                send_message(done=self._done)
 
     def end(self, **facts: Any) -> None:
         """Be measured at rest, let what waits be delivered, stop the profiler and say what happened."""
-        say(done=self._done, quiet=True)
+        send_message(done=self._done, quiet=True)
         sys.stdin.readline()
         until = time.monotonic() + HANG_S / 2
-        while ledger.waiting() > MOST_WAITING and time.monotonic() < until:
+        while ledger.waiting() > MAX_WAITING and time.monotonic() < until:
             time.sleep(0.05)
         began = time.monotonic()
         self._profiler.stop(2 * HANG_S)
-        say(result={**facts, "stop_s": round(time.monotonic() - began, 2)})
+        send_message(result={**facts, "stop_s": round(time.monotonic() - began, 2)})
 
-    def together(self, body: Callable[[], None], threads: int) -> None:
+    def run_on_threads(self, body: Callable[[], None], threads: int) -> None:
         """Run `body` on so many threads until each has returned."""
         running = [threading.Thread(target=body) for _ in range(threads)]
         for thread in running:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import SPAN_KEY, Context, Elastic, OwnMemory, Publishing, Span
+from own_memory import SPAN_KEY, Context, Elastic, InstalledPublisher, OwnMemory, Span
 
 from splunk_profiler import _context
 
@@ -24,7 +24,7 @@ def shown(span_id: int) -> Elastic:
     return Elastic(1, 1, 1, 1, TRACE, span_id, span_id)
 
 
-def inside(publishing: Publishing, span: Any) -> contextvars.Context:
+def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
     """A context inside of `span`."""
     token = publishing.attach(span)
     copied = contextvars.copy_context()
@@ -34,8 +34,8 @@ def inside(publishing: Publishing, span: Any) -> contextvars.Context:
 
 def is_known(context: contextvars.Context) -> bool:
     """Whether nothing had to be looked up to enter it."""
-    before = _context.counters().known
-    return bool(context.run(lambda: _context.counters().known) - before)
+    before = _context.counters().cache_hits
+    return bool(context.run(lambda: _context.counters().cache_hits) - before)
 
 
 def make_known(context: contextvars.Context) -> contextvars.Context:
@@ -51,14 +51,14 @@ def references() -> int:
     return sum(type(found) is weakref.ref for found in gc.get_objects())
 
 
-def test_a_context_is_known_once_it_has_been_entered_twice(publishing: Publishing, memory: OwnMemory) -> None:
+def test_a_context_is_known_once_it_has_been_entered_twice(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     assert [is_known(context) for _ in range(5)] == [False, False, True, True, True]
     assert context.run(memory.elastic) == shown(ROOT)
     assert memory.elastic() == NO_TRACE
 
 
-def test_what_a_context_shows_is_known_of_its_copies_too(publishing: Publishing, memory: OwnMemory) -> None:
+def test_what_a_context_shows_is_known_of_its_copies_too(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = make_known(inside(publishing, Span(TRACE, ROOT)))
     copied = context.copy()
     assert is_known(copied)
@@ -72,7 +72,7 @@ def test_a_context_without_variables_is_known_at_once(memory: OwnMemory) -> None
     assert contextvars.Context().run(memory.elastic) in (None, NO_TRACE)
 
 
-def test_that_a_context_has_no_span_is_known_too(publishing: Publishing, memory: OwnMemory) -> None:
+def test_that_a_context_has_no_span_is_known_too(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     outer = publishing.attach(Span(TRACE, ROOT))
     for context in (inside(publishing, None), inside(publishing, Span(TRACE, CHILD, is_remote=True))):
         make_known(context)
@@ -81,7 +81,7 @@ def test_that_a_context_has_no_span_is_known_too(publishing: Publishing, memory:
     _context.detach(outer)
 
 
-def test_labels_are_known_with_their_context(publishing: Publishing, memory: OwnMemory) -> None:
+def test_labels_are_known_with_their_context(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     context.run(publishing.labels.set, _context.UserLabels(((b"route", b"/checkout"),)))
     make_known(context)
@@ -90,7 +90,9 @@ def test_labels_are_known_with_their_context(publishing: Publishing, memory: Own
     assert found[3:] == [(b"route", b"/checkout")]
 
 
-def test_an_exception_on_its_way_out_of_a_known_context_passes_by(publishing: Publishing, memory: OwnMemory) -> None:
+def test_an_exception_on_its_way_out_of_a_known_context_passes_by(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     context = make_known(inside(publishing, Span(TRACE, ROOT)))
 
     def fail() -> None:
@@ -102,10 +104,10 @@ def test_an_exception_on_its_way_out_of_a_known_context_passes_by(publishing: Pu
         assert memory.elastic() == NO_TRACE
 
 
-def test_a_known_context_and_what_is_in_it_end_as_if_it_were_not(publishing: Publishing) -> None:
+def test_a_known_context_and_what_is_in_it_end_as_if_it_were_not(publishing: InstalledPublisher) -> None:
     kept: contextvars.ContextVar[Any] = contextvars.ContextVar("kept")
     span = Span(TRACE, ROOT)
-    _context.inherit(span)
+    _context.assign_identity(span)
     context = inside(publishing, span)
     value = Span(TRACE, CHILD)
     context.run(kept.set, value)
@@ -115,7 +117,9 @@ def test_a_known_context_and_what_is_in_it_end_as_if_it_were_not(publishing: Pub
     assert [reference() for reference in watched] == [None] * 3
 
 
-def test_however_many_contexts_come_and_go_each_shows_its_own_span(publishing: Publishing, memory: OwnMemory) -> None:
+def test_however_many_contexts_come_and_go_each_shows_its_own_span(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
     span = Span(TRACE, ROOT)
     for number in range(1, 3000):
         other = Span(TRACE, number)
@@ -125,7 +129,7 @@ def test_however_many_contexts_come_and_go_each_shows_its_own_span(publishing: P
 
 
 def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
-    publishing: Publishing, memory: OwnMemory
+    publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     without = references()
     contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 3001)]
@@ -139,7 +143,7 @@ def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
     assert references() <= without
 
 
-def test_known_contexts_that_are_over_make_room_for_others(publishing: Publishing) -> None:
+def test_known_contexts_that_are_over_make_room_for_others(publishing: InstalledPublisher) -> None:
     for _ in range(3):
         contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 301)]
         known = [[is_known(context) for context in contexts] for _ in range(3)]
@@ -147,7 +151,7 @@ def test_known_contexts_that_are_over_make_room_for_others(publishing: Publishin
         contexts.clear()
 
 
-def test_attach_and_detach_make_nothing_known(publishing: Publishing) -> None:
+def test_attach_and_detach_make_nothing_known(publishing: InstalledPublisher) -> None:
     context, before = Context({SPAN_KEY: Span(TRACE, ROOT)}), references()
     for _ in range(1000):
         _context.detach(_context.attach(context))
@@ -155,7 +159,7 @@ def test_attach_and_detach_make_nothing_known(publishing: Publishing) -> None:
     assert publishing.asked == [context[SPAN_KEY]]
 
 
-def test_nothing_is_known_after_publishing_has_stopped(publishing: Publishing, memory: OwnMemory) -> None:
+def test_nothing_is_known_after_publishing_has_stopped(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context, bare = make_known(inside(publishing, Span(TRACE, ROOT))), contextvars.Context()
     bare.run(int)
     assert is_known(bare)
@@ -166,7 +170,7 @@ def test_nothing_is_known_after_publishing_has_stopped(publishing: Publishing, m
     assert context.run(memory.elastic) == shown(ROOT)
 
 
-def test_nothing_is_known_in_a_child_of_a_fork(publishing: Publishing, memory: OwnMemory) -> None:
+def test_nothing_is_known_in_a_child_of_a_fork(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = make_known(inside(publishing, Span(TRACE, ROOT)))
     _context.reset_after_fork()
     assert not is_known(context)
