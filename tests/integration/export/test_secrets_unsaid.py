@@ -17,7 +17,7 @@ from splunk_profiler.config import Config, from_config, from_env
 from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.config.settings import SETTINGS
 
-DOCUMENTED = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+DOCUMENTED = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
 OTHERS = sorted({*re.findall(r"`(OTEL_[A-Z_]+)`", DOCUMENTED), "DD_TAGS"})
 NAMES = [*(setting.name for setting in SETTINGS), *OTHERS]
 _KEY = "".join(base64.b64encode(bytes([number, 77, 255 - number])).decode() for number in range(3, 80))

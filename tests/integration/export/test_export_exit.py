@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from receiver_process import Receiver
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 # Ends when it is told to, and tells the seconds that the end took. Has loaded gRPC as a service that exports its spans.
 SERVICE = """
