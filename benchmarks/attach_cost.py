@@ -1,4 +1,4 @@
-"""Whether a running profiler makes OpenTelemetry's attach and detach slower: with and without, in turns."""
+"""The cost of OpenTelemetry's attach and detach with and without a running profiler, in turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import splunk_profiler
 
 
 def measure_pair_ns(pairs: int) -> float:
-    """Nanoseconds of one attach and detach."""
+    """Measure one attach and detach in nanoseconds."""
     context_with_value = context.set_value("benchmark", 1)
     started = time.perf_counter_ns()
     for _ in range(pairs):
@@ -23,7 +23,7 @@ def measure_pair_ns(pairs: int) -> float:
 
 
 def min_pair_ns(pairs: int) -> float:
-    """The fastest of several stretches: what is left when nothing else interferes."""
+    """Return the time of the fastest of several stretches, which other processes disturb least."""
     return min(measure_pair_ns(pairs) for _ in range(10))
 
 

@@ -1,4 +1,4 @@
-"""How long a snapshot holds the GIL: the native walker beside a walk in pure Python, interleaved in one run.
+"""Time for which a snapshot holds the GIL: the native walker and a walk in Python, interleaved.
 
 33 threads, 43 frames each; once with stacks that hold still, once with stacks that all moved since the last snapshot.
 """
@@ -13,13 +13,13 @@ from types import CodeType, FrameType
 from population import FRAMES, THREADS, BlockedThreads, SteppingThreads
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture.portable import gc_disabled
+from splunk_profiler.capture.frames import gc_disabled
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.otel.spans import context_variable
 
 
 def walk_in_python() -> list[list[tuple[CodeType, int]]]:
-    """What a profiler without an extension does while others wait: every frame of every thread, with its line."""
+    """Walk every frame of every thread with its line, as a profiler without an extension does."""
     stacks = []
     with gc_disabled():
         tops = sys._current_frames()
@@ -34,32 +34,32 @@ def walk_in_python() -> list[list[tuple[CodeType, int]]]:
 
 
 def native_ticker() -> Ticker:
-    """The native walker as the profiler makes it."""
+    """Make the native walker as the profiler does."""
     return make_ticker(WalkerChoice("native", "measured"), context_variable(), lambda _: None, 1024)
 
 
 def measure_held_ns(ticker: Ticker) -> int:
-    """Nanoseconds of one capture, by the walker's own clock around it."""
+    """Measure one capture in nanoseconds, by the walker's own clock."""
     before = ticker.counters().gil_held_ns_sum
     ticker.capture()
     return ticker.counters().gil_held_ns_sum - before
 
 
 def measure_python_ns() -> int:
-    """Nanoseconds of one walk in Python."""
+    """Measure one walk in Python in nanoseconds."""
     started = time.perf_counter_ns()
     walk_in_python()
     return time.perf_counter_ns() - started
 
 
 def drain_periodically(ticker: Ticker, number: int) -> None:
-    """Empty the ring now and then: a walker that nobody drains stops to capture."""
+    """Drain the ring periodically: with a full ring the walker stops capturing."""
     if number % 32 == 0:
         ticker.drain(0)
 
 
 def interleaved(rounds: int, between: Callable[[], None]) -> tuple[list[int], list[int]]:
-    """(native, Python) times; the order changes with each round."""
+    """Return the (native, Python) times; the order changes with each round."""
     ticker = native_ticker()
     native: list[int] = []
     python: list[int] = []
@@ -77,7 +77,7 @@ def interleaved(rounds: int, between: Callable[[], None]) -> tuple[list[int], li
 
 
 def results(what: str, native: list[int], python: list[int], frames: int) -> Iterator[Result]:
-    """Per snapshot, per frame, and beside Python."""
+    """Return results per snapshot, per frame, and relative to Python."""
     snapshot_ns, python_snapshot_ns = median(native), median(python)
     details = {"frames": frames, "rounds": len(native), "middle_half": middle_half(native)}
     yield Result(f"GIL held for a snapshot, {what}", snapshot_ns / 1000, "us", details=details)
@@ -93,7 +93,7 @@ def results(what: str, native: list[int], python: list[int], frames: int) -> Ite
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both populations."""
+    """Measure both populations."""
     rounds = 30 if quick else 2000
     with BlockedThreads(THREADS - 1, FRAMES):
         frames = sum(map(len, walk_in_python()))

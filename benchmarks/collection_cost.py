@@ -1,9 +1,9 @@
-"""What it costs that collections of garbage are noticed, and that snapshots look for the user's labels.
+"""The cost of garbage collection events, and of reading user labels in snapshots.
 
-For collections: CPU time of an empty collection of the young generation, 43 frames deep, without a callback, with one
-in C that does nothing, and with the walkers' (those that are only counted, and those that are kept with their stack);
-and of a program that does nothing but leave garbage. For labels: the GIL held per thread of a
-snapshot, with and without looking for them. All that is compared is taken in turns in one run.
+Collections: CPU time of an empty collection of the young generation, 43 frames deep, without a callback, with an empty
+one in C, and with the walkers' (collections that are only counted, and those that are kept with their stack); and of a
+program that only makes garbage. Labels: time with the GIL per thread of a snapshot, with and without reading them.
+Compared figures are measured in turns in one run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.model import Stack
 
 NEVER_NS = 1 << 62
-COLLECTIONS = 200  # in a stretch: fewer than a walker keeps
+COLLECTIONS = 200  # in a stretch; fewer than a walker can keep
 THREADS = 100
 span: contextvars.ContextVar[object] = contextvars.ContextVar("span")
 other: contextvars.ContextVar[object] = contextvars.ContextVar("other")
@@ -36,7 +36,7 @@ Callback = Callable[[str, dict[str, int]], object]
 
 
 class Node:
-    """Refers to itself: garbage that only the collector finds."""
+    """An object that refers to itself, so only the collector frees it."""
 
     __slots__ = ("itself",)
 
@@ -45,7 +45,7 @@ class Node:
 
 
 def native(min_interval_ns: int, labels_var: contextvars.ContextVar[object] | None = labels) -> Ticker:
-    """A native ticker that keeps collections at a distance."""
+    """Make a native ticker that records collections."""
     from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
 
     ticker: Ticker = _walker.Ticker(
@@ -61,7 +61,7 @@ def native(min_interval_ns: int, labels_var: contextvars.ContextVar[object] | No
 
 
 def portable(min_interval_ns: int) -> Ticker:
-    """A portable one."""
+    """Make a portable ticker."""
     log = CollectionLog(partial(span.get, None), partial(labels.get, None), 1024, min_interval_ns)
     return PortableTicker(
         context_of=lambda _: None,
@@ -74,12 +74,12 @@ def portable(min_interval_ns: int) -> Ticker:
 
 
 def call_at_depth(frames: int, call: Callable[[], float]) -> float:
-    """`call`, so many frames down."""
+    """Call `call` below so many frames."""
     return call_at_depth(frames - 1, call) if frames else call()
 
 
 def collect() -> float:
-    """Nanoseconds of CPU time for one of many empty collections."""
+    """Measure the CPU time of one empty collection in nanoseconds."""
     start_ns = time.thread_time_ns()
     for _ in range(COLLECTIONS):
         gc.collect(0)
@@ -87,7 +87,7 @@ def collect() -> float:
 
 
 def make_garbage() -> float:
-    """Milliseconds of CPU time to leave a quarter of a million pieces of garbage."""
+    """Measure the CPU time to leave a quarter of a million garbage objects, in milliseconds."""
     start_ns = time.thread_time_ns()
     for _ in range(250_000):
         Node()
@@ -95,7 +95,7 @@ def make_garbage() -> float:
 
 
 def run_with_callback(callback: Callback | None, work: Callable[[], float]) -> float:
-    """What `work` measures while the collector has this callback and no other."""
+    """Return the result of `work` while the collector has this callback and no other."""
     others, gc.callbacks[:] = [*gc.callbacks], [] if callback is None else [callback]
     try:
         return work()
@@ -104,7 +104,7 @@ def run_with_callback(callback: Callback | None, work: Callable[[], float]) -> f
 
 
 def collections(rounds: int) -> Iterator[Result]:
-    """Empty collections."""
+    """Measure empty collections."""
     tickers = {
         "native, counted": native(NEVER_NS),
         "native, kept": native(0),
@@ -130,7 +130,7 @@ def collections(rounds: int) -> Iterator[Result]:
 
 
 def measure_garbage_program(rounds: int) -> Iterator[Result]:
-    """A program that does nothing else."""
+    """Measure a program that only makes garbage."""
     ticker = make_ticker(WalkerChoice("native", "measured"), span, lambda _: None, 1024, labels_var=labels)
     ratios = []
     count = sum(generation["collections"] for generation in gc.get_stats())
@@ -148,7 +148,7 @@ def measure_garbage_program(rounds: int) -> Iterator[Result]:
 
 
 def measure_label_lookup(rounds: int) -> Iterator[Result]:
-    """Snapshots of many threads that wait."""
+    """Measure snapshots of many waiting threads."""
     for name, variables in {
         "no variables": (),
         "in a span": (span,),
@@ -192,7 +192,7 @@ def _held_ns(ticker: Ticker) -> float:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """All of it."""
+    """Measure all cases."""
     rounds = 3 if quick else 200
     yield from collections(rounds)
     yield from measure_garbage_program(max(rounds // 5, 2))

@@ -1,4 +1,4 @@
-"""What publishing to host profilers adds to each kind of context switch: stock, with both ABIs, without, in turns.
+"""The cost of publishing to host profilers for each kind of context switch: stock, with both ABIs, without, in turns.
 
 Sampling is off, so nothing else runs. Tasks and greenlets hold a span each, the loop between them has none, so every
 switch has something new to publish. Each figure is the median of ratios.
@@ -29,13 +29,13 @@ PUBLISHING = splunk_profiler.Config(enabled=False, correlation="true", custom_la
 
 @contextmanager
 def own_span() -> Iterator[None]:
-    """The caller is inside a span."""
+    """Make a span current for the caller."""
     with trace.get_tracer("benchmark").start_as_current_span("own"):
         yield
 
 
 def attach_detach(count: int) -> None:
-    """Attach a context with a span, detach it."""
+    """Attach and detach a context with a span."""
     attach, detach = context.attach, context.detach
     context_with_span = trace.set_span_in_context(trace.get_tracer("benchmark").start_span("attached"))
     for _ in range(count):
@@ -43,7 +43,7 @@ def attach_detach(count: int) -> None:
 
 
 def start_as_current_span(count: int) -> None:
-    """Start a span, make it current, end it: all that an instrumentation does."""
+    """Start a span, make it current and end it, like an instrumentation."""
     start = trace.get_tracer("benchmark").start_as_current_span
     for _ in range(count):
         with start("one"):
@@ -51,7 +51,7 @@ def start_as_current_span(count: int) -> None:
 
 
 def task_switch(module: str, count: int) -> None:
-    """Tasks that do nothing but let the next one run."""
+    """Run tasks that only yield to the next one."""
 
     async def task(turns: int) -> None:
         with own_span():
@@ -67,7 +67,7 @@ def task_switch(module: str, count: int) -> None:
 
 
 def greenlet_switch(count: int) -> None:
-    """Two greenlets that do nothing but let the other one run."""
+    """Run two greenlets that only switch to the other one."""
     greenlet: Any = import_module("greenlet")
     here = greenlet.getcurrent()
 
@@ -87,10 +87,10 @@ class Kind:
     """A kind of switch.
 
     Attributes:
-        name: of the measure.
-        body: makes so many.
-        limit: with publishing, in times of without.
-        count: how many at a time, for some milliseconds.
+        name: name of the measure.
+        body: makes so many switches.
+        limit: limit of the ratio with / without publishing.
+        count: switches in a stretch of some milliseconds.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Kind:
 
 
 def kinds() -> Iterator[Kind]:
-    """Those that are to be had here."""
+    """Return the kinds that this interpreter supports."""
     yield Kind("attach + detach", attach_detach, 1.25)
     yield Kind("start_as_current_span", start_as_current_span, 1.05, 500)
     yield Kind("asyncio task switch", partial(task_switch, "asyncio"), 1.10)
@@ -111,7 +111,7 @@ def kinds() -> Iterator[Kind]:
 
 
 def measure_switch_ns(kind: Kind, count: int) -> float:
-    """CPU time of one switch in ns, from the fastest of three stretches: others on the machine disturb that least."""
+    """Measure the CPU time of one switch in ns: the fastest of three stretches, which other processes disturb least."""
     stretches = []
     for _ in range(3):
         started = time.thread_time_ns()
@@ -121,7 +121,7 @@ def measure_switch_ns(kind: Kind, count: int) -> float:
 
 
 def compare(kind: Kind, count: int, rounds: int) -> Iterator[Result]:
-    """Stock, on, off, and so on. Each is compared with what was measured milliseconds beside it."""
+    """Measure stock, on, off, and so on; compare each with its neighbours in time."""
     stock, on, off = [], [], []
     for _ in range(rounds):
         stock.append(measure_switch_ns(kind, count))
@@ -147,7 +147,7 @@ def compare(kind: Kind, count: int, rounds: int) -> Iterator[Result]:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Every kind."""
+    """Measure every kind."""
     trace.set_tracer_provider(TracerProvider(resource=Resource.create({"service.name": "benchmark"})))
     for kind in kinds():
         measure_switch_ns(kind, kind.count)

@@ -1,4 +1,4 @@
-"""A collector in a process of its own that parses every request, counts what is in it and keeps nothing.
+"""A collector in a separate process that counts records and keeps nothing.
 
 Run as a program it serves: prints its port, then one line of JSON with the totals for each line of standard input.
 `CountingSink` starts and asks it.
@@ -21,7 +21,7 @@ SERVICE = "opentelemetry.proto.collector.logs.v1.LogsService"
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What has arrived: records, the bytes of their requests, snapshots (distinct times), and records in spans."""
+    """Counts of records, bytes of their requests, snapshots (distinct times), and records in spans."""
 
     records: int
     size: int
@@ -40,7 +40,7 @@ class CountingSink:
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
 
     def totals(self) -> Totals:
-        """What has arrived so far."""
+        """Return the totals so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("count\n")
@@ -55,7 +55,7 @@ class CountingSink:
 
 
 class Counter:
-    """The service's handler."""
+    """The handler of the service."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,14 +76,14 @@ class Counter:
         return ExportLogsServiceResponse()
 
     def line(self) -> str:
-        """The totals as JSON."""
+        """Return the totals as JSON."""
         with self._lock:
             counts = {"records": self._records, "size": self._size, "in_spans": self._in_spans}
             return json.dumps({**counts, "snapshots": len(self._times)})
 
 
 def serve() -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     counter = Counter()
     export = grpc.unary_unary_rpc_method_handler(
         counter.export, None, response_serializer=ExportLogsServiceResponse.SerializeToString

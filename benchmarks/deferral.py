@@ -1,4 +1,4 @@
-"""What it costs to hold transactions back for what host profilers say of them: per span, at a high rate, and in memory.
+"""The cost of deferring transactions for host profilers: per span, at a high rate, and in memory.
 
 Spans go through the SDK's own batch processor to an exporter that counts them. Compared are, in turns: without
 correlation, with one that nobody has registered with yet (`auto`), and with one that holds transactions back.
@@ -23,7 +23,6 @@ from result import Result, main, median, middle_half
 
 from splunk_profiler._context import SocketReader
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
-from splunk_profiler.system.method_patch import MethodPatch
 
 DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
 BUFFER = 8096
@@ -32,7 +31,7 @@ BATCH_SIZE = 500
 
 
 class CountingExporter(SpanExporter):
-    """Counts spans, and the stack-trace ids on them."""
+    """An exporter that counts spans and the stack-trace ids on them."""
 
     def __init__(self) -> None:
         self.spans = 0
@@ -45,7 +44,7 @@ class CountingExporter(SpanExporter):
 
 
 class Service:
-    """A provider whose batch processor has room for all that a measure sends."""
+    """A provider whose batch processor has room for all spans of a measure."""
 
     def __init__(self, queue_size: int) -> None:
         self.exporter = CountingExporter()
@@ -56,13 +55,13 @@ class Service:
 
     @contextmanager
     def correlated(self, *, registered: bool) -> Iterator[tuple[Correlator, socket.socket]]:
-        """With a correlator that listens, and with what a host profiler would send through."""
+        """Run a correlator that listens, and yield a sender to it."""
         with tempfile.TemporaryDirectory() as directory:
             receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             receiving.bind(f"{directory}/s")
             sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             sending.connect(f"{directory}/s")
-            correlator = Correlator(CorrelationConfig(registered, BUFFER), SocketReader, MethodPatch)
+            correlator = Correlator(CorrelationConfig(registered, BUFFER), SocketReader)
             correlator.attach(self.provider._active_span_processor)
             correlator.listen(receiving.fileno(), lambda: None)
             if registered:
@@ -77,7 +76,7 @@ class Service:
 
 
 def measure_span_cost(service: Service, spans: int) -> tuple[float, float]:
-    """Nanoseconds of CPU time for one span: of its own thread, and of the whole process until it is exported."""
+    """Measure the CPU time of a span in ns: of its thread, and of the process until it is exported."""
     before, whole = time.thread_time_ns(), time.process_time_ns()
     for _ in range(spans):
         service.tracer.start_span("root", attributes={"http.route": "/checkout"}).end()
@@ -87,7 +86,7 @@ def measure_span_cost(service: Service, spans: int) -> tuple[float, float]:
 
 
 def measure_per_span(quick: bool) -> Iterator[Result]:
-    """Off, waiting for a profiler, and on."""
+    """Measure a span with correlation off, without a registered profiler, and on."""
     spans, rounds = (200, 2) if quick else (2000, 25)
     service = Service(100_000)
     own: dict[str, list[float]] = {"stock": [], "auto": [], "on": []}
@@ -119,14 +118,14 @@ def measure_per_span(quick: bool) -> Iterator[Result]:
 
 
 def make_ended_span(number: int) -> ReadableSpan:
-    """A transaction as a web service's."""
+    """Make an ended transaction like a web service's."""
     context = SpanContext(number + 1, number + 1, is_remote=False, trace_flags=TraceFlags(1))
     attributes: dict[str, Any] = {"http.route": "/checkout", "http.request.method": "GET", "url.path": "/checkout"}
     return ReadableSpan("GET /checkout", context=context, attributes=attributes, start_time=1, end_time=2)
 
 
 def measure_at_rate(quick: bool) -> Iterator[Result]:
-    """As many ended transactions a second as the target says, each of which a profiler has seen once."""
+    """Measure the target rate of ended transactions, each with one sample of a profiler."""
     total = SPANS_PER_SECOND // 5 if quick else SPANS_PER_SECOND * 5
     spans = [make_ended_span(number) for number in range(total)]
     service = Service(total)
@@ -153,7 +152,7 @@ def measure_at_rate(quick: bool) -> Iterator[Result]:
 
 
 def measure_full_buffer(quick: bool) -> Iterator[Result]:
-    """Memory of a full buffer: what the correlation adds, and the spans that it keeps."""
+    """Measure the memory of a full buffer: the correlation's part, and the spans that it keeps."""
     size = 100 if quick else BUFFER
     service = Service(size)
     with service.correlated(registered=True):
@@ -175,7 +174,7 @@ def measure_full_buffer(quick: bool) -> Iterator[Result]:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """All of it."""
+    """Measure all cases."""
     yield from measure_per_span(quick)
     yield from measure_at_rate(quick)
     yield from measure_full_buffer(quick)

@@ -1,4 +1,4 @@
-"""What the profiler costs while it is off: fresh interpreters that import and start it, beside ones that do not."""
+"""The cost of the profiler while it is off: fresh interpreters with and without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(1000 * (time.perf_counter() - started))
 
 
 def run(program: str) -> str:
-    """What a fresh interpreter prints that runs `program` with the profiler's switch unset."""
+    """Run `program` in a fresh interpreter with the profiler's switch unset, and return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_"))}
     return subprocess.run(
         [sys.executable, "-c", program], env=env, check=True, stdout=subprocess.PIPE, text=True
@@ -36,7 +36,7 @@ def run(program: str) -> str:
 
 
 def cpu_ms(program: str) -> float:
-    """CPU time of a whole process; wall time says more about what else the machine does."""
+    """Measure the CPU time of a whole process, which other processes disturb less than wall time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(program)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -44,7 +44,7 @@ def cpu_ms(program: str) -> float:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """CPU time of whole processes, in turns; time in a process that uses OpenTelemetry; then threads and modules."""
+    """Measure CPU time of processes in turns, time in a process with OpenTelemetry, threads and modules."""
     cpu_ms_by_program: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     with_opentelemetry_ms: list[float] = []
     for _ in range(3 if quick else 60):

@@ -1,4 +1,4 @@
-"""Measures how long a fork waits for the profiler while it exports: to a collector that answers, and to a silent one.
+"""The delay of forks while the profiler exports, to a collector that answers and to a silent one.
 
 Hooks of `os.register_at_fork` that are run just before and after the profiler's measure what its own take. The whole
 `os.fork` is timed too, in turns with the same process without a profiler. Target: 20 ms for the longest wait.
@@ -29,7 +29,7 @@ COLLECTORS = {"an answering": "ok", "a silent": "hang"}
 
 
 def serve(forks: int) -> None:
-    """The process that forks: prints what its forks took, in ms."""
+    """Fork repeatedly and print the durations in ms."""
     marks: list[int] = []
 
     def mark() -> None:
@@ -57,7 +57,7 @@ def serve(forks: int) -> None:
 
 
 def measure_forks(forks: int, **settings: str) -> dict[str, list[float]]:
-    """Times of the forks of one process, in ms."""
+    """Return the durations of the forks of one process in ms."""
     command = [sys.executable, __file__, "serve", str(forks)]
     done = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout)
@@ -65,7 +65,7 @@ def measure_forks(forks: int, **settings: str) -> dict[str, list[float]]:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Beside both collectors; the process without a profiler in between."""
+    """Measure with both collectors, in turns with a process without a profiler."""
     from receiver_process import Receiver  # noqa: PLC0415  # of the tests
 
     forks = 10 if quick else FORKS

@@ -1,8 +1,8 @@
-"""What a period of samples costs in each format: CPU time to encode it, and bytes on the wire.
+"""The cost of a period of samples in each format: CPU time to encode, and bytes on the wire.
 
-50 threads with stacks of 40 frames: 8 work in spans of 100 ms and move at each snapshot, the others wait. All of it is
-made up beforehand, so that nothing is measured but the encoding: of text one record for each sample, of pprof one for
-the period, in which samples that are equal in stack and labels are one. To add these up is not in the figures.
+50 threads with stacks of 40 frames: 8 work in spans of 100 ms and move at each snapshot, the others wait. The samples
+are made before, so only the encoding is measured: in text one record for each sample, in pprof one for the period, in
+which samples of equal stack and labels are one. The figures exclude the aggregation.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WAITING = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The same ten seconds in the two forms."""
+    """The same ten seconds in both forms."""
 
     samples: tuple[Sample, ...]
     profile: Profile
 
 
 def stacks(source: random.Random, snapshots: int) -> Iterator[tuple[int, int, Stack, SpanRef | None]]:
-    """(snapshot, thread, stack, span) of everything that is seen; a thread that waits has the same stack throughout."""
+    """Yield (snapshot, thread, stack, span) of all samples; a waiting thread keeps its stack."""
     interval_ns = PERIOD_NS // snapshots
     idle = [Stack(WAITING, truncated=False) for _ in range(THREADS)]
     spans: dict[tuple[int, int], SpanRef] = {}
@@ -66,7 +66,7 @@ def stacks(source: random.Random, snapshots: int) -> Iterator[tuple[int, int, St
 
 
 def period(snapshots: int) -> Period:
-    """A period of so many snapshots; the same at every call."""
+    """Make a period of so many snapshots; the same at every call."""
     source = random.Random(snapshots)
     interval_ns = PERIOD_NS // snapshots
     samples = []
@@ -103,19 +103,19 @@ def period(snapshots: int) -> Period:
 
 
 def encode_text(made: Period) -> int:
-    """The bytes of the requests with one record for each sample."""
+    """Return the size of the requests with one record for each sample."""
     encoder = SampleEncoder(Resource.get_empty, text.body)
     samples = made.samples
     return sum(len(encoder.encode(samples[first : first + BATCH])) for first in range(0, len(samples), BATCH))
 
 
 def encode_pprof(made: Period) -> int:
-    """The bytes of the bodies of the same period; what is around them is some hundred more."""
+    """Return the size of the bodies of the period; the requests add some hundred bytes."""
     return sum(len(pprof.body(part)) for part in pprof.parts(made.profile))
 
 
 def measure_encoding(encode: Callable[[Period], int], snapshots: int) -> tuple[float, int]:
-    """(CPU seconds, bytes) of one encoding. Stacks are new, so that nothing is left over in them from another one."""
+    """Measure (CPU seconds, bytes) of one encoding. New stacks have no cached encodings."""
     made = period(snapshots)
     began = time.thread_time()
     size = encode(made)
@@ -123,7 +123,7 @@ def measure_encoding(encode: Callable[[Period], int], snapshots: int) -> tuple[f
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both intervals; text and pprof in turns."""
+    """Measure both intervals, text and pprof in turns."""
     rounds = 1 if quick else 7
     for name, snapshots in (("1 s", 10), ("10 ms", 1000)):
         pairs = [

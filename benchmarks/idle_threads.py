@@ -1,4 +1,4 @@
-"""What 200 threads that do nothing cost: allocations, time per snapshot, and the work derived from their stacks."""
+"""The cost of 200 idle threads: allocations, time per snapshot, and formatting of stacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDLE = 200
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Captures, then the worker's part."""
+    """Measure captures, then the worker's part."""
     rounds = 50 if quick else 1000
     with BlockedThreads(IDLE, FRAMES):
         ticker = native_ticker()
@@ -48,7 +48,7 @@ def measure(quick: bool) -> Iterator[Result]:
 
 
 def worker(rounds: int) -> Iterator[Result]:
-    """The time from a raw snapshot to samples, and how often a stack is formatted."""
+    """Measure the time from a raw snapshot to samples, and the number of formatted stacks."""
     ticker = native_ticker()
     capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=True), 1_000_000_000)
     formatted: list[Stack] = []

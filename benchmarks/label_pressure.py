@@ -1,8 +1,8 @@
-"""What gathering a profile takes in memory when nearly every sample has labels of its own.
+"""The memory of an aggregated profile in which nearly every sample has its own labels.
 
 100 threads with stacks of 40 frames, which move at each snapshot, every 10 ms for ten seconds, each time in another
-span: 10,000 spans a second. Counted are the blocks that Python has for the aggregator's sums and the profile made of
-them, and then for the profile and its encoding, which is done when the sums are gone.
+span: 10,000 spans a second. The measure counts Python's memory blocks for the aggregator's sums and the profile of
+them, then for the profile and its encoding, when the sums are freed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACES = [Frame(f"shop.part{number % 12}.Part", f"step_{number}", "/srv/shop/par
 
 
 def snapshot(source: random.Random, number: int) -> Snapshot:
-    """All threads, each in a span and a place of its own."""
+    """Make a snapshot of all threads, each in its own span and at its own line."""
     time_ns = START_NS + number * PERIOD_NS
     samples = []
     for index in range(THREADS):
@@ -40,7 +40,7 @@ def snapshot(source: random.Random, number: int) -> Snapshot:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """One period, in which no label is seen twice."""
+    """Measure one period, in which no label occurs twice."""
     snapshots = 20 if quick else 1000
     source = random.Random(7)
     profiles: list[Profile] = []

@@ -1,4 +1,4 @@
-"""Memory with 200 threads and a collector that is not there: a process with the SDK alone beside one with the profiler.
+"""Memory with 200 threads and an absent collector: with the SDK alone, and with the profiler.
 
 An hour at the default interval is 3,600 snapshots; here they come every 10 ms. Each thread's stack differs from one
 snapshot to the next. Both processes have a `TracerProvider` with an OTLP/gRPC exporter that finds no collector either.
@@ -25,7 +25,7 @@ UNREACHABLE_URL = "http://127.0.0.1:9"  # the discard port: connections are refu
 
 
 def vary_depth(stop_event: threading.Event, seed: int) -> None:
-    """Stand at another depth every tenth of a second."""
+    """Change the depth of the stack every tenth of a second."""
 
     def stay() -> None:
         stop_event.wait(0.1)
@@ -36,7 +36,7 @@ def vary_depth(stop_event: threading.Event, seed: int) -> None:
 
 
 def resident_mib(name: str = "VmRSS") -> float:
-    """Memory of this process in MiB; ``VmHWM`` is the most it ever had."""
+    """Return a memory figure of this process in MiB; ``VmHWM`` is its peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) / 1024
@@ -44,7 +44,7 @@ def resident_mib(name: str = "VmRSS") -> float:
 
 
 def run_measured_process(profiled: bool, snapshots: int) -> None:
-    """The body of a measured process."""
+    """Run the measured process."""
     from opentelemetry import trace  # noqa: PLC0415  # only here: the measuring process stays small
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -78,7 +78,7 @@ def run_measured_process(profiled: bool, snapshots: int) -> None:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both processes, in turns."""
+    """Measure both processes, in turns."""
     seen: dict[str, list[dict[str, float]]] = {"sdk": [], "profiled": []}
     for _ in range(1 if quick else 2):
         for mode, found in seen.items():

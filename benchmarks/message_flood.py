@@ -1,9 +1,8 @@
-"""What a flood of messages costs the application: 8 processes send as fast as they can, to the profiler and to nobody.
+"""The cost of a flood of messages: 8 processes send as fast as they can, to the profiler and to an unread socket.
 
-A service works in spans on one thread. So that the senders' own share of the machine does not count, it is measured
-while they flood its profiler and while they flood a socket that nobody reads, in turns. The profiler's threads are
-measured by their CPU time, and once more while one sender floods it that waits for room instead of trying on and on:
-that leaves them the processors, and gets most messages through.
+A service works in spans on one thread. It is measured while the processes flood its profiler and while they flood an
+unread socket, in turns, so that the senders' own CPU use does not count. The CPU time of the profiler's threads is
+measured then, and with one sender that waits for room: that leaves them the processors and delivers most messages.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ for line in commands:
 
 
 class Senders:
-    """Processes that flood a socket when told so."""
+    """Processes that flood a socket on command."""
 
     def __init__(self, datagram: str, count: int, *, waiting: bool) -> None:
         wait = "select.select([], [sending], [], 0.05)" if waiting else "pass"
@@ -64,7 +63,7 @@ class Senders:
         ]
 
     def flood(self, path: str) -> None:
-        """Returns once all of them do."""
+        """Start the flood of all processes and wait until it runs."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(path) + "\n")
@@ -74,7 +73,7 @@ class Senders:
             process.stdout.readline()
 
     def stop_flood(self, path: str) -> int:
-        """How many messages were taken of them."""
+        """Stop the flood and return the number of accepted messages."""
         over = Path(path + ".over")
         over.touch()
         sent = 0
@@ -85,26 +84,26 @@ class Senders:
         return sent
 
     def end(self) -> None:
-        """They end with their input."""
+        """End the processes by closing their input."""
         for process in self._processes:
             process.communicate()
 
 
 def work() -> None:
-    """One request."""
+    """Serve one request."""
     with trace.get_tracer("benchmark").start_as_current_span("request"):
         sum(number * number for number in range(2000))
 
 
 def profiler_cpu_s() -> float:
-    """CPU seconds of the two threads until now."""
+    """Return the CPU seconds of the two threads so far."""
     names = {f"splunk-profiler-{role}" for role in THREADS}
     idents = [thread.ident for thread in threading.enumerate() if thread.name in names and thread.ident]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
 def measure_stretch(seconds: float) -> dict[str, float]:
-    """Requests per second of wall time and of CPU time, and the profiler's share of a core."""
+    """Measure requests per second of wall time and of CPU time, and the profiler's share of a core."""
     until = time.perf_counter() + seconds
     began, own, profiler, served = time.perf_counter(), time.thread_time(), profiler_cpu_s(), 0
     while time.perf_counter() < until:
@@ -119,7 +118,7 @@ def measure_stretch(seconds: float) -> dict[str, float]:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Each kind of datagram, to the profiler and to nobody."""
+    """Measure each kind of datagram, to the profiler and to an unread socket."""
     seconds, rounds = (0.2, 1) if quick else (2.0, 6)
     trace.set_tracer_provider(TracerProvider())
     with tempfile.TemporaryDirectory(prefix="s") as folder:
@@ -129,7 +128,7 @@ def measure(quick: bool) -> Iterator[Result]:
         work()
         until = time.monotonic() + 10
         while not list(Path(folder).glob("*.sock")) and time.monotonic() < until:
-            time.sleep(0.001)  # a thread of the profiler makes it
+            time.sleep(0.001)  # a thread of the profiler makes it later
         (path,) = map(str, Path(folder).glob("*.sock"))
         nobody = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         nobody.bind(f"{folder}/nobody")
@@ -143,7 +142,7 @@ def measure(quick: bool) -> Iterator[Result]:
 
 
 def waiting(kind: str, senders: Senders, path: str, seconds: float) -> Result:
-    """The profiler's CPU beside a sender that gets most through."""
+    """Measure the profiler's CPU time with a sender that waits for room."""
     senders.flood(path)
     began, used = time.perf_counter(), profiler_cpu_s()
     time.sleep(seconds)
@@ -160,7 +159,7 @@ def waiting(kind: str, senders: Senders, path: str, seconds: float) -> Result:
 
 
 def measure_flood(kind: str, senders: Senders, stretches: dict[str, float], rounds: int) -> Iterator[Result]:
-    """One kind of datagram; the first path is the profiler's."""
+    """Measure one kind of datagram; the first path is the profiler's socket."""
     profiler, nobody = stretches
     seen: dict[str, list[dict[str, float]]] = {path: [] for path in stretches}
     taken: list[float] = []

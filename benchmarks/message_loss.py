@@ -1,4 +1,4 @@
-"""How many messages of a host profiler are lost beside busy threads: gathered in C, and read by Python code.
+"""The loss of a host profiler's messages beside busy threads: read in C, and read by Python code.
 
 The sender is another process that sends five messages every 20 ms, as a profiler that samples at 50 Hz would of five
 busy threads. It does not wait, and neither would a profiler: what the kernel's queue cannot take is lost.
@@ -42,13 +42,13 @@ print(json.dumps([sent, refused]))
 
 
 def hold_gil(stop_event: threading.Event) -> None:
-    """Wants the GIL all the time."""
+    """Compete for the GIL all the time."""
     while not stop_event.is_set():
         sum(number * number for number in range(1000))
 
 
 def read_with_mailbox(receiving: socket.socket, stop_event: threading.Event) -> int:
-    """As the profiler does it."""
+    """Read like the profiler."""
     mailbox = SocketReader(receiving.fileno())
     reader = threading.Thread(target=mailbox.run)
     reader.start()
@@ -61,7 +61,7 @@ def read_with_mailbox(receiving: socket.socket, stop_event: threading.Event) -> 
 
 
 def read_with_poll(receiving: socket.socket, stop_event: threading.Event) -> int:
-    """As a thread that blocks on the socket and drains it would."""
+    """Read like a Python thread that blocks on the socket and drains it."""
     waiting = select.poll()
     waiting.register(receiving, select.POLLIN)
     received = 0
@@ -77,7 +77,7 @@ def read_with_poll(receiving: socket.socket, stop_event: threading.Event) -> int
 
 
 def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> float:
-    """The share of the messages that were not taken."""
+    """Measure the share of lost messages."""
     stop_event = threading.Event()
     with tempfile.TemporaryDirectory() as directory:
         receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -102,7 +102,7 @@ def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: 
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both ways, in turns."""
+    """Measure both readers, in turns."""
     bursts, rounds = (10, 1) if quick else (250, 5)
     shares: dict[str, list[float]] = {"mailbox": [], "python": []}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Threads with deep stacks to be profiled: ones that hold still, ones that all move on when told, busy ones."""
+"""Threads with deep stacks to profile: blocked, stepping and busy ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 THREADS = 33  # with the main thread
 FRAMES = 43
-APPLICATION_PREFIX = "application-"  # how the names of these threads begin
+APPLICATION_PREFIX = "application-"  # of the names of these threads
 
 
 def descend(frames: int, leaf: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class BlockedThreads:
 
 
 class SteppingThreads:
-    """Threads that hold still until `step`, after which each of them stands at another line."""
+    """Threads that block until `step`, which moves each of them to another line."""
 
     def __init__(self, threads: int, frames: int) -> None:
         self._gates = [threading.Semaphore(0) for _ in range(threads)]
@@ -69,10 +69,10 @@ class SteppingThreads:
                 self._arrived.wait()
                 gate.acquire()
                 self._arrived.wait()
-                gate.acquire()  # another line than the one above: the stack differs from before
+                gate.acquire()  # a different line, so the stack differs
 
     def step(self) -> None:
-        """Let every thread move on by one place and wait until all have."""
+        """Move every thread to its next line, and wait until all are there."""
         for gate in self._gates:
             gate.release()
         self._arrived.wait()
@@ -93,7 +93,7 @@ class SteppingThreads:
 
 @contextmanager
 def run_busy_threads(threads: int, work: Callable[[int, Callable[[], bool]], None]) -> Iterator[None]:
-    """`threads` threads that run ``work(number, is_over)`` until the block is left."""
+    """Run ``work(number, is_over)`` on so many threads until the block ends."""
     stop_event = threading.Event()
     running = [_thread(work, number, number, stop_event.is_set) for number in range(threads)]
     for thread in running:

@@ -21,7 +21,7 @@ INTERVAL_MS = 10
 
 
 def measure_cpu(seconds: float, step: Callable[[], None]) -> tuple[float, float]:
-    """(CPU seconds, wall seconds) of `seconds` in which `step` is called once in each interval."""
+    """Measure (CPU, wall) seconds of a stretch in which `step` is called once in each interval."""
     cpu, wall = time.process_time(), time.perf_counter()
     due = wall
     while (now := time.perf_counter()) < wall + seconds:
@@ -32,7 +32,7 @@ def measure_cpu(seconds: float, step: Callable[[], None]) -> tuple[float, float]
 
 
 def measure_rounds(sink: CountingSink, step: Callable[[], None], seconds: float, rounds: int) -> Iterator[float]:
-    """Microseconds per record, one figure for each round."""
+    """Measure microseconds per record, one figure for each round."""
     config = splunk_profiler.Config(
         enabled=True,
         call_stack_interval_ms=INTERVAL_MS,
@@ -53,7 +53,7 @@ def measure_rounds(sink: CountingSink, step: Callable[[], None], seconds: float,
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both populations."""
+    """Measure both populations."""
     seconds, rounds = (1.0, 1) if quick else (6.0, 5)
     with CountingSink() as sink:
         with BlockedThreads(THREADS - 1, FRAMES):

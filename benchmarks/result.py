@@ -14,15 +14,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Something measured.
+    """One measured value.
 
     Attributes:
-        name: what.
-        value: how much.
-        unit: of what.
-        limit: the target; None where there is none.
+        name: name of the measure.
+        value: measured value.
+        unit: unit of the value.
+        limit: target; None if there is none.
         at_least: True if the value has to reach the limit, False if it has to stay below.
-        details: how it came about: medians, spreads, counts.
+        details: medians, spreads, counts.
     """
 
     name: str
@@ -34,30 +34,30 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """True if the target is met; None without one."""
         if self.limit is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def line(self) -> str:
-        """The result as JSON."""
+        """Return the result as JSON."""
         target = None if self.limit is None else f"{'>=' if self.at_least else '<='} {self.limit:g} {self.unit}"
         shown = {"measure": self.name, "value": significant(self.value), "unit": self.unit, "target": target}
         return json.dumps({**shown, "met": self.is_met, **self.details})
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """`value` with as many digits as a measurement on a shared machine has."""
+    """Round `value` to the significant digits of a measurement on a shared machine."""
     return float(f"{value:.{digits}g}")
 
 
 def median(values: Iterable[float], digits: int = 3) -> float:
-    """The middle one, rounded as `significant` does; a ratio near 1 needs more digits."""
+    """Return the rounded median; a ratio near 1 needs more digits."""
     return significant(statistics.median(values), digits)
 
 
 def middle_half(values: Sequence[float], digits: int = 3) -> list[float]:
-    """The first and third quartile: between them lies half of what was seen."""
+    """Return the first and third quartile."""
     if len(values) < 2:
         return [significant(value, digits) for value in values]
     low, _, high = statistics.quantiles(values, n=4)
@@ -69,7 +69,7 @@ def main(measure: Callable[[bool], Iterable[Result]], description: str | None) -
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, and figures that mean nothing")
     quick = parser.parse_args().quick
-    os.environ.setdefault("OTEL_SERVICE_NAME", "benchmark")  # else the first records wait for somebody to name it
+    os.environ.setdefault("OTEL_SERVICE_NAME", "benchmark")  # an unnamed service would delay the first records
     for result in measure(quick):
         print(result.line(), flush=True)
     sys.stdout.flush()

@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--quick] [MEASURE ...]
 
-Each measure is a program of its own in this folder and runs in a fresh interpreter. A target that is missed is written
-down (``"met": false``) and is no failure; a measure that cannot be taken is.
+Each measure is a program in this folder and runs in a fresh interpreter. A missed target is reported (``"met": false``)
+and is not a failure; a measure that cannot run is one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEASURES = (
 
 
 def machine() -> dict[str, object]:
-    """Where the figures were taken."""
+    """Describe the machine."""
     cpus = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.partition(":")[2].strip() for line in cpus if line.startswith("model name")), "")
     return {
@@ -54,7 +54,7 @@ def machine() -> dict[str, object]:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the chosen measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}")
     parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, and figures that mean nothing")

@@ -1,4 +1,4 @@
-"""What a CPU-bound service loses to the profiler: the same process with and without it, in turns (ABBA).
+"""The loss of a CPU-bound service to the profiler: the same process with and without it, in turns (ABBA).
 
 8 threads serve made-up requests inside spans, 24 wait; every record is exported to a collector in another process.
 Three figures for each case: requests per second of wall time; CPU time of the whole process per request, which counts
@@ -34,21 +34,21 @@ ORDER = [{"number": number, "name": f"item {number}", "price": number * 1.19} fo
 
 
 class Service:
-    """Counts the requests that its threads have served."""
+    """A service that counts the requests of its threads."""
 
     def __init__(self) -> None:
         self._served = [0] * BUSY
         self._tracer = trace.get_tracer("benchmark")
 
     def work(self, number: int, is_over: Callable[[], bool]) -> None:
-        """Serve until it is over."""
+        """Serve until the end."""
         while not is_over():
             with self._tracer.start_as_current_span("request"):
                 descend(20, self._handle)
             self._served[number] += 1
 
     def served(self) -> int:
-        """Requests so far."""
+        """Return the number of requests so far."""
         return sum(self._served)
 
     def _handle(self) -> None:
@@ -63,8 +63,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stretch of time: requests per second, CPU seconds per request, and the share of a core that threads which are
-    not the application's used."""
+    """Requests per second, CPU seconds per request, and the core share of other threads in a stretch of time."""
 
     rate: float
     cpu_s: float
@@ -72,7 +71,7 @@ class Segment:
 
 
 def measure_segment(service: Service, seconds: float) -> Segment:
-    """Look at the service for `seconds`."""
+    """Measure the service for `seconds`."""
     served, wall, cpu, own = service.served(), time.perf_counter(), time.process_time(), application_cpu_s()
     time.sleep(seconds)
     count, own = service.served() - served, application_cpu_s() - own
@@ -81,7 +80,7 @@ def measure_segment(service: Service, seconds: float) -> Segment:
 
 
 def application_cpu_s() -> float:
-    """CPU time of all threads that are not the profiler's or gRPC's."""
+    """Return the CPU seconds of the main thread and the application's threads."""
     own = [thread for thread in threading.enumerate() if thread.name.startswith(("MainThread", APPLICATION_PREFIX))]
     return sum(
         time.clock_gettime((~(thread.native_id or 0) << 3) | 6) for thread in own
@@ -89,14 +88,13 @@ def application_cpu_s() -> float:
 
 
 def run_in_new_process(body: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Call `body` in a fresh process: the settings of a process's first start hold for its life, so each configuration
-    needs one of its own."""
+    """Call `body` in a fresh process: settings of the first start hold for the life of a process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
         return processes.submit(body, *arguments, **named).result()
 
 
 def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
-    """Start, and wait until the first records have arrived: gRPC is loaded, connections are made."""
+    """Start the profiler and wait for the first records, after which gRPC is loaded and connected."""
     before = sink.totals().records
     if not splunk_profiler.start(config):
         raise RuntimeError("the profiler did not start")
@@ -110,8 +108,10 @@ def start(config: splunk_profiler.Config, sink: CountingSink) -> None:
 def compare(
     walker: str, interval_ms: int, export_ms: int, seconds: float, rounds: int
 ) -> tuple[dict[str, list[float]], Totals]:
-    """Return what arrived, and ratios with / without of each ABBA round: ``rate``, ``cpu``; ``noise``: without /
-    without; ``others``: the share of a core that the profiler's threads used."""
+    """Return ratios of each ABBA round, and the counts of the sink.
+
+    ``rate`` and ``cpu`` are with / without, ``noise`` is without / without, ``others`` the profiler's share of a core.
+    """
     trace.set_tracer_provider(TracerProvider())
     service = Service()
     ratios: dict[str, list[float]] = {"rate": [], "cpu": [], "noise": [], "others": []}
@@ -139,7 +139,7 @@ def compare(
 
 
 def results(name: str, ratios: dict[str, list[float]], limit: float | None, arrived: Totals) -> Iterator[Result]:
-    """The loss as a share, from the median over the rounds."""
+    """Return the loss as a share, from the median over the rounds."""
     spread = [100 * (1 - ratio) for ratio in reversed(middle_half(ratios["rate"], 6))]
     yield Result(
         f"throughput lost, {name}",

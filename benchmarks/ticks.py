@@ -1,4 +1,4 @@
-"""How many ticks of a 10 ms interval are delivered beside 8 busy threads, and how late they come.
+"""The delivery and latency of ticks of a 10 ms interval beside 8 busy threads.
 
 The native ticker and the portable one take turns in the same process. A process that does nothing but sleep until the
 same deadlines runs beside them: what it misses, the machine was too busy for.
@@ -28,7 +28,7 @@ latency = attrgetter("latency_ns")
 
 
 def spin(_number: int, is_over: Callable[[], bool]) -> None:
-    """Plain Python work that gives the GIL up only when it is asked for."""
+    """Run plain Python code that releases the GIL only on request."""
     value = 0
     while not is_over():
         for step in range(2000):
@@ -36,7 +36,7 @@ def spin(_number: int, is_over: Callable[[], bool]) -> None:
 
 
 def measure_latencies(ticker: Ticker, ticks: int) -> list[int]:
-    """Let `ticker` run until `ticks` deadlines have passed; the latencies of those that were delivered."""
+    """Run `ticker` for `ticks` deadlines and return the latencies of delivered ticks."""
     thread = threading.Thread(target=ticker.run, args=(PERIOD_NS,), daemon=True)
     thread.start()
     late: list[int] = []
@@ -49,7 +49,7 @@ def measure_latencies(ticker: Ticker, ticks: int) -> list[int]:
 
 
 def run_sleeper() -> None:
-    """The body of the process that only sleeps: deadlines until standard input ends, then how late it woke."""
+    """Sleep until each deadline while standard input is open, then print the latencies."""
     ended = threading.Event()
 
     def listen() -> None:
@@ -74,7 +74,7 @@ def run_sleeper() -> None:
 
 @contextmanager
 def measure_sleeper() -> Iterator[dict[str, float]]:
-    """That process; what it saw is there when the block is left."""
+    """Run the sleeping process; its latencies are there after the block."""
     seen: dict[str, float] = {}
     process = subprocess.Popen(
         [sys.executable, __file__, "sleep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -85,9 +85,9 @@ def measure_sleeper() -> Iterator[dict[str, float]]:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Both tickers, in turns."""
+    """Measure both tickers, in turns."""
     rounds, ticks = (1, 100) if quick else (5, 400)
-    has_pending_calls = sys.version_info >= (3, 12)  # before, only the main thread runs pending calls
+    has_pending_calls = sys.version_info >= (3, 12)  # older versions run pending calls on the main thread only
     seen: dict[str, tuple[list[int], dict[str, int]]] = {}
     with measure_sleeper() as control, BlockedThreads(IDLE, FRAMES), run_busy_threads(BUSY, spin):
         for _ in range(rounds):

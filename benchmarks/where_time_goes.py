@@ -1,10 +1,10 @@
-"""Measures where profiles say that the time of a thread goes: what arrives is compared with the thread's own clocks.
+"""The accuracy of profiles: received times by kind of work, compared with the thread's own clocks.
 
 One worker does six kinds of work in turns of some milliseconds, alone and beside threads that never wait; its process
-is profiled every 10 ms and sends to a real receiver. The kinds take turns by chance, those more often that have had
-less time: beside busy threads nearly all samples would be of the pipe otherwise, whose every step waits for the GIL. A
-figure is the largest difference of a kind's share, in points of 100: of samples and of wall time to its share of the
-time that passed, of CPU time to its share of the CPU time used.
+is profiled every 10 ms and sends to a real receiver. The kinds take turns at random, more often those with less time
+so far: otherwise nearly all samples beside busy threads would be of the pipe, whose every step waits for the GIL. A
+figure is the largest difference of a kind's shares in percentage points: share of samples and of wall time against its
+share of the elapsed time, share of CPU time against its share of the used CPU time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ INTERVAL_MS = 10
 BUSY_THREAD_COUNTS = (0, 2, 4)
 WORKER = "worker"
 RNG = random.Random(1)
-TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 2000) % tuple(range(4000))  # one call is to be shorter than the interval
+TEXT = ("GET /items/%d HTTP/1.1 200 %d\n" * 2000) % tuple(range(4000))  # a call must be shorter than the interval
 NUMBERS = [RNG.random() for _ in range(25_000)]
 BLOCK = bytes(6 << 20)
-PATTERN = re.compile(r"(\w+) /(\w+)/(\d+) HTTP/[\d.]+ (5\d\d)")  # few: freeing many is seen in the caller
+PATTERN = re.compile(r"(\w+) /(\w+)/(\d+) HTTP/[\d.]+ (5\d\d)")  # few: freeing many would count for the caller
 
 
 def loops() -> int:
@@ -68,7 +68,7 @@ def regex() -> int:
 
 
 class Pipe:
-    """Another process that sends back what it gets."""
+    """A process that echoes its input."""
 
     def __init__(self) -> None:
         self._echo = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -88,7 +88,7 @@ class Pipe:
 
 
 def work(seconds: float) -> dict[str, dict[str, int]]:
-    """Kinds by the name of their function → ns that have passed, and ns of CPU used, in them."""
+    """Run the kinds of work; return function name → wall ns and CPU ns."""
     pipe = Pipe()
     kinds: list[Callable[[], Any]] = [loops, calls, holds_gil, releases_gil, regex, pipe.talk]
     spent = {kind.__name__: {"wall": 0, "cpu": 0} for kind in kinds}
@@ -107,7 +107,7 @@ def work(seconds: float) -> dict[str, dict[str, int]]:
 
 
 def serve(busy: int, seconds: float) -> None:
-    """The process that is profiled: prints what its worker has done, and the CPU time that it has used."""
+    """Run the profiled process: print the times of its worker, and its CPU time."""
     stop_event = threading.Event()
 
     def spin() -> None:
@@ -140,7 +140,7 @@ def shares(found: dict[str, Any]) -> dict[str, float]:
 
 
 def run(data_format: str, busy: int, seconds: float) -> Iterator[Result]:
-    """One process, and what has arrived of it."""
+    """Run one process and return its times and the received profiles."""
     from receiver_process import Receiver  # noqa: PLC0415  # of the tests
 
     with Receiver() as receiver:
@@ -176,7 +176,7 @@ def run(data_format: str, busy: int, seconds: float) -> Iterator[Result]:
 
 
 def count_text_records(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
-    """Records by kind, and those of them in which the thread ran."""
+    """Count records by kind, and those of them in which the thread ran."""
     seen, ran = Counter[str](), Counter[str]()
     for record in records:
         if record["body"].startswith(f'"{WORKER}"'):
@@ -188,7 +188,7 @@ def count_text_records(records: list[dict[str, Any]], kinds: dict[str, Any]) -> 
 
 
 def sum_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[str, Counter[str]]:
-    """Samples, wall and CPU time by kind; and the worker's wall time, and all CPU time."""
+    """Sum samples, wall and CPU time by kind; return also the worker's wall time and all CPU time."""
     from received_profiles import read  # noqa: PLC0415  # of the tests
 
     found = {value: Counter[str]() for value in ("samples", "wall", "CPU", "totals")}
@@ -207,7 +207,7 @@ def sum_profiles(records: list[dict[str, Any]], kinds: dict[str, Any]) -> dict[s
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Text and pprof, alone and beside busy threads."""
+    """Measure text and pprof, alone and beside busy threads."""
     for busy in BUSY_THREAD_COUNTS[:2] if quick else BUSY_THREAD_COUNTS:
         for data_format in ("pprof-gzip-base64", "text"):
             yield from run(data_format, busy, 1 if quick else 60 + 20 * busy)

@@ -1,4 +1,4 @@
-"""What a process spends on being profiled in each format, from the capture to the wire: CPU time, bytes, records.
+"""The cost of profiling a process in each format, from the capture to the wire: CPU time, bytes, records.
 
 50 threads with stacks of 43 frames, of which 8 move on between two snapshots; text and pprof in turns, each stretch
 in a process of its own. Text is exported each second, pprof each ten, which are the defaults; a stretch is long enough
@@ -31,7 +31,7 @@ EXPORTER = "splunk-profiler-exporter"
 
 @dataclass(frozen=True, slots=True)
 class ProfilingCost:
-    """Per second of being profiled: CPU of all threads, of the exporting one, bytes and records."""
+    """The cost per second: CPU of all threads, of the exporting one, bytes and records."""
 
     cpu_s: float
     exporter_s: float
@@ -40,7 +40,7 @@ class ProfilingCost:
 
 
 def cpu_s(threads: list[threading.Thread]) -> float:
-    """CPU seconds that these threads have used."""
+    """Return the CPU seconds of these threads."""
     clocks = [time.pthread_getcpuclockid(thread.ident) for thread in threads if thread.ident is not None]
     return sum(time.clock_gettime(clock) for clock in clocks)
 

@@ -1,7 +1,7 @@
 """Always-on call-stack sampling for Python services, joined to OpenTelemetry spans, and readable by host profilers.
 
-The whole public API: `start`, `stop`, `labels`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing
-this package loads `activation` and nothing else, and neither does a `start` that is switched off: off means off.
+The public API: `start`, `stop`, `labels`, `Config`, `ConfigError`, `ProfilerError` and `__version__`. Importing this
+package loads only `activation`, and so does a `start` that is switched off.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "s
 
 def __getattr__(name: str) -> object:
     if name in ("Config", "ConfigError", "ProfilerError"):
-        from splunk_profiler import config  # noqa: PLC0415  # loaded for who names it only
-        from splunk_profiler.config import parsers  # noqa: PLC0415  # loaded for who names it only
+        from splunk_profiler import config  # noqa: PLC0415  # loaded on use
+        from splunk_profiler.config import parsers  # noqa: PLC0415  # loaded on use
 
         return getattr(config if name == "Config" else parsers, name)
     if name == "labels":
         from splunk_profiler.user_labels.labels import labels  # noqa: PLC0415
 
-        globals()[name] = labels  # asked for in every request
+        globals()[name] = labels  # applications use it in every request
         return labels
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -38,14 +38,13 @@ def __getattr__(name: str) -> object:
 def start(config: Config | None = None) -> bool:
     """Start the profiler of this process, if it is switched on.
 
-    Without `config` the environment decides, and ``SPLUNK_PROFILER_ENABLED`` is false by default: a call left
-    in an application's code does nothing until whoever runs it switches the profiler on. What is published to host
-    profilers is switched on with it, or alone (docs/configuration.md). Starting a profiler
-    that runs changes nothing. Settings hold for the life of the process, from the first call on that had a `config` or
-    that the environment switched on.
+    Without `config` the environment decides, and ``SPLUNK_PROFILER_ENABLED`` is false by default: a call in an
+    application's code does nothing until the environment switches the profiler on. Publishing to host profilers is
+    switched on with it, or alone (docs/configuration.md). Starting a running profiler changes nothing. The settings of
+    the first call that has a `config`, or that the environment switches on, hold for the life of the process.
 
     Args:
-        config: settings made in code, in place of the environment's.
+        config: settings that replace the environment's.
 
     Returns:
         True if the profiler runs when this returns: it samples, or publishes to host profilers, or both.
@@ -64,10 +63,10 @@ def start(config: Config | None = None) -> bool:
 
 
 def stop(timeout_s: float = 2.0) -> None:
-    """Stop the profiler, sending what it has gathered for at most `timeout_s` seconds. It can start again.
+    """Stop the profiler; send what it has gathered for at most `timeout_s` seconds. It can start again.
 
-    Transactions that wait for a host profiler are handed to the application's exporters first, which may take up to 5
-    seconds more if these are slow (docs/correlation.md).
+    Transactions that wait for a host profiler go to the application's exporters first. Slow exporters may take up to 5
+    seconds more (docs/correlation.md).
     """
     if _PROCESS_MODULE not in sys.modules:
         return
@@ -79,15 +78,15 @@ def stop(timeout_s: float = 2.0) -> None:
 
 
 _PROCESS_MODULE = "splunk_profiler.lifecycle.process"
-_PENDING_STOPS: list[float] = []  # asked for by signal handlers while the first start loads the profiler
+_PENDING_STOPS: list[float] = []  # timeouts, from signal handlers during the first start's imports
 
 
 def _load_profiler() -> ProcessProfiler | None:
-    """Load the profiler. None where that is not possible, and in a signal handler that has interrupted it."""
+    """Return the loaded profiler; None if it cannot be loaded, or in a signal handler that interrupts the loading."""
     if FORK_GATE.has_locked_imports():
         return None
     with FORK_GATE:
-        from splunk_profiler.lifecycle import process as profiler  # noqa: PLC0415  # loaded only where it is wanted
+        from splunk_profiler.lifecycle import process  # noqa: PLC0415  # loaded on use
 
-    process_profiler = getattr(profiler, "process_profiler", None)
-    return None if process_profiler is None else process_profiler()
+    profiler: ProcessProfiler | None = getattr(process, "PROCESS_PROFILER", None)
+    return profiler

@@ -1,8 +1,7 @@
-"""The command line: its verbs and what becomes of their errors.
+"""The command line: its verbs, and the exit codes of their errors.
 
-Runs on the main thread of ``splunk-profiler``. Each verb is imported only when it is asked for, so that
-`run`, which stands between a service and its start, costs no more than click. Must not import a verb at
-module level.
+Runs on the main thread of ``splunk-profiler``. Must not import a verb at module level: `run` stands between a
+service and its start, so it may cost no more than click.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import io
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from splunk_profiler import __version__
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config.parsers import ProfilerError
 
@@ -30,12 +29,14 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """The verbs, each found in the module of its name."""
+    """The group of the verbs; imports the module of a verb when it is called."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
+        """Return the names of the verbs, in the order of the help."""
         return list(VERBS)
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        """Import the verb `name`; None if there is none."""
         if name not in VERBS:
             return None
         verb = name.replace("-", "_")
@@ -52,6 +53,7 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs with their descriptions, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
@@ -59,11 +61,7 @@ class Verbs(click.Group):
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    try:
-        number = version("splunk-profiler")
-    except PackageNotFoundError:
-        number = "not installed, run from its sources"
-    print_line(f"splunk-profiler {number}")
+    print_line(f"splunk-profiler {__version__}")
     ctx.exit()
 
 
@@ -84,7 +82,7 @@ def cli() -> None:
 def main() -> None:
     """Run the verb that the command line names, and exit: 0 done, 1 failed, 2 wrong usage."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal or a pipe of another encoding must not end a report for want of a character.
+        # Output in another encoding shows `?` for what it cannot encode; it must not end a report.
         sys.stdout.reconfigure(errors="replace")
     try:
         code = cli.main(prog_name="splunk-profiler", standalone_mode=False)
@@ -101,14 +99,14 @@ def main() -> None:
             print_line(f"    {line}", error=True)
         sys.exit(getattr(error, "exit_code", 1))
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): let what is still buffered go nowhere at exit.
+        # The reader of our output has closed it (`| head`). The flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _shown(error: click.ClickException) -> list[str]:
-    """Return the lines that click would print: the usage, and what is wrong with it."""
+    """Return the lines that click would print: the usage and the error."""
     written = io.StringIO()
     error.show(written)
     return written.getvalue().rstrip("\n").split("\n")

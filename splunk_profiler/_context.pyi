@@ -1,6 +1,7 @@
-"""Publishes each thread's trace context where host profilers read it, at every switch of context.
+"""Publication of each thread's trace context to host profilers, at every context switch.
 
-All functions are cheap enough for the application's threads. A context is what OpenTelemetry's `ContextVar` holds.
+All functions are cheap enough for the application's threads. A context is the value of
+OpenTelemetry's `ContextVar`.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from typing import Any, Literal, NamedTuple, final
 
 @final
 class Identity:
-    """What is published of one span, encoded once. Immutable.
+    """The published form of one span, encoded once. Immutable.
 
     Raises:
-        ValueError: an id that is zero or too large, or flags that do not fit a byte.
+        ValueError: an id is zero or too large, or the flags do not fit a byte.
     """
 
     def __init__(self, trace_id: int, span_id: int, local_root_id: int, trace_flags: int) -> None: ...
@@ -28,10 +29,13 @@ class Identity:
 
 @final
 class UserLabels:
-    """At most seven (key, value) pairs in UTF-8, keys of 1 to 25 bytes, values of up to 53, encoded once. Immutable.
+    """At most seven (key, value) pairs in UTF-8, encoded once. Immutable.
+
+    Keys have 1 to 25 bytes, values up to 53.
 
     Raises:
-        ValueError: beyond these limits; a key that is there twice or is one of the profiler's own; a NUL byte.
+        ValueError: a limit is exceeded, a key is duplicate or one of the profiler's own, or a NUL
+            byte.
     """
 
     def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None: ...
@@ -39,30 +43,30 @@ class UserLabels:
     def pairs(self) -> tuple[tuple[bytes, bytes], ...]: ...
 
 class Library(NamedTuple):
-    """A library that is loaded. Readers can follow its thread-local pointer only if `tls` is ``static``."""
+    """A loaded library. Readers can follow its thread-local pointer only if `tls` is ``static``."""
 
     path: str
     tls: Literal["static", "dynamic", "unknown"]
 
 class SwitchCounters(NamedTuple):
-    """Since the module was loaded, apart from `threads`."""
+    """Counters since the module was loaded, apart from `threads`."""
 
-    published: int  # switches after which a thread showed something else
-    unchanged: int  # switches after which it showed the same
-    cache_hits: int  # of these two: switches to a context that was known from before
+    published: int  # switches that changed the record of a thread
+    unchanged: int  # switches that did not
+    cache_hits: int  # of both: switches to a context that was in the cache
     repaired: int  # threads that `audit` found wrong: switches that no hook saw
-    threads: int  # that have memory of their own now
-    failed: int  # exceptions that were swallowed, memory that was not to be had
+    threads: int  # threads with a record now
+    failed: int  # discarded exceptions and failed allocations
 
 @final
 class SocketReader:
-    """Gathers the datagrams of a socket, so that the kernel's short queue does not overflow while Python is busy.
+    """A reader of a socket's datagrams, which keeps the kernel's short queue from overflowing.
 
-    Memory is bounded, by 128 KiB: while more than 64 KiB of messages or 1024 of them wait for `take`, nothing is read.
-    In a child of `fork` it does nothing.
+    Memory is bounded to 128 KiB. Reading pauses while more than 64 KiB or 1024 messages wait for
+    `take`. Does nothing in a child of `fork`.
 
     Args:
-        descriptor: of the socket; stays the caller's.
+        descriptor: descriptor of the socket; the caller closes it.
 
     Raises:
         OSError: the descriptor is not open.
@@ -70,22 +74,23 @@ class SocketReader:
 
     def __init__(self, descriptor: int) -> None: ...
     def run(self) -> bool:
-        """Read until `stop`, without the GIL; for a thread of its own. False if the socket was closed before that.
+        """Read until `stop`, without the GIL; the body of a thread. Return False if the socket was closed.
 
         Raises:
-            RuntimeError: another thread does so.
+            RuntimeError: another thread runs it.
         """
     def take(self, timeout_s: float, /) -> list[bytes]:
-        """The messages of up to 65,536 bytes that have arrived since the last time, in their order.
+        """Return the messages of up to 65,536 bytes that arrived since the last call, in order.
 
-        Waits up to `timeout_s` seconds (an hour at most) for one, be it too long, for `wake` or for `stop`.
+        Waits up to `timeout_s` seconds, at most an hour, for `wake`, `stop` or a message of any
+        length.
         """
     def wake(self) -> None:
-        """Have `take` return, this time or next time."""
+        """Make `take` return, this time or the next."""
     def stop(self) -> None:
-        """End `run` and `take`, and take no more messages: senders are told."""
+        """End `run` and `take` and accept no more messages: senders get an error."""
     def counts(self) -> tuple[int, int]:
-        """(messages received, messages too long and discarded)."""
+        """Return (messages received, messages too long and discarded)."""
 
 def install(
     variable: ContextVar[Any],
@@ -95,56 +100,59 @@ def install(
     identify: Callable[[Any], Identity | None],
     context_type: type,
 ) -> list[tuple[str, str]]:
-    """Publish contexts from now on, at every switch that can be seen. What was installed before is replaced.
+    """Publish contexts from now on, at every switch that a hook can see. Replaces what was installed before.
 
     Args:
-        variable: holds the current context, a dict.
-        span_key: under which a context has its span.
-        labels: holds the current `UserLabels`; anything else in it counts as none.
-        attribute: under which a span keeps what `identify` said of it.
-        identify: called once for a span that has no such attribute; None for one that is not published.
-        context_type: a context of exactly this type never changes, so that what it shows may be remembered.
+        variable: variable that holds the current context, a dict.
+        span_key: key of the span in a context.
+        labels: variable that holds the current `UserLabels`; any other value counts as none.
+        attribute: attribute of a span that stores the result of `identify`.
+        identify: called once for a span without that attribute; returns None for an unpublished
+            one.
+        context_type: type of contexts that never change, so that their record may be cached.
 
     Returns:
-        (hook, what cannot be seen without it) for hooks that could not be installed.
+        (hook, what cannot be seen without it) for each hook that could not be installed.
     """
 
 def uninstall() -> None:
-    """Take the hooks out; no thread shows anything any more. Without `install` nothing happens."""
+    """Remove the hooks; no thread publishes anything any more. Does nothing without `install`."""
 
 def attach(context: Any) -> Token[Any]:
-    """`variable.set(context)`, then publish."""
+    """Call `variable.set(context)`, then publish."""
 
 def detach(token: Token[Any]) -> None:
-    """`variable.reset(token)`, then publish."""
+    """Call `variable.reset(token)`, then publish."""
 
 def trace_greenlets() -> bool:
-    """Publish at greenlet switches of the calling thread; False if greenlet is not loaded or nothing is installed."""
+    """Publish at greenlet switches of the calling thread; False without greenlet or `install`."""
 
 def publish() -> None:
-    """Publish the calling thread's context as it is now."""
+    """Publish the calling thread's current context."""
 
 def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
-    """`variable.set(labels)`, then publish; no audit comes in between."""
+    """Call `variable.set(labels)`, then publish; no audit comes in between."""
 
 def previous_local_root(trace_id: int, /) -> int | None:
-    """For `identify`: the local root that the thread showed when its span was met, if that was of this trace.
+    """Return the local root that the thread published before the span being identified, for `identify`.
+
+    Return None if it was of another trace.
 
     Raises:
-        TypeError, ValueError, OverflowError: that is no trace id.
+        TypeError, ValueError, OverflowError: not a trace id.
     """
 
 def assign_identity(span: Any, parent_context: Any = None) -> None:
-    """Give a local span that starts its `Identity`: its local root is its parent's, or itself.
+    """Give a local span that starts its `Identity`; its local root is its parent's, or itself.
 
-    Made to be a span processor's `on_start`.
+    Has the signature of a span processor's `on_start`.
     """
 
 def refresh() -> None:
-    """Look for modules loaded since that switch contexts in C."""
+    """Look for newly loaded modules that switch contexts in C."""
 
 def load_labels_library(path: str | PathLike[str]) -> Library:
-    """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch on).
+    """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch).
 
     Raises:
         ValueError: the path is not absolute.
@@ -152,7 +160,7 @@ def load_labels_library(path: str | PathLike[str]) -> Library:
     """
 
 def load_elastic_library(path: str | PathLike[str], storage: bytes) -> Library:
-    """Load ``elastic-jvmti-linux-<arch>.so``, point it to a copy of `storage` and make readers look.
+    """Load ``elastic-jvmti-linux-<arch>.so``, point it to a copy of `storage` and notify readers.
 
     Raises:
         ValueError: the path is not absolute.
@@ -160,18 +168,18 @@ def load_elastic_library(path: str | PathLike[str], storage: bytes) -> Library:
     """
 
 def replace_storage(storage: bytes, /) -> None:
-    """Point to a copy of `storage` instead, in one store. What was there before is kept until the next time.
+    """Point to a copy of `storage` instead, in one store. The previous copy lives until the next call.
 
     Raises:
         RuntimeError: the library is not loaded.
     """
 
 def clear_storage() -> None:
-    """Readers find no process storage any more."""
+    """Hide the process storage from readers."""
 
 def audit() -> tuple[int, int]:
-    """Compare what the threads show with their contexts at this instant, repair what differs: (compared, repaired)."""
+    """Compare each thread's record with its context, repair differences: (compared, repaired)."""
 
 def counters() -> SwitchCounters: ...
 def reset_after_fork() -> None:
-    """Forget the threads that did not come along. Happens by itself in a child of `fork`; again it does nothing."""
+    """Forget the threads that a fork did not copy. Runs by itself in a child of `fork`; idempotent."""

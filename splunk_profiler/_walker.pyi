@@ -21,89 +21,94 @@ class Ticker(Generic[_Frame, _Stack]):
         make_stack: Callable[[tuple[_Frame, ...], bool], _Stack],
         ring_size: int,
         labels_var: ContextVar[Any] | None = None,
-        min_collection_interval_ns: int = 10_000_000,  # of two collections of one generation that are kept
+        min_collection_interval_ns: int = 10_000_000,  # between two kept collections of one generation
         trace_filter: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
-        threads: dict[int, Thread] = ...,  # by ident, where `python_thread` is looked up; without it there is none
+        threads: dict[int, Thread] = ...,  # by ident, for `RawThread.python_thread`; without it there is none
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
-        """Capture at absolute deadlines until `stop`; the body of a thread. Holds no GIL while it waits.
+        """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.
 
-        All threads every `period_ns` (0: never). In between, after `notify_trace_added` and as long as there are traces
-        in it, those threads every `focused_period_ns` that may work for one of them: whose span's trace is among them,
-        or cannot be told without running Python code.
+        Captures all threads every `period_ns` (0: never). Captures the focus every
+        `focused_period_ns` in between, after `notify_trace_added` and while the filter has traces.
+        The focus is every thread whose span's trace is in the filter, or cannot be found without
+        running Python code.
         """
     def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
-        """Let a running ticker go on as if it ran with these; from any thread.
+        """Change the periods of a running ticker; from any thread.
 
-        The next deadline of all threads is so long after the last one; those of the focus begin anew between them.
+        The next deadline of all threads is one new period after the last. Those of the focus start
+        anew between them.
         """
     def notify_trace_added(self) -> None:
-        """A trace was added to the focus: to be called after each addition, from any thread."""
+        """Announce that a trace was added to the filter; required after each addition, from any thread."""
     def stop(self) -> None:
-        """Make `run` and `drain` return; from any thread, and twice. A stopped ticker stays stopped."""
+        """Make `run` and `drain` return, for good. Idempotent; safe from any thread."""
     def capture(self, *, is_focused: bool = False) -> None:
-        """Take one snapshot now, in this thread, into the ring; counted as missed if none could be taken."""
+        """Take one snapshot into the ring, on the calling thread. A failure counts as missed."""
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
-        """What the ring holds, oldest first; waits up to `timeout_ns` while it is empty and `run` may still fill it."""
+        """Return the ring, oldest first; wait up to `timeout_ns` while it is empty and `run` may fill it."""
     def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
-        """To be one of `gc.callbacks`. Runs no Python code, so that no signal handler runs and raises in there."""
+        """Record a collection. Runs no Python code, so that no signal handler can raise in it."""
     def drain_collections(self) -> list[RawCollection]:
-        """The collections that were kept, oldest first.
+        """Return the kept collections, oldest first.
 
-        Up to 256 are, the last 64 of which took 10 ms or more; then the next one stands for the others.
+        Keeps up to 256, of which the last 64 are for collections of at least 10 ms. Beyond that,
+        the next kept one stands for the others.
         """
     def counters(self) -> TickerCounters: ...
 
 class IdleTracker:
-    """Tells which threads of a snapshot have changed since the one before.
+    """A tracker of the threads that changed since the previous snapshot.
 
-    A thread rests if it is told nothing about: it waits, has used no CPU time, and has the same stack, context
-    and labels (by identity), when it was told at rest as well. Threads at rest are not told if `skip_idle`, else all
-    are each time.
+    A thread is idle if it waits, used no CPU time, and kept its stack, context and labels (by
+    identity). Its last report must have been of that state. Idle threads are not reported if
+    `skip_idle`; else every call reports all threads.
     """
 
     def __init__(self, *, skip_idle: bool) -> None: ...
     def find_changes(
         self, threads: tuple[RawThread, ...], period_ns: int, /
     ) -> tuple[list[ThreadChange], list[IdleSpan]]:
-        """What is new of the threads of a snapshot, which are in the order of their keys.
+        """Compare the threads of a snapshot, which are in the order of their keys, with the previous one.
 
-        For each that has changed, in that order: it, its nice value (0 if `skip_idle`, or if it has ended), in how
-        many snapshots before this one it has rested, and the sum of their periods. For each that was in the snapshot
-        before and is not in this one: its key, and the same two.
+        Returns:
+            The changed threads, in that order, and the idle spans of threads that have ended.
 
         Raises:
-            ValueError: they are in another order.
-            TypeError: they are no threads.
+            ValueError: the threads are in another order.
+            TypeError: these are no threads.
         """
     def take_idle_spans(self) -> list[IdleSpan]:
-        """Key, snapshots and sum of periods of each thread that has rested; the next snapshot's are told all."""
+        """Return the idle span of each idle thread; the next snapshot reports every thread."""
 
 def set_after_fork_in_child(in_child: Callable[[], object] | None) -> None:
-    """Have `in_child()` called in forked children, also of C code that runs no `os.register_at_fork` hook."""
+    """Have `in_child()` called in forked children, even where C code forks without Python's fork hooks."""
 
 def mark_profiler_thread(is_starting: bool, /) -> None:
-    """The calling thread is one of the profiler's, or ends: it must not have the GIL while C code forks without it."""
+    """Mark the calling thread as one of the profiler's, or unmark it.
+
+    Such a thread must not hold the GIL while C code forks without it.
+    """
 
 def sigterm_open() -> int:
-    """Begin a watch for SIGTERM in this process, and end the one before it. Its number is for `sigterm_wait`."""
+    """Begin to listen for SIGTERM, end the previous listener, and return an id for `sigterm_wait`."""
 
 def sigterm_install() -> bool:
-    """Have SIGTERM wake the watch's thread where its action is the default, and not end the process. True if it does.
+    """Have SIGTERM wake the listening thread instead of ending the process. Return True if it does.
 
-    Python's own table does not change. False as well without a watch, and in process 1, where the kernel ignores the
-    signal.
+    This happens only where its action is the default; Python's own table does not change. Return
+    False without a listener, and in process 1, where the kernel ignores the signal.
     """
 
 def sigterm_wait(watch_id: int, limit_ms: int, /) -> bool:
-    """Wait for SIGTERM, without the GIL; False: the watch is over.
+    """Wait for SIGTERM, without the GIL; return False if the listener has ended.
 
-    When it has come, the process ends by it after `limit_ms` at the latest, whoever has the GIL. If the process has
-    sent it itself, the main thread runs no Python code any more.
+    After the signal, the process ends by it within `limit_ms`, whichever thread has the GIL. If the
+    process sent it itself, the main thread runs no more Python code.
     """
 
 def sigterm_close() -> bool:
-    """End the watch and restore the default action. False if SIGTERM has come: then the process is ending."""
+    """Stop listening and restore the default action. Return False if SIGTERM came: the process is ending."""
 
 def sigterm_end_process() -> None:
     """End the process by the default action of SIGTERM."""

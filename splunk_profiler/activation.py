@@ -1,7 +1,7 @@
-"""What `start` needs before it may load the profiler: whether that is surely off, and a gate that keeps forks out.
+"""The two checks before `start` loads the profiler: that it may be on, and that no thread forks meanwhile.
 
-Loaded with the package, by the application's own import, so that no import of the profiler's comes before the gate.
-A process that is not profiled must not pay for the profiler, not even for its settings' parser.
+Loaded with the package, so that the gate precedes every other import of ours. A process that is not profiled must not
+pay for the profiler, not even for the parser of its settings.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class ActivationCheck:
-    """The variables that decide, read once: by the first `start`."""
+    """The environment's decision, read once by the first `start`."""
 
     def __init__(self) -> None:
         self._is_surely_off: bool | None = None
 
     def is_surely_off(self) -> bool:
-        """Return False for anything but "not set" and "false" (and "auto"): `config` decides, which also warns."""
+        """Return True if all variables are unset or false (or auto); all else is for `config`, which also warns."""
         if self._is_surely_off is None:
             self._is_surely_off = all(_read_variable(name) in ("", "false") for name in _VARIABLES) and all(
                 _read_variable(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
@@ -41,37 +41,36 @@ def _read_variable(name: str) -> str:
 
 
 class ForkGate:
-    """Keeps a fork on one thread and a `start` on another apart: ``with gate:`` around what loads the profiler.
+    """A gate between a fork on one thread and a start on another: ``with gate:`` encloses each start.
 
     In the child, a module that the other thread was importing would stay locked for ever. A fork waits for a start as
-    long as that uses the processor and 5 seconds more, a start for a fork 5 seconds at most. Safe in signal handlers:
-    no thread waits for itself.
+    long as it uses the processor and 5 seconds more; a start waits for a fork for at most 5 seconds. Safe in signal
+    handlers: no thread waits for itself.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._has_fork_hooks = False
-        self._starting_threads: list[
-            tuple[int, int]
-        ] = []  # ident and native id of each thread in a start, as often as it is
+        # (ident, native id) of each thread in a start; once for each nested start.
+        self._starting_threads: list[tuple[int, int]] = []
         self._forking_threads: list[int] = []  # idents
         self._has_locked_imports = False
         self._profiler_before_fork: Callable[[], None] | None = None
 
     def has_locked_imports(self) -> bool:
-        """Whether this is a child that was forked in the middle of a start: what that was loading stays locked."""
+        """Return True in a child that was forked during a start of another thread, whose modules stay locked."""
         self._detect_fork()
         return self._has_locked_imports
 
     def register(
         self, before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
     ) -> None:
-        """Register the profiler's hooks. Each fork that has waited calls `before`, also one that waits now."""
+        """Register the profiler's hooks. Each fork calls `before` after its wait, also a fork that waits now."""
         self._profiler_before_fork = before
-        self._register_at_fork(after_in_parent, after_in_child)  # anew: what was registered last waits first
+        self._register_at_fork(after_in_parent, after_in_child)  # again: the last registration runs first
 
     def __enter__(self) -> None:
-        """Begin a start, or go on with one."""
+        """Begin a start, perhaps nested in another of this thread."""
         self._install_fork_hooks()
         self._detect_fork()
         own = _current_thread_ids()
@@ -92,15 +91,15 @@ class ForkGate:
             raise
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End a start."""
         if (own := _current_thread_ids()) in self._starting_threads:
             self._starting_threads.remove(own)
 
     def _before_fork(self) -> None:
-        """Wait until no other thread is in a start, and let none begin."""
+        """Wait until no other thread is in a start, and let no start begin."""
         own = get_ident()
         if own in self._forking_threads:
-            return  # registered twice
+            return  # the hook is registered twice
         self._forking_threads.append(own)
         last_used_ns: list[int] = []
         last_progress_s = 0.0
@@ -134,8 +133,8 @@ class ForkGate:
     def _install_fork_hooks(self) -> None:
         if self._has_fork_hooks:
             return
-        # First: what runs before a fork does so in reverse order, and a start takes the lock that `logging` takes
-        # there. What runs in the child does so in order, and is to find `threading` in order.
+        # Before ours: hooks before a fork run in reverse order, and a start takes the lock that `logging` takes there.
+        # Hooks in the child run in order, and ours need a `threading` that is repaired already.
         import logging  # noqa: F401, PLC0415
         import threading  # noqa: F401, PLC0415
 
@@ -154,7 +153,7 @@ def _current_thread_ids() -> tuple[int, int]:
 
 
 def _read_thread_cpu_ns(native_id: int) -> int:
-    """CPU time that a thread has used; 0 where that is not known."""
+    """Return the CPU time (ns) of a thread; 0 if it is unknown."""
     try:
         return time.clock_gettime_ns((~native_id << 3) | 6) if sys.platform.startswith("linux") else 0
     except OSError:

@@ -1,7 +1,7 @@
-"""The values that everything else consumes: frozen, slotted, without behaviour of their own.
+"""The values that all other packages consume: frozen and slotted, without behaviour of their own.
 
-Owns no thread and imports nothing of ours. A field's unit is in its name. Times of day are nanoseconds
-since the epoch, durations are nanoseconds, identifiers are integers until a format writes them.
+Imports nothing of ours. The unit of a field is in its name. Times of day are nanoseconds since the
+epoch, durations are nanoseconds. Identifiers are integers until a format writes them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """One call on a stack, already resolved to names.
+    """One call on a stack, resolved to names.
 
-    A walker has one Frame for each line of a function, so equality is identity, as with `Stack`.
+    A walker makes one Frame for each line of a function. Equality is identity, as with `Stack`.
 
     Attributes:
         namespace: module and class path (``shop.cart.Cart``), or ``unknown``.
-        function: the function's own name (``total``, ``<lambda>``).
-        file: the source file as the code object names it (``co_filename``), or ``unknown``.
+        function: name of the function alone (``total``, ``<lambda>``).
+        file: source file as the code object names it (``co_filename``), or ``unknown``.
         line: line of the call or of the running instruction, 1-based; None where CPython has none.
-        first_line: line on which the function's definition begins, 1-based; 0 if not known.
+        first_line: first line of the function's definition, 1-based; 0 if not known.
     """
 
     namespace: str
@@ -36,7 +36,7 @@ class Frame:
 
 
 class OriginKind(Enum):
-    """Whose code it is. UNKNOWN: nothing says, as of code that was generated."""
+    """The owner of code. UNKNOWN stands for code of no known origin, such as generated code."""
 
     APPLICATION = "application"
     LIBRARY = "library"
@@ -46,12 +46,12 @@ class OriginKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CodeOrigin:
-    """Where code comes from.
+    """The origin of code.
 
     Attributes:
-        kind: whose it is.
-        name: the normalised name of its distribution (``opentelemetry-sdk``); empty if it is in none.
-        version: of the distribution; empty if not known.
+        kind: owner of the code.
+        name: normalised name of its distribution (``opentelemetry-sdk``); empty if it is in none.
+        version: version of the distribution; empty if not known.
     """
 
     kind: OriginKind
@@ -63,11 +63,12 @@ class CodeOrigin:
 class Stack:
     """The frames of one thread at one instant, leaf first.
 
-    A thread that has not moved since the last sample has *the same* Stack object again, so whatever is
-    computed from a stack is computed once and kept in it (`derive`). Equality is identity for that reason.
+    A thread that has not moved since its last sample has *the same* Stack object again. Values
+    computed from a stack are computed once and kept in it (`derive`). Equality is identity for that
+    reason.
 
     Attributes:
-        frames: leaf first, at most the configured depth.
+        frames: frames, leaf first, at most the configured depth.
         truncated: True if frames at the root end were left out.
     """
 
@@ -76,7 +77,7 @@ class Stack:
     _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
 
     def derive(self, compute: Callable[[Stack], _T]) -> _T:
-        """`compute(self)`, computed at most once for this stack and each `compute`."""
+        """Return `compute(self)`, computed at most once for this stack and each `compute`."""
         try:
             return self._derived[compute]  # type: ignore[no-any-return]
         except KeyError:
@@ -86,13 +87,13 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread of this process as its user knows it.
+    """A thread of this process, as users know it.
 
     Attributes:
-        index: counts threads in the order they were first seen, from 1; never given twice in a process.
-        name: of the `threading.Thread`, else of the operating system's thread.
-        ident: `threading.get_ident()` of that thread (the text format's ``tid``).
-        native_id: the operating system's id (``nid``); 0 if not known.
+        index: number in the order of first sight, from 1; never reused in a process.
+        name: name of the `threading.Thread`, else of the operating system's thread.
+        ident: `threading.get_ident()` of that thread (``tid`` in the text format).
+        native_id: id from the operating system (``nid``); 0 if not known.
     """
 
     index: int
@@ -103,21 +104,18 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class ThreadSample:
-    """What one thread was doing at the instant of a snapshot.
+    """The state of one thread at the instant of a snapshot.
 
     Attributes:
-        thread: whose stack this is.
-        stack: its frames.
         cpu_ns: CPU time the thread had used; 0 if not known.
-        elapsed_ns: wall time the thread had lived; 0 if not known.
-        os_priority: the operating system's priority (its nice value on Linux); 0 if not known.
-        running: True if the thread held the GIL, had a processor or waited for one; else it waited for something else.
-        waiting_on: what a waiting thread waits for (``condition``), empty if that cannot be told.
-        wall_delta_ns: wall time since the thread's last sample, or since its birth: what this sample stands for.
-        cpu_delta_ns: CPU time that the thread used in it, wherever that was: what all of its samples have together is
-            shared out among those in which it ran.
-        cpu_weight_ns: how much of that this sample is to have, compared to others: the periods that it stands for
-            if the thread had a processor, else 0; None: not known, it has its own.
+        elapsed_ns: age of the thread in wall time; 0 if not known.
+        os_priority: priority from the operating system (the nice value on Linux); 0 if not known.
+        running: True if the thread held the GIL, had a processor or waited for one.
+        waiting_on: object that a waiting thread waits for (``condition``); empty if not known.
+        wall_delta_ns: wall time since the thread's last sample or its start.
+        cpu_delta_ns: CPU time in `wall_delta_ns`; the sum is shared out among samples in which it ran.
+        cpu_weight_ns: weight in that sharing: the sample's periods if the thread had a processor, else 0.
+            None if not known: the sample keeps its own CPU time.
     """
 
     thread: Thread
@@ -139,9 +137,9 @@ class SpanRef:
     Attributes:
         trace_id: 128 bits, never 0.
         span_id: 64 bits, never 0.
-        trace_flags: W3C trace flags, 8 bits; bit 0 says whether the span was sampled.
-        local_root_id: id of the span with which the trace came into this process; 0 if not known.
-        endpoint: name that the local root had at that moment; empty if not known.
+        trace_flags: W3C trace flags, 8 bits; bit 0 is set if the span was sampled.
+        local_root_id: id of the span with which the trace entered this process; 0 if not known.
+        endpoint: name of the local root at that moment; empty if not known.
     """
 
     trace_id: int
@@ -152,21 +150,21 @@ class SpanRef:
 
 
 class InstrumentationSource(Enum):
-    """Which profiler a sample is of: that of all threads, or that of the traces that are profiled closely."""
+    """The profiler that took a sample: of all threads, or of selected traces (snapshots)."""
 
     CONTINUOUS = "continuous"
     SNAPSHOT = "snapshot"
 
 
 class DataType(Enum):
-    """What profiles are of. Each is of one of these alone: their values are in no relation to each other."""
+    """The subject of a profile. Each profile has one, because values of different types do not relate."""
 
     CPU = "cpu"
     ALLOCATION = "allocation"
 
 
 class ValueType(NamedTuple):
-    """What a value of samples is called, and its unit in pprof's words (``count``, ``nanoseconds``, ``bytes``)."""
+    """The name of a sample value, and its unit in pprof's terms (``count``, ``nanoseconds``, ``bytes``)."""
 
     name: str
     unit: str
@@ -174,13 +172,13 @@ class ValueType(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """A kind of thing at which samples are taken, besides that the time has come.
+    """A kind of event that triggers samples, besides the timer.
 
     Attributes:
-        name: which one, as samples say it (``source.event.name``); no other kind has the same.
-        count: what the number of events is called; no other kind has values of the same names.
-        amount: what is called that which they have taken.
-        data_type: the profiles to which these values belong.
+        name: unique name of the kind, as samples carry it (``source.event.name``).
+        count: name and unit of the number of events; unique among kinds.
+        amount: name and unit of the resource the events used; unique among kinds.
+        data_type: type of the profiles that hold these values.
     """
 
     name: str
@@ -191,14 +189,12 @@ class EventKind:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Why a sample was taken, if it was not that the time had come.
+    """The event that triggered a sample.
 
     Attributes:
-        kind: what it was.
-        labels: what distinguishes events of this kind; few different ones. Their names begin with ``source.event.``, or
-            with another prefix that the user's labels cannot have (`user_labels/sample_labels`).
-        count: how many events the sample stands for: itself, and those of which none was taken.
-        amount: what they have taken together, in the unit of the kind (``gc``: nanoseconds).
+        labels: few distinct labels, under reserved names (`user_labels/sample_labels`).
+        count: number of events the sample stands for: this one and those without a sample.
+        amount: resource they used together, in the unit of the kind (``gc``: nanoseconds).
     """
 
     kind: EventKind
@@ -209,17 +205,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One thread's part of a snapshot joined to its span: one record to be exported.
+    """One thread's part of a snapshot, joined to its span: one record to export.
 
     Attributes:
-        time_ns: when the stack was read, nanoseconds since the epoch.
-        period_ns: distance from the snapshot before.
-        thread: what the thread was doing.
-        span: the span that was active on it, or None.
-        labels: the user's labels that were in force on it: (name, value) each, in one order for all.
-        event: what it was taken at; None: at a snapshot. The sample of an event has neither wall nor CPU time, which
-            are all in those of the snapshots.
-        source: which profiler it is of.
+        time_ns: time at which the stack was read, nanoseconds since the epoch.
+        period_ns: time since the previous snapshot.
+        span: span that was active on the thread, or None.
+        labels: the user's labels in force on the thread, as (name, value) in canonical order.
+        event: event that triggered the sample, which then has no wall or CPU time; else None.
     """
 
     time_ns: int
@@ -232,10 +225,11 @@ class Sample:
 
 
 class UnattributedReason(Enum):
-    """Why time of the process is in no sample.
+    """The reason why time of the process is in no sample.
 
-    INTERNAL: threads of the profiler, the OpenTelemetry SDK and gRPC used it, which are left out of the samples.
-    UNSAMPLED: threads used it after their last sample, or threads that run no Python code.
+    INTERNAL: used by threads of the profiler, the OpenTelemetry SDK and gRPC, which are not
+    sampled. UNSAMPLED: used by threads after their last sample, or by threads that run no Python
+    code.
     """
 
     INTERNAL = "internal"
@@ -244,12 +238,10 @@ class UnattributedReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnattributedTime:
-    """Time of the process that no sample stands for, since the snapshot before.
+    """Time of the process since the previous snapshot that no sample stands for.
 
     Attributes:
-        reason: what is known of it.
         wall_ns: wall time of threads that are otherwise sampled.
-        cpu_ns: CPU time.
     """
 
     reason: UnattributedReason
@@ -258,12 +250,14 @@ class UnattributedTime:
 
 
 class IdleRepeat(NamedTuple):
-    """A thread has not run since its last sample, which stands for more snapshots than its own.
+    """An addition to the last sample of an idle thread, which has no samples while it is idle.
+
+    It comes when the thread runs again or on request, and only where samples are aggregated.
 
     Attributes:
-        thread_index: its `Thread.index`.
-        snapshot_count: how many more.
-        period_ns: the sum of their distances.
+        thread_index: `Thread.index` of the thread.
+        snapshot_count: number of periods to add to the sample.
+        period_ns: sum of these periods.
         wall_ns: wall time of the thread in them.
     """
 
@@ -275,17 +269,15 @@ class IdleRepeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All threads at one instant, or those of the traces that are profiled closely.
+    """All threads at one instant, or only those of selected traces.
 
     Attributes:
-        time_ns: when the stacks were read, nanoseconds since the epoch.
-        period_ns: distance from the snapshot before, as it was to be at that time.
-        samples: one for each thread that ran Python code, oldest thread first; then those of events since the last one.
-        unattributed: what the process has used besides, so that all of it adds up.
-        source: which profiler all of this is of.
-        idle_repeats: what there is to add to samples of snapshots before this one. Where samples are added up, threads
-            that rest have none in a snapshot; they have a repeat when they run again, or when somebody wants to know.
-        ended_threads: `Thread.index` of those that were in the snapshot before and are not in this one.
+        time_ns: time at which the stacks were read, nanoseconds since the epoch.
+        period_ns: time since the previous snapshot, as it was configured then.
+        samples: samples of threads that ran Python code, oldest thread first; then those of events.
+        unattributed: other time of the process, so that the sum is complete.
+        idle_repeats: additions to samples of earlier snapshots; see `IdleRepeat`.
+        ended_threads: `Thread.index` of threads in the previous snapshot that are not in this one.
     """
 
     time_ns: int
@@ -299,17 +291,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Samples of a period that were equal in stack and labels.
+    """The sum of a window's samples that were equal in stack and labels.
 
     Attributes:
-        stack: their stack.
-        labels: (key, value) each, strings and numbers as they are sent, in one order for all.
-        count: how many there were; 0 for events.
-        wall_ns: the wall time they stand for.
-        cpu_ns: the CPU time they stand for.
-        kind: of the events at which they were taken; None: at snapshots.
-        event_count: events they stand for.
-        event_amount: what these have taken, in the unit of the kind.
+        labels: (key, value) pairs in canonical order, strings and numbers as they are exported.
+        count: number of samples; 0 for events.
+        wall_ns: wall time they stand for.
+        cpu_ns: CPU time they stand for.
+        kind: kind of the events that triggered them; None for snapshots.
+        event_count: number of events they stand for.
+        event_amount: resource these events used, in the unit of the kind.
     """
 
     stack: Stack
@@ -324,18 +315,15 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was sampled in one period, as far as it is of one data type.
+    """The samples of one window that belong to one data type.
 
     Attributes:
-        time_ns: its start, nanoseconds since the epoch.
-        duration_ns: its length.
-        period_ns: the distance between two snapshots, on the average if it changed.
-        aggregates: what was seen.
-        dropped_labels: samples that were merged under fewer labels than they had, because there were too many.
-        source: which profiler it is of.
-        data_type: what it is of.
-        kinds: the kinds of events that it has values for: those of its aggregates, and others. Readers that add
-            profiles up want the same values in all of them.
+        time_ns: start of the window, nanoseconds since the epoch.
+        duration_ns: length of the window.
+        period_ns: time between two snapshots; the average if it changed.
+        aggregates: sums of the samples.
+        dropped_labels: number of samples that lost labels because the window had too many.
+        kinds: kinds it has values for, used or not: merging needs the same in all profiles.
     """
 
     time_ns: int
@@ -348,19 +336,19 @@ class Profile:
     kinds: tuple[EventKind, ...] = ()
 
 
-Record = TypeVar("Record", bound=Sample | Profile)  # what is sent as one log record
+Record = TypeVar("Record", bound=Sample | Profile)  # exported as one log record
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Record]):
-    """Records that go out in one request, oldest first; `size` is their estimated size in bytes."""
+    """Records that are sent in one request, oldest first; `size` is their estimated size in bytes."""
 
     records: tuple[Record, ...]
     size: int
 
 
 class ExportStatus(Enum):
-    """What became of a batch: taken, refused for good, worth another try, or worth one in smaller parts."""
+    """The outcome of an export: taken, refused for good, worth a retry, or worth one in smaller parts."""
 
     DELIVERED = "delivered"
     REJECTED = "rejected"
@@ -370,13 +358,13 @@ class ExportStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """A sink's answer.
+    """The answer of a sink.
 
     Attributes:
-        export_status: what became of the batch.
-        detail: for a person: why it was not delivered, and what to do; empty if it was.
-        retry_after_ns: the receiver's own wish for a pause, or None.
-        rejected: how many records of a delivered batch the receiver says it refused.
+        export_status: outcome for the batch.
+        detail: text for a person: why the export failed and what to do; empty if it succeeded.
+        retry_after_ns: pause that the receiver asked for, or None.
+        rejected: number of records of a delivered batch that the receiver refused.
     """
 
     export_status: ExportStatus
@@ -386,16 +374,19 @@ class ExportResult:
 
 
 class Sink(Protocol[Record]):
-    """Where batches go. Called by one thread at a time, except `set_shutdown_deadline`, `interrupt` and `shutdown`."""
+    """A destination of batches.
+
+    Called by one thread at a time, except `set_shutdown_deadline`, `interrupt` and `shutdown`.
+    """
 
     def export(self, batch: Batch[Record]) -> ExportResult:
-        """Send `batch`; blocks until it is answered or its time is over. Never raises."""
+        """Send `batch` and wait for the answer or the timeout. Never raises."""
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """The process ends: exports from now on are over in `timeout_s` seconds and start no thread."""
+        """Limit all later exports to `timeout_s` seconds in total; they start no thread. The process ends."""
 
     def interrupt(self) -> None:
-        """End an export in flight at once, which answers RETRY; later ones go on. Safe from any thread."""
+        """End an export in flight at once with RETRY; later ones continue. Safe from any thread."""
 
     def shutdown(self) -> None:
-        """End an export in flight at once and refuse later ones; safe from any thread, and twice."""
+        """End an export in flight at once and refuse later ones. Idempotent; safe from any thread."""

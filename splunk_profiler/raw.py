@@ -1,7 +1,7 @@
-"""Data that passes between capture and pipeline: raw snapshots, raw events and the periods they are taken at.
+"""Data that passes between capture and pipeline: raw snapshots, raw events and their periods.
 
-The schema of what the native walker makes, too: it takes the named tuples from here, and is not imported if it was
-built for others. Imports the model only.
+The native walker creates these named tuples. Its import fails if it was built for other fields.
+Imports the model only.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _MAX_PERIOD_NS = 60_000_000_000
 
 
 class RawThread(NamedTuple):
-    """One thread as the interpreter knew it when it was captured.
+    """One thread as the interpreter knew it at the capture.
 
     Attributes:
-        key: never reused.
-        ident: `threading`'s, which may be reused.
-        native_id: the kernel's; 0 if not known.
-        stack: a `Stack`, or whatever else the walker's `make_stack` returns.
-        context: OpenTelemetry's; None if it has none.
-        labels: the value of the labels' variable; None if it has none.
-        cpu_ns: CPU time used at the deadline, or at the capture if the thread was new; 0 if it cannot be read.
-        state: `STATE_RUNNING` if it had a processor at the deadline; 1 if it waited for one, or held the GIL at the
-            capture and not before; 0 if it waited for something else; None if not known. The portable walker knows that
-            of the thread that captures only.
-        python_thread: None if there is none, or if the stack is that of the thread's last capture.
+        key: unique number of the thread, never reused.
+        ident: `threading` ident, which may be reused.
+        native_id: id from the kernel; 0 if not known.
+        stack: a `Stack`, or another result of the walker's `make_stack`.
+        context: OpenTelemetry context; None if it has none.
+        labels: value of the labels' variable; None if it has none.
+        cpu_ns: CPU time at the deadline, or at the capture if the thread is new; 0 if not known.
+        state: `STATE_RUNNING` if it had a processor at the deadline; 1 if it waited for one, or
+            held the GIL only at the capture; 0 if it waited for something else; None if not known.
+            The portable walker knows only the state of the capturing thread.
+        python_thread: None if there is none, or if the stack has not changed.
     """
 
     key: int
@@ -49,13 +49,12 @@ class RawSnapshot(NamedTuple):
     """All threads at one instant, oldest thread first.
 
     Attributes:
-        time_ns: since the epoch.
-        latency_ns: from the deadline to the instant of capture.
-        threads: those of the traces in the focus only, if `is_focused`.
-        period_ns: the distance of that deadline from the one of its kind before; 0 if it was not taken at one.
-        is_focused: it was taken for the focus.
-        since_previous_ns: from the capture before, also from one of the focus that found no thread and is not in the
-            ring; 0 for the first.
+        time_ns: time of the capture since the epoch.
+        latency_ns: time from the deadline to the capture.
+        period_ns: time since the previous deadline of its kind; 0 without a deadline.
+        is_focused: True if only threads of the traces in focus were captured.
+        since_previous_ns: time since the previous capture; 0 for the first. Captures of the focus
+            that found no thread count, although they are not in the ring.
         process_cpu_ns: CPU time of the process, read before that of its threads.
     """
 
@@ -69,14 +68,14 @@ class RawSnapshot(NamedTuple):
 
 
 class RawCollection(NamedTuple):
-    """A collection of garbage.
+    """A garbage collection.
 
     Attributes:
-        time_ns: when it was over, since the epoch.
-        thread: where it ran.
+        time_ns: end of the collection since the epoch.
+        thread: thread that ran it.
         generation: 0 to 2.
-        collection_count: it, and those of its generation since the one that was kept before.
-        duration_ns: of all of these.
+        collection_count: this collection and those of its generation since the last one kept.
+        duration_ns: total duration of these.
     """
 
     time_ns: int
@@ -87,17 +86,15 @@ class RawCollection(NamedTuple):
 
 
 class TickerCounters(NamedTuple):
-    """What a ticker has done since it was made.
+    """Counters of a ticker since it was made.
 
     Attributes:
         due: deadlines that have passed.
         captured: snapshots taken.
-        by_pending_call: of these, by whichever thread was running Python.
-        missed: deadlines without a snapshot; a ring that nobody drains takes no more than twice its size.
-        overwritten: snapshots lost because nobody drained the ring.
-        latency_ns_max: over captured ticks.
-        latency_ns_sum: over captured ticks.
-        gil_held_ns_sum: time inside captures, GIL held.
+        by_pending_call: snapshots taken by a thread of the application, in a pending call.
+        missed: deadlines without a snapshot; an undrained ring accepts no more than twice its size.
+        overwritten: snapshots lost because the ring was not drained.
+        gil_held_ns_sum: time inside captures, with the GIL held.
     """
 
     due: int = 0
@@ -111,13 +108,12 @@ class TickerCounters(NamedTuple):
 
 
 class ThreadChange(NamedTuple):
-    """A thread that is not as it was in the snapshot before.
+    """A thread that differs from the previous snapshot.
 
     Attributes:
-        thread: as it is now.
-        nice: its nice value; 0 if idle threads are skipped, or it has ended.
-        idle_count: in how many snapshots before this one it has been idle.
-        idle_ns: the sum of their periods.
+        nice: nice value; 0 if idle threads are skipped, or if the thread has ended.
+        idle_count: number of snapshots before this one in which it was idle.
+        idle_ns: sum of their periods.
     """
 
     thread: RawThread
@@ -127,12 +123,11 @@ class ThreadChange(NamedTuple):
 
 
 class IdleSpan(NamedTuple):
-    """How long a thread has been idle.
+    """The idle time of a thread.
 
     Attributes:
-        key: the thread's.
-        idle_count: in how many snapshots.
-        idle_ns: the sum of their periods.
+        idle_count: number of snapshots in which it was idle.
+        idle_ns: sum of their periods.
     """
 
     key: int
@@ -142,12 +137,11 @@ class IdleSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RawEvent:
-    """An event as its source (`capture.events`) has noticed it.
+    """An event as its source (`capture.events`) recorded it.
 
     Attributes:
-        time_ns: when, nanoseconds since the epoch.
-        thread: on which thread, with its stack, context and labels at that moment.
-        event: what.
+        time_ns: time of the event, nanoseconds since the epoch.
+        thread: thread of the event, with its stack, context and labels at that moment.
     """
 
     time_ns: int
@@ -157,11 +151,11 @@ class RawEvent:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """How far apart deadlines are; 0: there are none.
+    """The periods of the two kinds of deadlines; 0: there are none.
 
     Attributes:
-        all_ns: those of all threads.
-        focused_ns: those of the focus.
+        all_ns: period of deadlines for all threads.
+        focused_ns: period of deadlines for the focus.
     """
 
     all_ns: int
@@ -169,27 +163,33 @@ class Periods:
 
     @property
     def is_all_threads_base(self) -> bool:
-        """True if deadlines of all threads come often enough to say what both cost."""
+        """True if deadlines of all threads are frequent enough to measure the cost of both kinds."""
         return self.all_ns > 0 and (not self.focused_ns or self.all_ns <= _MAX_BASE_NS)
 
     @property
     def base_ns(self) -> int:
-        """The period that a limit changes, and both in its ratio: of all threads, or a second, or the only one."""
+        """The period that the overhead limit changes; both kinds follow in its ratio.
+
+        It is the period of all threads, at most a second beside a focus, or the only period.
+        """
         if self.is_all_threads_base or not self.all_ns:
             return self.all_ns or self.focused_ns
         return _MAX_BASE_NS
 
     @property
     def min_focused_ns(self) -> int:
-        """How far apart the focus is looked at: a deadline of all threads serves it as well."""
+        """The shortest time between two looks at the focus: captures of all threads serve it as well."""
         return min(self.base_ns, self.focused_ns)
 
     def stretched(self, base_ns: int) -> Periods:
-        """Both in the ratio of `base_ns` to the one of these; where all threads do not lead, to a minute at most."""
+        """Return both periods in the ratio of `base_ns` to the current base.
+
+        Where all threads are not the base, their period is at most a minute.
+        """
         if not self.all_ns:
             return Periods(0, base_ns)
         all_ns = base_ns
         if not self.is_all_threads_base:
             all_ns = max(self.all_ns, min(self.all_ns * base_ns // self.base_ns, _MAX_PERIOD_NS))
         focused_ns = self.focused_ns * base_ns // self.base_ns
-        return Periods(all_ns, min(focused_ns, max(all_ns, self.focused_ns)))  # beyond that it never comes
+        return Periods(all_ns, min(focused_ns, max(all_ns, self.focused_ns)))  # a longer one would never come due

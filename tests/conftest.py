@@ -1,4 +1,4 @@
-"""What every test is held to: nothing of the profiler outlives it."""
+"""Fixtures and guards of all tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _sockets() -> set[str]:
         try:
             target = str(descriptor.readlink())
         except OSError:
-            continue  # it was the one that lists the directory
+            continue  # the descriptor of the listing itself
         if target.startswith("socket:"):
             found.add(target)
     return found
@@ -47,7 +47,7 @@ def _sockets() -> set[str]:
 
 @pytest.fixture(scope="session")
 def wheel() -> Iterator[zipfile.ZipFile]:
-    """The wheel as this machine builds it."""
+    """Build the wheel of this checkout."""
     with tempfile.TemporaryDirectory() as folder:
         built = build_wheel(copy_sources(Path(folder)), os.environ["PATH"])
         with zipfile.ZipFile(built) as opened:
@@ -56,7 +56,7 @@ def wheel() -> Iterator[zipfile.ZipFile]:
 
 @pytest.fixture(scope="module", params=[text, pprof, datadog], ids=lambda kind: kind.__name__)
 def destination(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destination]:
-    """Where a process sends its profiles at its end, in each of the formats."""
+    """Run a destination of profiles, for each of the formats."""
     try:
         with request.param(tmp_path_factory.mktemp("destination")) as made:
             yield made
@@ -66,7 +66,7 @@ def destination(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def publishing() -> Iterator[InstalledPublisher]:
-    """The publisher of contexts, installed for one test."""
+    """Install a publisher for one test."""
     from own_memory import InstalledPublisher  # noqa: PLC0415
 
     publishing = InstalledPublisher()
@@ -77,7 +77,7 @@ def publishing() -> Iterator[InstalledPublisher]:
 
 @pytest.fixture
 def memory(publishing: InstalledPublisher) -> OwnMemory:
-    """What it publishes, read back."""
+    """Return a reader of what this process publishes."""
     from own_memory import OwnMemory  # noqa: PLC0415
 
     publishing.publish()
@@ -86,7 +86,7 @@ def memory(publishing: InstalledPublisher) -> OwnMemory:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    """Fails a test that leaves a thread, a hook, a socket or an environment variable of ours behind."""
+    """Fail a test that leaves a thread, a hook, a socket or an environment variable of ours behind."""
     environment, sockets = dict(os.environ), _sockets()
     callbacks = [*gc.callbacks]
     yield

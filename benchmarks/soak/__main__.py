@@ -27,7 +27,7 @@ _COLUMNS = ("scenario", "done", "seconds", "memory, MiB", "records", "arrived", 
 
 
 def main() -> int:
-    """Run the scenarios and say what happened."""
+    """Run the scenarios and print their reports."""
     parser = argparse.ArgumentParser(prog="soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only scenarios with these words in their names")
     parser.add_argument("--seconds", type=float, default=FULL_S, help="how long it may take")
@@ -42,7 +42,7 @@ def main() -> int:
     )
     if not chosen:
         parser.error(f"no scenario is called so; there are {', '.join(scenario.name for scenario in SCENARIOS)}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has started this beside itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell has started this in the background
     machine = f"{platform.machine()}, {os.cpu_count()} processors, CPython {platform.python_version()}"
     print(json.dumps({"machine": machine, "day": time.strftime("%Y-%m-%d"), "seconds": seconds}), flush=True)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -77,7 +77,7 @@ def _run(scenarios: tuple[Scenario, ...], seconds: float, folder: Path) -> list[
 
 
 def _table(reports: list[Report], machine: str) -> str:
-    """The summary in Markdown."""
+    """Format the summary in Markdown."""
     rows = [_COLUMNS, ("---", "---:", "---:", "---:", "---:", "---:", "---")]
     totals: defaultdict[str, int] = defaultdict(int)
     for report in reports:

@@ -1,4 +1,4 @@
-"""A collector of its own process that notes what it accepts in a file, and misbehaves on demand.
+"""A collector in a separate process that logs accepted records in a file, and misbehaves on demand.
 
 Run as a program it serves: ``collector.py FILE PORT MODE``; prints its port. A line on standard input is its next mode:
 ``ok``, ``silent`` (calls are not answered until the mode changes), ``slow SECONDS``, ``refuse CODE [SECONDS]``. It
@@ -32,10 +32,10 @@ class Collector:
     """The running process.
 
     Args:
-        file: where it notes what it accepts.
+        file: log of accepted records.
 
     Attributes:
-        url: its endpoint; it stays the same when the collector is killed and comes back.
+        url: its endpoint, which stays the same after a restart.
     """
 
     def __init__(self, file: Path) -> None:
@@ -46,21 +46,21 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._port}"
 
     def ensure_running(self, mode: str = "ok") -> None:
-        """Start it, if it is not there."""
+        """Start the process if it does not run."""
         if self._process is None:
             command = [sys.executable, __file__, str(self._file), str(self._port), mode]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._port = int(self._answer())
 
     def kill_process(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def switch(self, mode: str) -> None:
-        """Change its mode, ``dead`` included; returns when the new one is in force."""
+        """Change its mode, ``dead`` included, and wait until it is in force."""
         if mode == "dead":
             self.kill_process()
         elif self._process is None:
@@ -72,7 +72,7 @@ class Collector:
             self._answer()
 
     def accepted(self) -> dict[int, tuple[int, int]]:
-        """Of each process id: how many records were accepted, and how many different ones."""
+        """Return by process id the number of accepted records, and of different ones."""
         digests: defaultdict[int, list[bytes]] = defaultdict(list)
         content = self._file.read_bytes()
         for pid, digest in _NOTE.iter_unpack(content[: len(content) // _NOTE.size * _NOTE.size]):
@@ -95,11 +95,11 @@ class Collector:
 
 
 class Service:
-    """Answers exports as its mode says, and notes what it accepts before it answers.
+    """The service: answers exports according to its mode, and logs accepted records before the answer.
 
     Args:
-        file: where to.
-        mode: the first one.
+        file: log of accepted records.
+        mode: initial mode.
     """
 
     def __init__(self, file: str, mode: str) -> None:
@@ -108,7 +108,7 @@ class Service:
         self._mode = mode.split()
 
     def switch(self, mode: str) -> None:
-        """Answer so from now on, also calls that have not been answered."""
+        """Change the mode, also for calls that wait for an answer."""
         with self._changed:
             self._mode = mode.split()
             self._changed.notify_all()
@@ -143,14 +143,14 @@ def _notes(request: Any) -> list[bytes]:
         )  # of this process
         for part in group.scope_logs:
             for record in part.log_records:
-                record.observed_time_unix_nano = 0  # another one when it is sent again
+                record.observed_time_unix_nano = 0  # changes when the record is sent again
                 digest = hashlib.blake2b(record.SerializeToString(deterministic=True), digest_size=8)
                 notes.append(_NOTE.pack(pid, digest.digest()))
     return notes
 
 
 def serve(file: str, port: str, mode: str) -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     service = Service(file, mode)
     handler = grpc.unary_unary_rpc_method_handler(
         service.export, None, response_serializer=ExportLogsServiceResponse.SerializeToString

@@ -1,4 +1,4 @@
-"""A profiled process that ends: ``ending.py HOW``; the ways are in `endings`."""
+"""A profiled process that ends in one of the ways of `endings`: ``ending.py HOW``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 
 def main(how: str) -> None:
-    """Work for a moment, or until a signal comes."""
+    """Work for a moment, or until a signal arrives."""
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     if how == "SIGTERM to a handler that stops":
         signal.signal(signal.SIGTERM, _stop)

@@ -40,15 +40,15 @@ SIGNALS = {
     "SIGKILL": [signal.SIGKILL],
 }
 CONCURRENCY = 4
-MAX_SIGNAL_DELAY_S = 3.0  # until the signal comes
+MAX_SIGNAL_DELAY_S = 3.0  # until the signal arrives
 
 
 class Endings:
-    """The processes, and how they have ended.
+    """The processes and the counts of their ends.
 
     Attributes:
-        ends: how many in each way.
-        faults: what went wrong, and how often.
+        ends: counts by way.
+        faults: counts of faults.
         longest_s: seconds from a signal to the end.
     """
 
@@ -61,7 +61,7 @@ class Endings:
         self._lock = threading.Lock()
 
     def run_ending(self, number: int) -> None:
-        """Start a process, and see how it ends."""
+        """Start a process and check its end."""
         how = list(STATUSES)[number % len(STATUSES)]
         env = {**os.environ, "SPLUNK_PROFILER_LOGS_ENDPOINT": self._random.choice(self._endpoints)}
         process = subprocess.Popen([sys.executable, str(ENDING), how], env=env, stdin=subprocess.DEVNULL)
@@ -91,7 +91,7 @@ class Endings:
 
 
 def main() -> None:
-    """End processes until there have been enough."""
+    """End processes until the count is reached."""
     count, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
     endings = Endings()
 

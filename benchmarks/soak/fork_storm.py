@@ -1,9 +1,9 @@
 """Forks in every way while records are exported: ``os.fork``, `multiprocessing`, and C code without the GIL.
 
-First the main thread forks in C code whose children return to Python; no other thread of the application is there, for
-a child would wait for ever for one that had the GIL. Then two threads fork and four work in spans. Most children end at
-once; some work in a span and stop the profiler, so that there is a line in the ledger. A child that has not ended
-after `HANG_S` hangs: it writes its stacks and is killed.
+First the main thread forks in C code whose children return to Python. The application has no other thread then: a
+child would wait forever for one that had the GIL. Then two threads fork and four work in spans. Most children end at
+once; some work in a span and stop the profiler, which writes a line to the ledger. A child that runs longer than
+`HANG_S` writes its stacks and is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MULTIPROCESSING: Any = multiprocessing.get_context("fork")
 
 
 def library() -> tuple[Any, Any] | None:
-    """The compiled C library, called without the GIL and with it; None where there is no compiler."""
+    """Compile the C library and load it for calls without and with the GIL; None without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
@@ -47,11 +47,11 @@ def library() -> tuple[Any, Any] | None:
 
 
 class Storm:
-    """The forks, and what became of the children.
+    """The forks and the fate of their children.
 
     Attributes:
-        forks: how many in each way.
-        faults: what went wrong, and how often.
+        forks: counts by way.
+        faults: counts of faults.
     """
 
     def __init__(self, harness: ScenarioHarness, built: tuple[Any, Any] | None) -> None:
@@ -72,7 +72,7 @@ class Storm:
             ]
 
     def work(self) -> None:
-        """Be one of the application's threads."""
+        """Run a thread of the application."""
         while not self._harness.is_over:
             with self._harness.tracer.start_as_current_span("work"):
                 sum(index * index for index in range(2000))
@@ -124,7 +124,7 @@ class Storm:
 
 
 def _run_child(harness: ScenarioHarness, does_work: bool) -> None:
-    """Never returns."""
+    """Run the child and exit; never return."""
     try:
         if does_work:
             _work_in_child(harness)
@@ -142,7 +142,7 @@ def _work_in_child(harness: ScenarioHarness) -> None:
 
 
 def _wait_for(child: int, timeout_s: float) -> int | None:
-    """The child's exit code; None if it still runs after that time."""
+    """Wait for the child and return its exit code; None if it still runs after that time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -153,11 +153,11 @@ def _wait_for(child: int, timeout_s: float) -> int | None:
 
 
 def main() -> None:
-    """The whole storm."""
+    """Run the storm."""
     harness = ScenarioHarness()
     built = library()
     storm = Storm(harness, built)
-    if built is not None and os.environ["SPLUNK_PROFILER_WALKER"] != "portable":  # which sees no fork of C code
+    if built is not None and os.environ["SPLUNK_PROFILER_WALKER"] != "portable":  # hooks do not run for forks of C code
         rng = random.Random(1)
         for _ in range(int(harness.count * RETURN_SHARE)):
             if not harness.is_over:

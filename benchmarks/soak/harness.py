@@ -1,4 +1,4 @@
-"""The frame of every scenario process: start the profiler, report progress, stand still to be measured, and end.
+"""The frame of every scenario process: start the profiler, report progress, pause for measurement, and end.
 
 The runner reads its standard output: lines of JSON with ``ready``, ``done``, ``quiet`` or ``result``. Standard input
 ends when the process has to.
@@ -19,14 +19,14 @@ from typing import Any
 
 from soak import ledger
 
-HANG_S = float(os.environ.get("SOAK_HANG_S", "60"))  # what makes no progress for so long hangs
+HANG_S = float(os.environ.get("SOAK_HANG_S", "60"))  # seconds without progress that count as a hang
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 MAX_WAITING = 20  # of records that come while others go; the stop sends them
 NAMES = ("service.name", "soak")
 
 
 def send_message(**facts: Any) -> None:
-    """A line to the runner. One write, so that those of several threads stay whole."""
+    """Send a line to the runner in one write, so that lines of several threads do not mix."""
     os.write(1, (json.dumps(facts) + "\n").encode())
 
 
@@ -34,11 +34,11 @@ class ScenarioHarness:
     """The life of a scenario process.
 
     Args:
-        is_warm: whether to wait until a record has been delivered, so that all that is loaded late is loaded.
+        is_warm: wait until a record has been delivered, so that all late imports are done.
 
     Attributes:
-        count: how much is to be done.
-        is_over: whether to stop before that: the time is up.
+        count: amount of work.
+        is_over: True when the work is done or the time is up.
     """
 
     def __init__(self, *, is_warm: bool = True) -> None:
@@ -52,7 +52,7 @@ class ScenarioHarness:
         self.count = int(sys.argv[1])
         self._until = time.monotonic() + float(sys.argv[2])
         self._profiler = splunk_profiler
-        self._lock = threading.RLock()  # signal handlers come by as well
+        self._lock = threading.RLock()  # signal handlers may call this
         self._done = 0
         self._last_sent_s = 0.0
         ledger.install()
@@ -69,11 +69,11 @@ class ScenarioHarness:
 
     @property
     def is_over(self) -> bool:
-        """True once all is done, or the time is up."""
+        """Return True when all is done or the time is up."""
         return self._done >= self.count or time.monotonic() > self._until
 
     def add_done(self, more: int = 1) -> None:
-        """So much more is done; tells the runner now and then."""
+        """Add finished work; report to the runner periodically."""
         with self._lock:
             self._done += more
             now = time.monotonic()
@@ -82,7 +82,7 @@ class ScenarioHarness:
                 send_message(done=self._done)
 
     def end(self, **facts: Any) -> None:
-        """Be measured at rest, let what waits be delivered, stop the profiler and say what happened."""
+        """Pause for measurement, flush, stop the profiler and send the result."""
         send_message(done=self._done, quiet=True)
         sys.stdin.readline()
         until = time.monotonic() + HANG_S / 2
@@ -93,7 +93,7 @@ class ScenarioHarness:
         send_message(result={**facts, "stop_s": round(time.monotonic() - began, 2)})
 
     def run_on_threads(self, body: Callable[[], None], threads: int) -> None:
-        """Run `body` on so many threads until each has returned."""
+        """Run `body` on so many threads and join them."""
         running = [threading.Thread(target=body) for _ in range(threads)]
         for thread in running:
             thread.start()
@@ -102,12 +102,12 @@ class ScenarioHarness:
 
 
 def stacks_of(pid: int) -> None:
-    """Have another scenario process write its stacks to its standard error."""
+    """Make another scenario process write its stacks to standard error."""
     try:
         program = Path(f"/proc/{pid}/status").read_text("utf-8")
     except OSError:
         return
     caught = next(line for line in program.splitlines() if line.startswith("SigCgt:"))
-    if int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1:  # else it would end it
+    if int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1:  # the default action would end the process
         os.kill(pid, STACKS_SIGNAL)
-        time.sleep(1)  # to write them
+        time.sleep(1)  # time to write the stacks

@@ -1,4 +1,4 @@
-"""A service whose collector dies, is silent, is slow, refuses, and comes back; the runner sees to that.
+"""A service whose collector dies, is silent, is slow, refuses, and comes back; the runner controls it.
 
 It makes fewer records than the queue holds during the longest outage, so none of them may be lost.
 """
@@ -13,7 +13,7 @@ THREADS = 6
 
 
 def main() -> None:
-    """Work until the time is up: no outage may hold the service up."""
+    """Work until the time is up; no outage may block the service."""
     harness = ScenarioHarness()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The scenarios: what each does, how much of it in ten minutes, and with which settings."""
+"""The scenarios: programs, amounts of work in ten minutes, and settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Scenario:
 
     Attributes:
         program: the module.
-        unit: what it counts.
-        count: how much of it in `FULL_S`.
-        weight: its share of the time, if that has to be shared out.
+        unit: unit of its work.
+        count: amount of work in `FULL_S`.
+        weight: its share of a limited time.
         format: "text" or "pprof".
         walker: "native" or "portable".
-        settings: environment variables besides.
-        disturb: what the runner does to it meanwhile.
-        is_lossless: whether every record has to arrive.
+        settings: further environment variables.
+        disturb: disturbances by the runner.
+        is_lossless: True if every record must arrive.
     """
 
     program: str
@@ -58,7 +58,7 @@ OUTAGES = (
 
 
 def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[float]:
-    """One outage after the other, in between a collector that answers; at the end it answers."""
+    """Yield outages, with a collector that answers in between and at the end."""
     rng = random.Random(1)
     while True:
         for mode in rng.sample(OUTAGES, len(OUTAGES)):
@@ -69,7 +69,7 @@ def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[fl
 
 
 def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[float]:
-    """Signals at random moments, now and then several at once."""
+    """Send signals at random moments, sometimes several at once."""
     from soak.signal_storm import SIGNALS  # noqa: PLC0415  # it loads the profiler
 
     rng = random.Random(2)
@@ -85,7 +85,7 @@ PUBLISHING = {
 }
 TRACES = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.01"}
 
-SLOW_SAMPLING = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue holds what comes during an outage
+SLOW_SAMPLING = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue has room for the records of an outage
 
 SCENARIOS = (
     Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
@@ -107,7 +107,7 @@ SCENARIOS = (
 
 
 def allot_seconds(scenarios: tuple[Scenario, ...], seconds: float) -> dict[str, float]:
-    """How long each may take so that all of them take `seconds`."""
+    """Return the time of each scenario so that all together take `seconds`."""
     total_weight = sum(scenario.weight for scenario in scenarios)
     return {
         scenario.name: scenario.weight / total_weight * min(MAX_CONCURRENT, len(scenarios)) * seconds

@@ -1,4 +1,4 @@
-"""Runs one scenario: starts its collector and its process, watches it from outside, and judges what it promised."""
+"""The run of one scenario: starts its collector and its process, watches the process, and judges the result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from soak.plan import Scenario
 from soak.usage import Usage, find_growth_faults, usage_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
-_RECOVERY_S = 15.0  # within which records flow again when a collector is back
+_RECOVERY_S = 15.0  # time for exports to resume after an outage
 _POLL_S = 0.25
 _CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
-_MIN_FULL_STOP_S = 10.0  # a stop that had so long has had the chance to send all
+_MIN_FULL_STOP_S = 10.0  # a stop with this timeout must deliver everything
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Report:
     """Result of a scenario.
 
     Attributes:
-        name: which one.
-        unit: what it counted.
-        expected, done: how much of it.
-        seconds: how long it took.
+        name: name of the scenario.
+        unit: unit of its work.
+        expected, done: amount of work.
+        seconds: duration.
         memory: MiB at the start and at the end.
-        records: what the profilers say of their records, summed.
-        arrived: different records of these that the collector has accepted.
-        facts: what the process said at its end.
+        records: sums of the profilers' counters.
+        arrived: different records that the collector has accepted.
+        facts: result of the process.
         faults: broken promises.
     """
 
@@ -57,7 +57,7 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """All of it as JSON."""
+        """Return the report as JSON."""
         return json.dumps(
             {
                 "scenario": self.name,
@@ -76,10 +76,10 @@ class Run:
     """One run of a scenario.
 
     Args:
-        scenario: which one.
-        count: how much it has to do.
-        seconds: how long it may take.
-        folder: for its output and for what was received.
+        scenario: scenario to run.
+        count: amount of work.
+        seconds: time limit.
+        folder: folder for its output and the received records.
     """
 
     def __init__(self, scenario: Scenario, count: int, seconds: float, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Run:
         self.report = Report(scenario.name, scenario.unit, count)
 
     def run(self) -> Report:
-        """Run it; returns when its process is gone."""
+        """Run the scenario until its process has ended."""
         self._folder.mkdir(parents=True)
         began = time.monotonic()
         with Collector(self._folder / "accepted") as collector, Collector(self._folder / "silent") as silent:
@@ -134,7 +134,7 @@ class Run:
         )
 
     def _watch(self, process: subprocess.Popen[bytes], collector: Collector) -> int | None:
-        """Follow what the process says until it ends: its exit code; None if it hangs."""
+        """Follow the output of the process until its end, and return the exit code; None if it hangs."""
         assert process.stdout is not None
         disturbance: Iterator[float] | None = None
         end_at: float | None = None
@@ -145,7 +145,7 @@ class Run:
             if select.select([process.stdout], [], [], wait_s)[0]:
                 more = os.read(process.stdout.fileno(), 1 << 16)
                 if not more:
-                    break
+                    return self._wait_for_exit(process)
                 *lines, rest = (rest + more).split(b"\n")
                 for message in map(json.loads, lines):
                     last_progress_s = time.monotonic()
@@ -165,12 +165,14 @@ class Run:
                 _request_end(process)
             if disturbance is not None and now >= next_disturb_s:
                 next_disturb_s = now + next(disturbance)
-            # A child that hangs is noticed by its parent before.
+            # The parent notices a hanging child earlier.
             if now - last_progress_s > 2 * HANG_S or now - began > self._seconds + 4 * HANG_S:
                 self.report.faults.append(f"HANG: no progress after {self.report.done} {self.report.unit}")
                 stacks_of(process.pid)
                 return None
             self._measure(process.pid)
+
+    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> int | None:
         try:
             return process.wait(HANG_S)
         except subprocess.TimeoutExpired:
@@ -225,7 +227,7 @@ def _request_end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of a scenario outlives it."""
+    """Kill the process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

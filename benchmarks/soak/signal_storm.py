@@ -22,7 +22,7 @@ MAX_DEPTH = 3  # handlers that interrupt each other
 
 
 class Storm:
-    """The signals that have come, and what their handler does."""
+    """The counts of signals, and their handler."""
 
     def __init__(self, harness: ScenarioHarness) -> None:
         self.seen: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class Storm:
         self._forking = False  # hooks of the standard library (concurrent.futures) do not bear a fork within a fork
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of all of them."""
+        """Handle a signal."""
         self.seen[signal.Signals(number).name] += 1
         if self._depth >= MAX_DEPTH:
             return
@@ -52,7 +52,7 @@ class Storm:
             self._depth -= 1
 
     def work(self) -> None:
-        """Be another thread."""
+        """Run another thread."""
         while not self._harness.is_over:
             with self._harness.tracer.start_as_current_span("work"):
                 time.sleep(0.002)
@@ -67,8 +67,8 @@ class Storm:
 
 
 def main() -> None:
-    """Be interrupted until there have been enough signals."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they come as soon as the harness is ready
+    """Work until there have been enough signals."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals arrive as soon as the harness is ready
     harness = ScenarioHarness()
     storm = Storm(harness)
     for number in SIGNALS:
@@ -79,13 +79,13 @@ def main() -> None:
         thread.start()
     before = 0
     while not harness.is_over:
-        # Here and not in the handler: that runs while the main thread waits for a lock, also for ever.
+        # Not in the handler, which runs even while the main thread is deadlocked.
         harness.add_done(storm.seen.total() - before)
         before = storm.seen.total()
         with harness.tracer.start_as_current_span("main"):
             splunk_profiler.start()
             if storm.rng.random() < 0.02:
-                subprocess.run(["/bin/true"], check=False)  # its end is a signal as well
+                subprocess.run(["/bin/true"], check=False)  # the end of a child is a signal as well
             if storm.rng.random() < 0.02:
                 splunk_profiler.stop(0.2)
             time.sleep(0.001)

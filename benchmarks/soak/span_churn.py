@@ -1,4 +1,4 @@
-"""Spans on threads, in tasks and in copied contexts, with labels: what is kept of a span goes with it."""
+"""Spans on threads, in tasks and in copied contexts, with labels: the state of a span must be freed with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONCURRENCY = 100
 
 
 def main() -> None:
-    """Open and close spans until there have been enough."""
+    """Open and close spans until the count is reached."""
     harness = ScenarioHarness()
     start = harness.tracer.start_as_current_span
 

@@ -11,7 +11,7 @@ CONCURRENCY = 8
 
 
 def main() -> None:
-    """Start and join threads until there have been enough."""
+    """Start and join threads until the count is reached."""
     harness = ScenarioHarness()
 
     def run_short_thread() -> None:

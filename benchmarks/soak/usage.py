@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_GROWTH_MIB = 12.0  # growth that allocators make without a leak
+MAX_GROWTH_MIB = 12.0  # growth of allocators without a leak
 MAX_GROWTH_SHARE = 0.10
-MAX_NEW_THREADS = 4  # of gRPC, which starts its threads when it needs them
+MAX_NEW_THREADS = 4  # of gRPC, which starts threads on demand
 MAX_NEW_DESCRIPTORS = 4
 
 
@@ -34,7 +34,7 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def growth_of(memory: Sequence[float]) -> float:
-    """MiB that a process has grown by: its last sixth against its second one; the first is its start."""
+    """Return the growth in MiB from the second to the last sixth of a run; the first is the start."""
     sixth = max(len(memory) // 6, 1)
     return statistics.median(memory[-sixth:]) - statistics.median(memory[sixth : 2 * sixth] or memory)
 

@@ -1,7 +1,8 @@
 /* The library that readers of the Custom Labels ABI v1 look for, and nothing else.
  *
- * Its file name, the names and sizes of the two objects and the way the second is addressed (a TLS descriptor) are the
- * ABI: docs/abi.md. Plain C; it is looked at from outside the process, and filled in by splunk_profiler._context.
+ * The ABI is its file name, the names and sizes of the two objects, and the access to the second by a TLS
+ * descriptor (docs/abi.md). Plain C. Readers inspect it from outside the process; splunk_profiler._context
+ * fills it in.
  */
 #include <stdint.h>
 
@@ -12,7 +13,8 @@ const uint32_t custom_labels_abi_version = 1;
 
 EXPORTED _Thread_local void *custom_labels_current_set;
 
-/* Where the calling thread's pointer is. Without code that asks, the linker would leave the TLS descriptor out. */
+/* Return the address of the calling thread's pointer. Without such code the linker would omit the TLS
+ * descriptor. */
 EXPORTED void **splunk_profiler_labels_slot(void);
 
 void **splunk_profiler_labels_slot(void)

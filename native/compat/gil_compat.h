@@ -1,4 +1,4 @@
-/* What differs between versions of CPython inside the GIL: who has it, and how a forked child recovers it.
+/* Differences between CPython versions inside the GIL: its holder, and its recovery in a forked child.
  *
  * A part of py_compat.h, which includes it with CPython's headers. Nothing here needs the GIL.
  */
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* NULL: Python has ended. */
+/* Return the GIL; NULL: Python has ended. */
 static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -19,7 +19,7 @@ static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
 #endif
 }
 
-/* Whether any thread holds the GIL; a look without a lock. */
+/* Return true if any thread holds the GIL; read without a lock. */
 static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -29,7 +29,8 @@ static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
 #endif
 }
 
-/* The thread that holds the GIL, or NULL; a look without a lock. It may end meanwhile: only its address may be used. */
+/* Return the thread that holds the GIL, or NULL; read without a lock. It may end meanwhile: use only its
+ * address. */
 static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
@@ -43,7 +44,7 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
 #endif
 }
 
-/* In a forked child: the GIL is free, whoever had it. */
+/* In a forked child: unlock the GIL, whichever thread held it. */
 static inline void compat_force_release_gil(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -53,17 +54,17 @@ static inline void compat_force_release_gil(PyInterpreterState *interp)
 #endif
 }
 
-/* In a forked child, before anything else runs: the GIL forgets the threads that did not come along. One that waited
- * for it (a ticker, often) left a request, which makes who gives the GIL up wait for a taker, and is still counted by
- * the condition variables, which wait for it too. CPython's own hook makes them anew just so, but C code that forks does
- * not always call it. Whether the GIL is held stays as it is. */
+/* In a forked child, before anything else runs: discard the GIL's state of threads that no longer exist. A
+ * thread that waited for it (often a ticker) left a drop request. The holder would wait for that thread to
+ * take the GIL. The condition variables still count it, and would wait for it too. CPython's own hook
+ * initializes them in the same way, but C code that forks does not always call it. A held GIL stays held. */
 static inline void compat_reinit_gil(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
     if (gil == NULL) {
         return;
     }
-    pthread_condattr_t attributes; /* CPython's clock for it wherever there is a monotonic one */
+    pthread_condattr_t attributes; /* CPython's clock, where there is a monotonic one */
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&gil->mutex, NULL);
@@ -83,7 +84,7 @@ static inline void compat_reinit_gil(PyInterpreterState *interp)
 #endif
 }
 
-/* Whether the calling thread holds the GIL. Needs neither the GIL nor a thread state. */
+/* Return true if the calling thread holds the GIL. Needs neither the GIL nor a thread state. */
 static inline bool compat_holds_gil(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -91,14 +92,15 @@ static inline bool compat_holds_gil(void)
 #elif PY_VERSION_HEX >= 0x030C0000
     return _PyThreadState_UncheckedGet() != NULL;
 #else
-    /* One for the whole process. Another thread may end and free its own meanwhile, so only the address is compared. */
+    /* One value for the whole process. Another thread may end and free its state meanwhile: compare only the
+     * address. */
     PyThreadState *running = _PyThreadState_UncheckedGet();
     return running != NULL && (running == PyGILState_GetThisThreadState() || PyGILState_GetThisThreadState() == NULL);
 #endif
 }
 
-/* Whether the calling thread holds the GIL and can give it up: it may be one of a subinterpreter, or foreign, where that
- * cannot be told. */
+/* Return true if the calling thread holds the GIL and can release it. Before 3.12 this is false for threads
+ * of subinterpreters and foreign threads, where it is unknown. */
 static inline bool compat_can_release_gil(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -109,7 +111,7 @@ static inline bool compat_can_release_gil(void)
 #endif
 }
 
-/* Whether waiting for one of CPython's locks in this thread may mean to give up the GIL and to wait for it again. */
+/* Return true if waiting for one of CPython's locks in this thread may release and retake the GIL. */
 static inline bool compat_locks_detach(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -119,8 +121,8 @@ static inline bool compat_locks_detach(void)
 #endif
 }
 
-/* Whether some thread holds the GIL and runs pending calls; a look without a lock, so only a hint. False where only the
- * main thread runs them. Needs neither the GIL nor a thread state. */
+/* Return true if some thread holds the GIL and runs pending calls; read without a lock, so only a hint. False
+ * where only the main thread runs them. Needs neither the GIL nor a thread state. */
 static inline bool compat_has_pending_call_runner(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030C0000

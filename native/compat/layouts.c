@@ -1,8 +1,8 @@
-/* Compares what py_compat.h reads of the interpreter with what CPython's public functions say.
+/* Compares what py_compat.h reads of the interpreter with CPython's public functions.
  *
- * A patch release may change the insides of CPython, and a wheel serves all of them. Called once, when an extension is
- * imported: one that would read something else refuses to load. Values are compared before they are followed, and memory
- * that nobody has vouched for is looked at only if it is readable.
+ * A patch release may change the insides of CPython, and one wheel serves all of them. Each extension calls
+ * this once at its import, and refuses to load on a mismatch. Values are compared before they are followed.
+ * Memory at an unverified address is read only if it is readable.
  */
 #include "py_compat.h"
 
@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The kernel reads a mask before it looks at what is to be done with it. Nothing is. */
+/* The kernel reads the mask before it checks the operation, which is invalid here: nothing changes. */
 static bool is_readable(const void *memory)
 {
     return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT);
@@ -25,9 +25,7 @@ static bool is_range_readable(const void *memory, size_t size)
     return is_readable(memory) && is_readable((const char *)memory + size - 8);
 }
 
-/* ---- thread states ---- */
-
-/* Threads that come and go without the GIL change the list between two looks. */
+/* Threads that start and end without the GIL change the list between two reads. */
 static bool list_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
@@ -59,9 +57,7 @@ static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
            && compat_is_only_interpreter(PyInterpreterState_Head());
 }
 
-/* ---- contexts ---- */
-
-/* Whether the collector finds `wanted` in an object, too. */
+/* A search for `wanted` among the references that the collector finds in an object. */
 typedef struct {
     PyObject *wanted;
     bool found;
@@ -81,7 +77,7 @@ static bool refers_to(PyObject *object, PyObject *wanted)
     return traverse != NULL && traverse(object, visit, &search) == 0 && search.found;
 }
 
-/* `context` is empty, and entered; around it is the one that the thread was in. */
+/* `context` is empty and entered; `outer` was current before it. */
 static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *outer)
 {
     if (self->context != context || compat_outer_context(context) != outer) {
@@ -95,7 +91,7 @@ static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *out
     return compat_context_size(context) == 0 && PyObject_Size(variables) == 0;
 }
 
-/* -1 and an exception, or whether it agrees. */
+/* Return 1 if contexts agree, 0 if not, -1 with an exception. */
 static int contexts_agree(PyThreadState *self)
 {
     PyObject *variable = NULL, *token = NULL;
@@ -123,12 +119,10 @@ static int contexts_agree(PyThreadState *self)
     return result;
 }
 
-/* ---- frames ---- */
-
 static bool attribute_is(PyObject *object, const char *name, PyObject *wanted)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
-    Py_XDECREF(value); /* `object` has it */
+    Py_XDECREF(value); /* `object` holds another reference */
     return value != NULL && value == wanted;
 }
 
@@ -140,7 +134,7 @@ static bool offset_is(PyObject *object, int wanted)
     return offset == wanted;
 }
 
-/* A frame, and the object that CPython makes of it. */
+/* Compare a frame with the object that CPython makes of it. */
 static bool frame_agrees(compat_frame *frame, PyObject *object)
 {
     return is_range_readable(frame, sizeof(*frame))

@@ -1,7 +1,7 @@
-/* The only place that knows how CPython versions differ inside: thread list, frames, locks, pending calls.
+/* Differences between CPython versions inside: thread list, frames, locks, pending calls.
  *
- * Include it before anything that includes Python.h. Every function here expects the GIL to be held unless it says
- * otherwise. A new CPython version is supported by editing this header, and gil_compat.h, alone.
+ * Include it before anything that includes Python.h. Every function here expects the GIL to be held unless it
+ * says otherwise. To support a new CPython version, edit only this header, gil_compat.h and public_compat.h.
  */
 #ifndef SPLUNK_PROFILER_COMPAT_PY_COMPAT_H
 #define SPLUNK_PROFILER_COMPAT_PY_COMPAT_H
@@ -36,17 +36,17 @@
 #endif
 
 #include "gil_compat.h"
+#include "public_compat.h"
 
 #include <sched.h>
 #include <stdbool.h>
 #include <time.h>
 
-/* How long a capture waits for the runtime's head lock. Its holders only link a thread in or out. */
+/* Maximum wait of a capture for the runtime's head lock. Its holders only link a thread in or out. */
 #define COMPAT_HEAD_LOCK_WAIT_NS 1000000LL
 
-/* ---- thread states ---- */
-
-/* Newest first; ids descend because id and link are given in one hold of the head lock. Needs the head lock. */
+/* Needs the head lock. Newest first; ids descend because one hold of the head lock assigns the id and links
+ * the thread. */
 static inline PyThreadState *compat_first_thread(PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030B0000
@@ -56,7 +56,7 @@ static inline PyThreadState *compat_first_thread(PyInterpreterState *interp)
 #endif
 }
 
-/* The id of the newest thread state there has been. */
+/* Return the id of the newest thread state so far. */
 static inline uint64_t compat_newest_thread_id(const PyInterpreterState *interp)
 {
 #if PY_VERSION_HEX >= 0x030B0000
@@ -76,7 +76,7 @@ static inline unsigned long compat_native_id(const PyThreadState *thread)
 #endif
 }
 
-/* Whether the thread gives its state up: its context is gone before it is unlinked. Not known before 3.12. */
+/* Return true if the thread is ending: its context is released before it is unlinked. Unknown before 3.12. */
 static inline bool compat_is_ending(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -87,13 +87,14 @@ static inline bool compat_is_ending(const PyThreadState *thread)
 #endif
 }
 
-/* The head lock is held by whoever links thread states in or out, some of them foreign threads without the GIL. It is
- * only tried for a bounded time: the thread that runs us may itself hold it (sys._current_frames allocates under it,
- * and on 3.10 and 3.11 an allocation can run the collector and with it Python code). */
+/* Threads that link thread states in or out hold the head lock; some are foreign threads without the GIL. Try
+ * it only for a bounded time: the calling thread may itself hold it. sys._current_frames allocates under it,
+ * and on 3.10 and 3.11 an allocation can run the collector and with it Python code. */
 static inline bool compat_lock_head(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
-    /* Not PyMutex_Lock: it detaches the thread state while it waits, so that others would run Python in the middle. */
+    /* Not PyMutex_Lock: it detaches the thread state during its wait, so that other threads would run Python
+     * meanwhile. */
     PyMutex *mutex = &_PyRuntime.interpreters.mutex;
     struct timespec begin, now;
     for (unsigned spins = 0;; spins++) {
@@ -127,19 +128,19 @@ static inline void compat_unlock_head(void)
 #endif
 }
 
-/* Whether there is no interpreter but `first`, which is the main one: then whoever asks is in it, and need not look its
- * thread state up. Needs no GIL: the newest comes first in the list, and one is in it before anything runs there. */
+/* Return true if the main interpreter `first` is the only one. Then the calling thread is in it, and needs no
+ * look-up of its thread state. Needs no GIL: the list has the newest interpreter first, and an interpreter is
+ * listed before anything runs in it. */
 static inline bool compat_is_only_interpreter(const PyInterpreterState *first)
 {
     return *(PyInterpreterState *volatile *)&_PyRuntime.interpreters.head == first;
 }
 
-/* ---- contexts ---- */
-
-/* New reference or NULL. Keys of a Context are ContextVars: they hash by a stored value and compare by identity, so no
- * Python code runs and nothing is allocated. The comparison of two different variables goes through the general rich
- * comparison, whose recursion check would raise in a thread at its limit: the headroom CPython keeps for its own error
- * handling prevents that. The context is borrowed: to take it from a thread state needs the GIL, which we hold. */
+/* Return a new reference or NULL. The keys of a Context are ContextVars, which hash by a stored value and
+ * compare by identity. So no Python code runs, and nothing is allocated. The comparison of two different
+ * variables uses the general rich comparison, whose recursion check would raise in a thread at its limit. The
+ * headroom that CPython keeps for its own error handling prevents that. The context is borrowed: reading it
+ * from a thread state needs the GIL, which the caller holds. */
 static inline PyObject *compat_context_value(PyThreadState *self, PyObject *context, PyObject *variable)
 {
     if (context == NULL || variable == NULL) {
@@ -158,19 +159,19 @@ static inline PyObject *compat_context_value(PyThreadState *self, PyObject *cont
     return value;
 }
 
-/* How many variables a context has a value of. The context is borrowed, or NULL. */
+/* Return the number of variables with a value in a context. The context is borrowed, or NULL. */
 static inline Py_ssize_t compat_context_size(PyObject *context)
 {
     return context == NULL ? 0 : ((PyContext *)context)->ctx_vars->h_count;
 }
 
-/* The context around one that is entered; borrowed, or NULL. */
+/* Return the context around an entered one; borrowed, or NULL. */
 static inline PyObject *compat_outer_context(PyObject *context)
 {
     return (PyObject *)((PyContext *)context)->ctx_prev;
 }
 
-/* The mapping in which a context has its variables. Immutable: a context that changes gets another one. */
+/* The mapping of a context's variables. Immutable: a changed context gets another one. */
 typedef PyHamtObject compat_variables; /* borrowed from the context */
 static inline compat_variables *compat_variables_of(PyObject *context)
 {
@@ -182,13 +183,15 @@ static inline Py_ssize_t compat_variables_size(const compat_variables *variables
     return variables->h_count;
 }
 
-/* Borrowed, or NULL. That of PyWeakref_NewRef without a callback, which all who ask for one share, is always the first. */
+/* Return the first weak reference, borrowed, or NULL. The shared one that PyWeakref_NewRef makes without a
+ * callback is always first. */
 static inline const PyObject *compat_first_weakref(const compat_variables *variables)
 {
     return variables->h_weakreflist;
 }
 
-/* ---- frames: walk from compat_top_frame by compat_caller_frame, both skip what sys._current_frames does not show ---- */
+/* Frames: walk from compat_top_frame by compat_caller_frame. Both skip frames that sys._current_frames does
+ * not show. */
 
 #if PY_VERSION_HEX >= 0x030B0000
 
@@ -203,8 +206,8 @@ static inline PyCodeObject *compat_frame_code(compat_frame *frame)
 #endif
 }
 
-/* Incomplete are frames before their first RESUME, and the interpreter's own entry and C-stack frames: those have no
- * code or no globals, so they must be told apart before anything else of them is read. */
+/* Incomplete frames are those before their first RESUME, and the interpreter's own entry and C-stack frames.
+ * They have no code or no globals, so check this before reading anything else of a frame. */
 static inline compat_frame *compat_first_complete(compat_frame *frame)
 {
     for (; frame != NULL; frame = frame->previous) {
@@ -220,7 +223,7 @@ static inline compat_frame *compat_first_complete(compat_frame *frame)
     return frame;
 }
 
-/* Where a thread's newest frame is kept. */
+/* Return the place of a thread's newest frame. */
 static inline _PyInterpreterFrame *const *compat_frame_slot(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -235,7 +238,7 @@ static inline compat_frame *compat_frame_previous(compat_frame *frame)
     return frame->previous; /* complete or not */
 }
 
-/* Offset in bytes as frame.f_lasti has it, -1 before the first instruction. */
+/* Return the offset in bytes, as frame.f_lasti; -1 before the first instruction. */
 static inline int compat_frame_offset(compat_frame *frame)
 {
     int index = _PyInterpreterFrame_LASTI(frame);
@@ -289,49 +292,41 @@ static inline compat_frame *compat_caller_frame(compat_frame *frame)
     return compat_first_complete(compat_frame_previous(frame));
 }
 
-/* ---- pending calls: any thread, with or without the GIL ---- */
+/* Pending calls: from any thread, with or without the GIL. */
 
-/* Have call(argument) run at the next check of the interpreter's main loop; 0 or -1 if the queue is full. */
+/* Run call(argument) at the next check of the interpreter's main loop. Return 0, or -1 if the queue is full. */
 static inline int compat_add_pending_call(PyInterpreterState *interp, int (*call)(void *), void *argument)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return _PyEval_AddPendingCall(interp, call, argument, 0);
 #else
     int result = _PyEval_AddPendingCall(interp, call, argument);
-    /* Only the main thread runs pending calls here, and CPython clears the breaker when another thread posts (it
-     * computes the value as seen by the poster, signals included). Set it, or the main thread would not look. */
+    /* Here only the main thread runs pending calls, and CPython clears the breaker when another thread posts.
+     * It computes the value for the poster, signals included. Set it, or the main thread would not check. */
     _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
     return result;
 #endif
 }
 
-/* The same for the main thread alone. Needs no GIL. */
+/* Post to the main thread only. Needs no GIL. */
 static inline int compat_add_main_pending_call(int (*call)(void *), void *argument)
 {
     int result = Py_AddPendingCall(call, argument);
 #if PY_VERSION_HEX < 0x030D0000
-    /* As above: CPython computes the breaker for the thread that posts, which runs no such calls. */
+    /* As above: CPython computes the breaker for the posting thread, which runs no such calls. */
     _Py_atomic_store_relaxed(&PyInterpreterState_Main()->ceval.eval_breaker, 1);
 #endif
     return result;
 }
 
-/* Whether this is the thread that handles signals. */
+/* Return true in the thread that handles signals. */
 static inline bool compat_is_main_thread(void)
 {
     return PyThread_get_thread_ident() == _PyRuntime.main_thread;
 }
 
-static inline bool compat_is_finalizing(void)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing();
-#else
-    return _Py_IsFinalizing();
-#endif
-}
-
-/* An instance of a tuple subclass without items set; they are set by PyTuple_SET_ITEM before anyone else sees it. */
+/* Return an instance of a tuple subclass with unset items. The caller sets them by PyTuple_SET_ITEM before it
+ * shares the tuple. */
 static inline PyObject *compat_new_tuple(PyTypeObject *type, Py_ssize_t size)
 {
     PyObject *made = type->tp_alloc(type, size);

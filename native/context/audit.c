@@ -1,12 +1,12 @@
-/* Compares what all threads show with what their contexts are, in one hold of the GIL, and repairs what differs.
+/* Compares what all threads show with their contexts, in one hold of the GIL, and repairs differences.
  *
- * Three steps. Under the runtime's head lock each thread's context is taken. Then it is looked up what should be shown of
- * it, by look-ups that run no Python code. Then, under the mutex of the records, it is compared and repaired. The GIL is
- * not given up in between, so no thread can switch. References are given up at the end: that may run finalisers.
+ * Three steps. First, each thread's context is taken under the runtime's head lock. Then the context to show
+ * is looked up without running Python code. Then the records are compared and repaired, under their mutex.
+ * The GIL is held throughout, so no thread can switch. References are released at the end, which may run
+ * finalisers.
  */
 #include "py_compat.h"
 
-#include "context_compat.h"
 #include "context_cache.h"
 #include "publisher.h"
 
@@ -15,11 +15,11 @@
 
 typedef struct {
     unsigned long ident;
-    PyObject *context;  /* owned: as contextvars has it; NULL: none */
-    PyObject *value;    /* owned: of OpenTelemetry's variable; NULL: none */
+    PyObject *context;  /* owned: from contextvars; NULL: none */
+    PyObject *value;    /* owned: value of OpenTelemetry's variable; NULL: none */
     Identity *identity; /* owned, or NULL */
     UserLabels *labels; /* owned, or NULL */
-    bool is_resolved;   /* the two are what should be shown */
+    bool is_resolved;   /* identity and labels are those to show */
 } audited_thread;
 
 typedef struct {
@@ -27,7 +27,7 @@ typedef struct {
     size_t count, capacity;
 } audited_threads;
 
-/* False: no room. Head lock held: nothing is allocated and nothing given up. */
+/* Return false if there is no room. Head lock held: allocates nothing and releases nothing. */
 static bool copy_contexts(PyInterpreterState *interp, audited_threads *audited)
 {
     for (PyThreadState *state = compat_first_thread(interp); state != NULL; state = state->next) {
@@ -54,7 +54,7 @@ static void release_threads(audited_threads *audited)
     audited->count = 0;
 }
 
-/* 1; 0: another time, the lock is busy; -1: no memory. */
+/* Return 1; 0: the lock is busy, try later; -1: no memory. */
 static int collect_contexts(audited_threads *audited)
 {
     PyInterpreterState *interp = PyInterpreterState_Get();
@@ -78,13 +78,13 @@ static int collect_contexts(audited_threads *audited)
     }
 }
 
-/* A type that looks its attributes up in Python cannot be asked here. */
+/* A type with attribute access in Python cannot be asked here, since no Python code may run. */
 static bool is_identity_cached(const publisher_config *config, PyObject *span, Identity **identity)
 {
     if (Py_TYPE(span)->tp_getattro != PyObject_GenericGetAttr) {
         return false;
     }
-    lookup_result found = publisher_cached_identity(config, span, identity);
+    lookup_result found = spans_cached_identity(config, span, identity);
     if (found == UNKNOWN) {
         PyErr_Clear();
     }
@@ -95,7 +95,7 @@ static void resolve_thread(const publisher_config *config, audited_thread *threa
 {
     PyThreadState *self = PyThreadState_Get();
     thread->value = compat_context_value(self, thread->context, config->variable);
-    PyObject *span = publisher_span_in(config, thread->value);
+    PyObject *span = spans_find(config, thread->value);
     thread->is_resolved = span == NULL || is_identity_cached(config, span, &thread->identity);
     if (publisher_has_labels()) {
         PyObject *labels = compat_context_value(self, thread->context, config->labels);
@@ -106,13 +106,8 @@ static void resolve_thread(const publisher_config *config, audited_thread *threa
     }
 }
 
-static int compare_idents(const void *left, const void *right)
-{
-    unsigned long one = ((const expected_context *)left)->ident, other = ((const expected_context *)right)->ident;
-    return (one > other) - (one < other);
-}
-
-/* Sorted; without those that are not known, and without idents that stand for two thread states. */
+/* Fill `expected`, sorted by ident. Leave out unresolved contexts, and idents that belong to two thread
+ * states. */
 static size_t expected_contexts(const audited_threads *audited, expected_context *expected)
 {
     size_t kept = 0;
@@ -125,7 +120,7 @@ static size_t expected_contexts(const audited_threads *audited, expected_context
             thread->is_resolved,
         };
     }
-    qsort(expected, audited->count, sizeof(expected_context), compare_idents);
+    qsort(expected, audited->count, sizeof(expected_context), expected_context_compare);
     for (size_t i = 0; i < audited->count; i++) {
         bool is_duplicate = (i > 0 && expected[i - 1].ident == expected[i].ident)
                             || (i + 1 < audited->count && expected[i + 1].ident == expected[i].ident);
@@ -156,7 +151,7 @@ PyObject *audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
         }
         compared = thread_records_repair(expected, expected_contexts(&audited, expected), &repaired);
         publisher_counters()->repaired += repaired;
-        if (repaired > 0) { /* what was believed of a context may be why */
+        if (repaired > 0) { /* a wrong entry of the cache may be the cause */
             context_cache_clear();
         }
     }

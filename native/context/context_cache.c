@@ -1,37 +1,36 @@
-/* A table of what contexts show, by their variables.
+/* A table of what contexts show, keyed by their variables.
  *
- * CPython keeps the variables of a context in an immutable mapping, which every ContextVar.set replaces by a new one and
- * which copies of a context share. So what is found through such a mapping holds for as long as it exists, whatever becomes
- * of the contexts that had it. That it still exists is told by a weak reference, which an entry owns: a mapping whose first
- * weak reference is that very object is the one that the entry was made for, since of two objects that exist at the same
- * time no two have the same address. An address alone would not tell: the memory of a mapping that is gone is used again.
+ * CPython keeps the variables of a context in an immutable mapping. Every ContextVar.set replaces the
+ * mapping, and copies of a context share it. So a result found through a mapping holds for as long as the
+ * mapping exists, even if its contexts change.
  *
- * The publisher hands in only what cannot change behind such a mapping either (its function `remember`).
+ * An entry owns a weak reference to its mapping. A mapping whose first weak reference is that object is the
+ * entry's own. Two objects that exist at the same time have different addresses. The mapping's address alone
+ * proves nothing, since its memory may be reused. The publisher offers only results that cannot change behind
+ * such a mapping (`is_cacheable`).
  *
- * Most mappings are met once: whoever attaches and detaches contexts makes two at each turn. So an entry is made when a
- * mapping is met for the second time; and one whose mapping still exists is replaced only by every eighth that would like
- * to, so that more contexts than there is room for do not drive each other out in turns. Entries of mappings that are gone
- * stay until their place is needed; with the table full that is some 200 kB.
+ * Most mappings are met once: attaching and detaching a context makes two. So an entry is made when a mapping
+ * is met for the second time. An entry whose mapping still exists is replaced only by every eighth candidate.
+ * So contexts that exceed the table do not keep replacing each other. Entries of dead mappings stay until
+ * their place is needed. A full table has about 200 kB.
  */
 #include "context_cache.h"
-
-#include "context_compat.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define BUCKET_BITS        9
 #define BUCKETS            (1 << BUCKET_BITS)
-#define ENTRIES_PER_BUCKET 2 /* where a mapping may be */
+#define ENTRIES_PER_BUCKET 2 /* places for one mapping */
 
 #define SEEN_FILTER_BITS 11
 #define SEEN_FILTER_SIZE (1 << SEEN_FILTER_BITS)
 
-/* The span's bytes are copied: those of many tasks are used in turns, so each cache line that is needed counts. */
+/* The span's bytes are copied: the spans of many tasks alternate, so each cache line counts. */
 typedef struct __attribute__((aligned(64))) {
     PyObject *weakref;  /* owned: to the mapping; NULL: the place is free */
     UserLabels *labels; /* owned; NULL: none */
-    encoded_span span;  /* its serial 0: none */
+    encoded_span span;  /* serial 0: none */
 } entry;
 
 _Static_assert(sizeof(entry) == 128, "two cache lines");
@@ -40,15 +39,16 @@ typedef struct {
     entry entries[ENTRIES_PER_BUCKET];
 } bucket;
 
-/* The last two mappings that were met, of many that would stand here: their addresses, mixed with what they showed. An
- * address may be of another mapping by now; that mostly shows something else, and if not, an entry is made early. */
+/* The last two of the many mappings that share this place: their addresses, mixed with what they showed. An
+ * address may belong to another mapping by now. That one mostly shows something else; if not, an entry is
+ * made early. */
 typedef struct {
     uint64_t newest, previous;
 } seen_pair;
 
 static struct {
     bool empty_shows_nothing;  /* contexts without any variable show nothing */
-    unsigned replace_attempts; /* for places that were taken */
+    unsigned replace_attempts; /* attempts to replace a live entry */
     bucket buckets[BUCKETS];
     seen_pair seen_filter[SEEN_FILTER_SIZE];
 } cache; /* GIL */
@@ -86,14 +86,14 @@ HOT bool context_cache_find(PyObject *context, cached_context *cached)
     return false;
 }
 
-/* Releasing these runs no Python code: a weak reference without a callback, and a type of ours. */
+/* Runs no Python code: releases a weak reference without a callback, and an object of our type. */
 static void entry_clear(entry *slot)
 {
     Py_CLEAR(slot->weakref);
     Py_CLEAR(slot->labels);
 }
 
-/* Where an entry may be made, or NULL. */
+/* Return a place for a new entry, or NULL. */
 static entry *choose_slot(bucket *candidates)
 {
     for (int i = 0; i < ENTRIES_PER_BUCKET; i++) {

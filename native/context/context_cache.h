@@ -1,6 +1,5 @@
-/* What contexts that were met before show, so that coming back to one costs no look-up. context_cache.c says when that
- * may be believed. All of it expects the GIL to be held; nothing here runs Python code or leaves an exception.
- */
+/* A cache of what known contexts show, so that returning to one costs no look-up. context_cache.c says when
+ * an entry is valid. Every function expects the GIL; none runs Python code or leaves an exception. */
 #ifndef SPLUNK_PROFILER_CONTEXT_CONTEXT_CACHE_H
 #define SPLUNK_PROFILER_CONTEXT_CONTEXT_CACHE_H
 
@@ -13,15 +12,15 @@ typedef struct {
     const encoded_labels *labels; /* NULL: none */
 } cached_context;
 
-/* What a context shows; borrowed until the next call of the other functions here. False: it has to be looked up. `context`
- * is a thread's current one, NULL where that has none. */
+/* Find what a context shows; borrowed until the next call of the other functions here. Return false if it
+ * must be looked up. `context` is a thread's current one; NULL: none. */
 HIDDEN bool context_cache_find(PyObject *context, cached_context *cached);
 
-/* A thread has come to a context with these variables (NULL: to none), and this is what it shows as long as it has them.
- * It is kept from the second time on. */
+/* Offer what a thread shows in a context with these variables (NULL: no context). An entry is made from the
+ * second offer on. */
 HIDDEN void context_cache_offer(compat_variables *variables, Identity *identity, UserLabels *labels);
 
-/* Nothing is known any more. */
+/* Remove all entries. */
 HIDDEN void context_cache_clear(void);
 
 #endif

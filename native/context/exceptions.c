@@ -1,7 +1,6 @@
-/* Exceptions that were raised where none may leave: in our code, on the application's threads. GIL held. */
+/* Handles exceptions of our code on the application's threads, where none may propagate. GIL held. */
 #include "py_compat.h"
 
-#include "context_compat.h"
 #include "publisher.h"
 
 static int reraise_exception(void *saved)
@@ -12,8 +11,8 @@ static int reraise_exception(void *saved)
     return -1;
 }
 
-/* A signal handler may have raised while our Python code ran (KeyboardInterrupt, SystemExit), or another thread may have
- * sent an exception. Such belong to the application: they are raised as soon as it runs again. */
+/* A signal handler may have raised during our Python code (KeyboardInterrupt, SystemExit), or another thread
+ * may have sent an exception. These belong to the application: they are raised again as soon as it runs. */
 void discard_exception(void)
 {
     publisher_counters()->failed++;
@@ -21,7 +20,7 @@ void discard_exception(void)
         PyErr_Clear();
         return;
     }
-    if (!compat_is_main_thread()) { /* sent ones are classes, so nothing is lost */
+    if (!compat_is_main_thread()) { /* sent exceptions are classes, so nothing is lost */
         compat_exception exception = compat_save_exception();
         PyObject *type = exception.type != NULL ? exception.type : (PyObject *)Py_TYPE(exception.value);
         PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);

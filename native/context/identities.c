@@ -1,13 +1,11 @@
-/* The types Identity and UserLabels: what is published of a span and of a user's labels, encoded once. */
-#include "context_compat.h"
+/* The types Identity and UserLabels: the published form of a span and of a user's labels, encoded once. */
+#include "public_compat.h"
 #include "publisher.h"
 #include "hooks.h"
 
 #include <structmember.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- Identity ---- */
 
 static void to_hex(char *text, const uint8_t *bytes, size_t size)
 {
@@ -105,8 +103,12 @@ static PyMemberDef identity_members[] = {
 };
 
 static PyType_Slot identity_slots[] = {
-    {Py_tp_doc, "What is published of one span."}, {Py_tp_new, identity_tp_new},      {Py_tp_dealloc, plain_dealloc},
-    {Py_tp_getset, identity_properties},           {Py_tp_members, identity_members}, {0, NULL},
+    {Py_tp_doc, "The published form of one span."},
+    {Py_tp_new, identity_tp_new},
+    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_getset, identity_properties},
+    {Py_tp_members, identity_members},
+    {0, NULL},
 };
 
 PyType_Spec identity_spec = {
@@ -116,18 +118,17 @@ PyType_Spec identity_spec = {
     .slots = identity_slots,
 };
 
-/* ---- calls of `identify` ---- */
-
-/* In memory of its own: greenlets of a thread take turns on its stack, and one may switch to another in the call. */
+/* Allocated, not on the stack: greenlets of a thread share its stack, and one may switch to another during
+ * the call. */
 struct identify_call {
-    const void *greenlet;     /* borrowed: it lives as long as the call lasts; NULL: not known */
-    shown_root previous_root; /* the thread showed this */
+    const void *greenlet;     /* borrowed: it exists during the call; NULL: unknown */
+    shown_root previous_root; /* what the thread showed before */
     identify_call *next;
 };
 
 static _Thread_local identify_call *active_calls; /* owned */
 
-/* The call that this greenlet is in; one of whom it is not known which greenlet it is counts as any. */
+/* Return the call that this greenlet is in. A call or a greenlet that is unknown matches any. */
 static identify_call *identify_call_of(const void *greenlet)
 {
     identify_call *found = active_calls;
@@ -177,8 +178,6 @@ PyObject *identity_previous_local_root(PyObject *Py_UNUSED(module), PyObject *tr
     return PyLong_FromUnsignedLongLong(number);
 }
 
-/* ---- UserLabels ---- */
-
 static bool is_reserved(const encoded_label *label)
 {
     static const char *const ours[] = {"trace_id", "span_id", "local_root_span_id"};
@@ -200,7 +199,7 @@ static int text_to_bytes(const char *subject, const char *text, Py_ssize_t lengt
         PyErr_Format(PyExc_ValueError, "%s has a NUL byte, where readers cut it", subject);
         return -1;
     }
-    PyObject *decoded = PyUnicode_DecodeUTF8(text, length, "strict"); /* readers drop what is none */
+    PyObject *decoded = PyUnicode_DecodeUTF8(text, length, "strict"); /* readers drop invalid UTF-8 */
     if (decoded == NULL) {
         return -1;
     }
@@ -237,7 +236,7 @@ static int pair_to_label(PyObject *pair, encoded_label *label)
     return 0;
 }
 
-/* Which of two equal keys counts is where the specification and its readers differ. */
+/* The specification and its readers differ in which of two equal keys counts. */
 static int reject_duplicates(const encoded_label *labels, Py_ssize_t count)
 {
     for (Py_ssize_t i = 1; i < count; i++) {
@@ -305,7 +304,7 @@ static PyGetSetDef user_labels_properties[] = {
 };
 
 static PyType_Slot user_labels_slots[] = {
-    {Py_tp_doc, "What is published of one set of labels of the user."},
+    {Py_tp_doc, "The published form of one set of user labels."},
     {Py_tp_new, user_labels_tp_new},
     {Py_tp_dealloc, plain_dealloc},
     {Py_tp_getset, user_labels_properties},

@@ -1,9 +1,9 @@
-/* Loads the two libraries that readers look for, says whether readers can follow their TLS descriptors, and owns the
- * process storage.
+/* Loads the two libraries that readers look for, checks that readers can follow their TLS descriptors, and
+ * owns the process storage.
  *
- * A reader looks once, when it first sees the mapping of the library, and reads the storage at that instant. Therefore the
- * storage is complete before the library is loaded, its pointer is stored at once, and then the process makes readers
- * look again.
+ * A reader looks once, when it first sees the mapping of the library, and reads the storage then. So the
+ * storage is complete before the library is loaded, and its pointer is stored immediately after that. Then
+ * readers are made to look again.
  */
 #include "publisher.h"
 
@@ -29,8 +29,8 @@
 #error "readers of the two ABIs exist for x86-64 and aarch64"
 #endif
 
-/* What a TLS descriptor in the global offset table consists of; for a static one `argument` is an offset from the thread
- * pointer, which is what readers add. */
+/* A TLS descriptor in the global offset table. In a static one `argument` is an offset from the thread
+ * pointer, which readers add. */
 typedef struct {
     void *entry;
     intptr_t argument;
@@ -38,18 +38,16 @@ typedef struct {
 
 static struct {
     /* GIL */
-    void **pointer;          /* the exported one; NULL: the library is not loaded */
-    void *current, *retired; /* owned; a reader may still be in the retired one */
+    void **pointer;          /* exported by the library; NULL: the library is not loaded */
+    void *current, *retired; /* owned; a reader may still read the retired one */
 } storage;
-
-/* ---- the TLS descriptor ---- */
 
 typedef struct {
     const ElfW(Rela) * first;
     size_t bytes;
 } relocation_table;
 
-/* glibc stores addresses in a library's dynamic section, others leave the offsets of the file. */
+/* glibc stores addresses in a library's dynamic section; others leave the offsets of the file. */
 static const void *address_of(const struct link_map *library, ElfW(Addr) value)
 {
     return (const void *)(value < library->l_addr ? library->l_addr + value : value);
@@ -108,7 +106,7 @@ static const tls_descriptor *find_descriptor(void *handle, const char *symbol)
     return found != NULL ? found : search_descriptor(library, data_relocations, symbols, names, symbol);
 }
 
-/* Whether what a reader would compute leads to the calling thread's pointer. */
+/* Return "static" if the address that a reader computes is the calling thread's pointer. */
 static const char *tls_kind(void *handle, const char *symbol, slot_accessor accessor)
 {
     const tls_descriptor *descriptor = find_descriptor(handle, symbol);
@@ -117,8 +115,6 @@ static const char *tls_kind(void *handle, const char *symbol, slot_accessor acce
     }
     return thread_records_thread_pointer() + descriptor->argument == (intptr_t)accessor() ? "static" : "dynamic";
 }
-
-/* ---- loading ---- */
 
 static void *open_library(PyObject *encoded)
 {
@@ -152,19 +148,21 @@ static PyObject *encode_path(PyObject *path)
     return encoded;
 }
 
-/* The call that readers trace to look at a process's mappings anew. That it names a page is of no interest to them, and a
- * name that stayed would promise something else to readers of OpenTelemetry's process context. */
+/* Make readers look at the process's mappings again: they trace this call. The page and its name do not
+ * matter to them. It is unmapped at once, since a lasting name would mislead readers of OpenTelemetry's
+ * process context. */
 static void notify_readers(void)
 {
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
     void *page = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED) {
-        (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page, size, "OTEL_CTX"); /* refused by older kernels, but seen */
+        /* Older kernels refuse it, but readers see the call. */
+        (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page, size, "OTEL_CTX");
         munmap(page, size);
     }
 }
 
-/* The same for a library that has been loaded and all that it leads to. */
+/* Make readers look again after a library and its data are complete. */
 static void announce_library(PyObject *encoded)
 {
     notify_readers();
@@ -193,15 +191,14 @@ PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
         goto error;
     }
     const char *tls = tls_kind(handle, "custom_labels_current_set", accessor);
-    thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0); /* it stays loaded from now on */
+    /* From now on the library stays loaded. */
+    thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0);
     announce_library(encoded);
     made = new_library(library, encoded, tls);
 error:
     Py_XDECREF(encoded);
     return made;
 }
-
-/* ---- process storage ---- */
 
 static void *copy_bytes(PyObject *bytes)
 {
@@ -215,7 +212,8 @@ static void *copy_bytes(PyObject *bytes)
     return copied;
 }
 
-/* One store. What was there before stays until the next time: a reader may be in it. */
+/* Replace the pointer in one store. The previous storage stays until the next call: a reader may be reading
+ * it. */
 static void set_storage_pointer(void *wanted)
 {
     __atomic_store_n(storage.pointer, wanted, __ATOMIC_RELEASE); /* complete before it is pointed to */
@@ -240,7 +238,7 @@ PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject
         goto error;
     }
     if (storage.pointer != NULL && storage.pointer != pointer) {
-        set_storage_pointer(NULL); /* another file than the one before */
+        set_storage_pointer(NULL); /* another file than the previous one */
     }
     storage.pointer = pointer;
     set_storage_pointer(copied);

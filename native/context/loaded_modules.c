@@ -1,4 +1,4 @@
-/* Reads the tables of a loaded module. Every address that comes from a file is checked against the module's segments. */
+/* Reads the tables of a loaded module. Every address from a file is checked against the module's segments. */
 #include "loaded_modules.h"
 
 #include <inttypes.h>
@@ -18,7 +18,7 @@ size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t addre
     return 0;
 }
 
-/* glibc writes addresses into the dynamic section when it loads a module, musl leaves the offsets, as does the vdso. */
+/* glibc writes addresses into the dynamic section of a loaded module; musl and the vdso leave offsets. */
 static uintptr_t address_of(const struct dl_phdr_info *info, ElfW(Addr) value)
 {
     return loaded_module_bytes_left(info, value, PF_R) != 0 ? value : info->dlpi_addr + value;
@@ -36,7 +36,7 @@ static void read_table(loaded_module *m, int which, ElfW(Addr) value, size_t siz
 bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
 {
     *m = (loaded_module){.info = info};
-    ElfW(Addr) values[DT_NUM] = {0}; /* of the dynamic section by tag; those beyond say nothing that is needed */
+    ElfW(Addr) values[DT_NUM] = {0}; /* by tag of the dynamic section; higher tags are not needed */
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
         uintptr_t start = info->dlpi_addr + header->p_vaddr;
@@ -73,7 +73,7 @@ int page_protection(uintptr_t address)
     if (maps == NULL) {
         return -1;
     }
-    char line[512]; /* what is longer than that is the path, and is read as lines that match nothing */
+    char line[512]; /* a longer line has a long path: its rest is read as lines that do not match */
     uintptr_t start, end;
     char r, w, x;
     while (protection < 0 && fgets(line, sizeof(line), maps) != NULL) {

@@ -1,7 +1,8 @@
-/* What the dynamic linker has loaded: how to read a module's tables without trusting them, and how its memory is protected.
+/* Reads the modules that the dynamic linker has loaded, without trusting their tables, and the protection of
+ * their memory.
  *
- * Nothing here knows Python, takes a lock or keeps anything: what is returned is borrowed from the linker for as long as
- * the callback of dl_iterate_phdr runs.
+ * Nothing here knows Python, takes a lock or keeps state. Results are borrowed from the linker while the
+ * callback of dl_iterate_phdr runs.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
 #define SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
@@ -17,27 +18,28 @@ typedef ElfW(Sym) elf_symbol;
 typedef ElfW(Rela) elf_relocation;
 typedef ElfW(Dyn) elf_dynamic;
 
-/* What is mapped of a module that its relocations lead to. All borrowed. */
+/* The mapped tables of a module that its relocations refer to. All borrowed. */
 typedef struct {
     const struct dl_phdr_info *info;
     const elf_symbol *symbols;
-    size_t max_symbols; /* how many fit in their segment: their number is written nowhere */
+    size_t max_symbols; /* how many fit in their segment: the real number is not stored */
     const char *strings;
     size_t strings_size;
     const elf_relocation *tables[2]; /* of calls, of data */
     size_t counts[2];
 } loaded_module;
 
-/* False: it has no tables, or they do not lie in its segments. */
+/* Return false if the module has no tables, or they lie outside its segments. */
 bool loaded_module_read(loaded_module *module, const struct dl_phdr_info *info);
 
-/* How many bytes there are from `address` to the end of the module's segment it lies in; 0: in none with these flags. */
+/* Return the number of bytes from `address` to the end of its segment; 0: it is in no segment with these
+ * flags. */
 size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags);
 
-/* Whether the linker write-protects this address when it has finished with the module. */
+/* Return true if the linker write-protects this address after relocation. */
 bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size);
 
-/* PROT_* of the page at this address as the kernel has them; -1 if it does not say. */
+/* Return the PROT_* flags of the page at this address from the kernel; -1: unknown. */
 int page_protection(uintptr_t address);
 
 #pragma GCC visibility pop

@@ -1,14 +1,12 @@
-/* The extension splunk_profiler._context: arguments in, values out. What it does is in the other files.
- *
- * The contract is splunk_profiler/_context.pyi.
- */
+/* The extension splunk_profiler._context: parses arguments and returns values. Its contract is
+ * splunk_profiler/_context.pyi. */
 #include "context_cache.h"
-#include "layouts.h"
+#include "module_setup.h"
 #include "socket_reader.h"
 #include "publisher.h"
 #include "hooks.h"
 
-#define END_CAPSULE "splunk_profiler._context"
+#define MODULE_NAME "splunk_profiler._context"
 
 typedef struct {
     PyTypeObject *identity;      /* owned */
@@ -54,7 +52,7 @@ static PyObject *publish(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
     Py_RETURN_NONE;
 }
 
-/* One call, so that no other thread finds the variable set and the labels not yet shown. */
+/* One call: no other thread sees the variable set and the labels not yet shown. */
 static PyObject *set_labels(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *variable, *labels;
@@ -111,33 +109,14 @@ static PyObject *counters(PyObject *module, PyObject *Py_UNUSED(unused))
 static PyObject *reset_after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     thread_records_after_fork();
-    context_cache_clear(); /* of the threads that are gone, and their contexts stay for ever */
+    context_cache_clear(); /* drop what was known of contexts of threads that no longer exist */
     Py_RETURN_NONE;
 }
 
-/* ---- module ---- */
-
-/* Called by CPython when it clears the interpreter: the last moment at which its objects may be touched. */
 static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
 {
     publisher_finalize();
     hooks_finalize();
-}
-
-static int register_interpreter_end(void)
-{
-    PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
-    if (dict == NULL) {
-        PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
-        return -1;
-    }
-    if (PyDict_GetItemString(dict, END_CAPSULE) != NULL) {
-        return 0; /* imported again */
-    }
-    PyObject *capsule = PyCapsule_New(&identity_spec, END_CAPSULE, on_interpreter_end);
-    int result = capsule == NULL ? -1 : PyDict_SetItemString(dict, END_CAPSULE, capsule);
-    Py_XDECREF(capsule);
-    return result;
 }
 
 static PyTypeObject *add_named_tuple(PyObject *module, const char *name, const char *fields)
@@ -145,7 +124,7 @@ static PyTypeObject *add_named_tuple(PyObject *module, const char *name, const c
     PyObject *type = NULL, *namedtuple = NULL;
     PyObject *collections = PyImport_ImportModule("collections");
     PyObject *arguments = Py_BuildValue("(ss)", name, fields);
-    PyObject *options = Py_BuildValue("{ss}", "module", "splunk_profiler._context");
+    PyObject *options = Py_BuildValue("{ss}", "module", MODULE_NAME);
     if (collections != NULL && arguments != NULL && options != NULL) {
         namedtuple = PyObject_GetAttrString(collections, "namedtuple");
     }
@@ -162,44 +141,22 @@ static PyTypeObject *add_named_tuple(PyObject *module, const char *name, const c
     return (PyTypeObject *)type;
 }
 
-static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
-{
-    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    if (type != NULL && PyModule_AddType(module, type) != 0) {
-        Py_CLEAR(type);
-    }
-    return type;
-}
-
 static int module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "contexts are published of the main interpreter only");
+    if (module_prepare(MODULE_NAME, "contexts are published of the main interpreter only", on_interpreter_end) != 0) {
         return -1;
     }
-    if (layouts_check() != 0 || register_interpreter_end() != 0) {
+    if ((state->identity = module_add_type(module, &identity_spec)) == NULL
+        || (state->user_labels = module_add_type(module, &user_labels_spec)) == NULL
+        || (state->library = add_named_tuple(module, "Library", "path tls")) == NULL
+        || (state->counters =
+                add_named_tuple(module, "SwitchCounters", "published unchanged cache_hits repaired threads failed"))
+               == NULL
+        || (state->socket_reader = module_add_type(module, &socket_reader_spec)) == NULL) {
         return -1;
     }
-    state->identity = add_type(module, &identity_spec);
-    if (state->identity == NULL) {
-        return -1;
-    }
-    state->user_labels = add_type(module, &user_labels_spec);
-    if (state->user_labels == NULL) {
-        return -1;
-    }
-    state->library = add_named_tuple(module, "Library", "path tls");
-    if (state->library == NULL) {
-        return -1;
-    }
-    state->counters =
-        add_named_tuple(module, "SwitchCounters", "published unchanged cache_hits repaired threads failed");
-    if (state->counters == NULL) {
-        return -1;
-    }
-    state->socket_reader = add_type(module, &socket_reader_spec);
-    return state->socket_reader == NULL ? -1 : 0;
+    return 0;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -235,7 +192,7 @@ static PyMethodDef module_methods[] = {
     {"install", (PyCFunction)(void (*)(void))install, KEYWORDS,
      "install($module, variable, span_key, labels, attribute, identify, context_type)\n--\n\nPublish contexts at every "
      "switch."},
-    {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing; threads show nothing."},
+    {"uninstall", uninstall, METH_NOARGS, "uninstall($module)\n--\n\nStop publishing: threads show nothing."},
     {"attach", (PyCFunction)(void (*)(void))hooks_attach, METH_FASTCALL | METH_KEYWORDS,
      "attach($module, context)\n--\n\nSet the variable, then publish."},
     {"detach", (PyCFunction)(void (*)(void))hooks_detach, METH_FASTCALL | METH_KEYWORDS,
@@ -246,10 +203,10 @@ static PyMethodDef module_methods[] = {
     {"set_labels", set_labels, METH_VARARGS,
      "set_labels($module, variable, labels, /)\n--\n\nSet the variable, then publish."},
     {"previous_local_root", identity_previous_local_root, METH_O,
-     "previous_local_root($module, trace_id, /)\n--\n\nThe local root that was shown, for identify."},
-    {"assign_identity", (PyCFunction)(void (*)(void))publisher_assign_identity, METH_FASTCALL | METH_KEYWORDS,
-     "assign_identity($module, span, parent_context=None)\n--\n\nGive a span that starts its Identity."},
-    {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for modules loaded since."},
+     "previous_local_root($module, trace_id, /)\n--\n\nReturn the local root that was shown, for identify."},
+    {"assign_identity", (PyCFunction)(void (*)(void))spans_assign_identity, METH_FASTCALL | METH_KEYWORDS,
+     "assign_identity($module, span, parent_context=None)\n--\n\nSet the Identity of a span that starts."},
+    {"refresh", refresh, METH_NOARGS, "refresh($module)\n--\n\nLook for newly loaded modules."},
     {"load_labels_library", (PyCFunction)(void (*)(void))load_labels_library, KEYWORDS,
      "load_labels_library($module, path)\n--\n\nPublish through libcustomlabels.so."},
     {"load_elastic_library", (PyCFunction)(void (*)(void))load_elastic_library, KEYWORDS,
@@ -257,11 +214,11 @@ static PyMethodDef module_methods[] = {
     {"replace_storage", libraries_replace_storage, METH_O,
      "replace_storage($module, storage, /)\n--\n\nReplace the process storage in one store."},
     {"clear_storage", libraries_clear_storage, METH_NOARGS,
-     "clear_storage($module)\n--\n\nThe process storage is gone for readers."},
-    {"audit", audit, METH_NOARGS, "audit($module)\n--\n\nCompare what all threads show with the truth."},
-    {"counters", counters, METH_NOARGS, "counters($module)\n--\n\nWhat was done since the module was loaded."},
+     "clear_storage($module)\n--\n\nRemove the process storage for readers."},
+    {"audit", audit, METH_NOARGS, "audit($module)\n--\n\nCompare what all threads show with their contexts."},
+    {"counters", counters, METH_NOARGS, "counters($module)\n--\n\nReturn the counts since the module was loaded."},
     {"reset_after_fork", reset_after_fork, METH_NOARGS,
-     "reset_after_fork($module)\n--\n\nForget the threads that did not come along."},
+     "reset_after_fork($module)\n--\n\nDrop the records of threads that no longer exist."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -275,7 +232,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "splunk_profiler._context",
+    .m_name = MODULE_NAME,
     .m_doc = "Publishes each thread's trace context where host profilers read it.",
     .m_size = sizeof(module_state),
     .m_methods = module_methods,

@@ -1,11 +1,10 @@
-/* Finds out what the calling thread's context is, and has its record show it.
+/* Reads the calling thread's context and shows it in the thread's record.
  *
- * publish_current runs on the application's threads at every switch of context: a few look-ups, and nothing of it may
- * leave a trace, be it an exception or a reference. Only a span that is met for the first time costs a call of Python.
+ * publish_current runs on the application's threads at every context switch. It makes a few look-ups, and
+ * leaves no exception and no reference. Only a span that is met for the first time costs a Python call.
  */
 #include "py_compat.h"
 
-#include "context_compat.h"
 #include "context_cache.h"
 #include "publisher.h"
 #include "hooks.h"
@@ -14,10 +13,9 @@
 
 static struct {
     bool active;
-    PyInterpreterState *interp; /* whose contexts are published */
+    PyInterpreterState *interp; /* the interpreter whose contexts are published */
     publisher_config config;    /* owned */
-    unsigned install_count;     /* counts */
-    PyObject *context_name;     /* owned until the interpreter ends: "_context", where the SDK's spans have theirs */
+    unsigned install_count;     /* number of installs */
     uint64_t last_serial;
     bool has_labels;
     publisher_counts counts;
@@ -43,130 +41,11 @@ publisher_counts *publisher_counters(void)
     return &publisher.counts;
 }
 
-/* Hooks inside CPython are seen by all interpreters of the process; objects belong to one. */
+/* All interpreters of the process call the hooks inside CPython; objects belong to one interpreter. */
 const publisher_config *publisher_active_config(void)
 {
     return publisher.active && PyInterpreterState_Get() == publisher.interp ? &publisher.config : NULL;
 }
-
-/* ---- what a context holds ---- */
-
-PyObject *publisher_span_in(const publisher_config *config, PyObject *context)
-{
-    if (context == NULL || !PyDict_Check(context) || PyDict_GET_SIZE(context) == 0) {
-        return NULL;
-    }
-    PyObject *span = PyDict_GetItemWithError(context, config->span_key);
-    if (span == NULL && PyErr_Occurred()) {
-        PyErr_Clear();
-    }
-    return span == Py_None ? NULL : span;
-}
-
-lookup_result publisher_cached_identity(const publisher_config *config, PyObject *span, Identity **identity)
-{
-    PyObject *cached;
-    *identity = NULL;
-    PyObject *attribute = Py_NewRef(config->attribute); /* a span's own __getattr__ may uninstall */
-    int found = compat_get_optional_attribute(span, attribute, &cached);
-    Py_DECREF(attribute);
-    if (found <= 0) {
-        return found < 0 ? UNKNOWN : MISSING;
-    }
-    if (Py_TYPE(cached) == config->identity_type) {
-        *identity = (Identity *)cached;
-        return FOUND;
-    }
-    bool none = cached == Py_None;
-    Py_DECREF(cached);
-    return none ? FOUND : UNKNOWN; /* it may be of a module that was imported anew */
-}
-
-/* The ids of a span from its SpanContext, a tuple of trace id, span id, whether it is remote, flags, ... MISSING: remote or
- * invalid. UNKNOWN: not such a span. Leaves no exception. */
-static lookup_result read_span_context(PyObject *span, encoded_span *ids)
-{
-    static const uint8_t zero[TRACE_ID_BYTES];
-    lookup_result result = UNKNOWN;
-    PyObject *context = NULL;
-    if (compat_get_optional_attribute(span, publisher.context_name, &context) <= 0) {
-        goto error;
-    }
-    if (!PyTuple_Check(context) || PyTuple_GET_SIZE(context) < 4 || !PyBool_Check(PyTuple_GET_ITEM(context, 2))) {
-        goto error;
-    }
-    long flags = PyLong_AsLong(PyTuple_GET_ITEM(context, 3));
-    if ((flags == -1 && PyErr_Occurred())
-        || compat_int_to_bytes(PyTuple_GET_ITEM(context, 0), ids->trace_id, TRACE_ID_BYTES) != 0
-        || compat_int_to_bytes(PyTuple_GET_ITEM(context, 1), ids->span_id, SPAN_ID_BYTES) != 0) {
-        goto error;
-    }
-    ids->trace_flags = (uint8_t)flags;
-    bool valid = memcmp(ids->trace_id, zero, TRACE_ID_BYTES) != 0 && memcmp(ids->span_id, zero, SPAN_ID_BYTES) != 0;
-    result = valid && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
-error:
-    Py_XDECREF(context);
-    if (PyErr_Occurred()) {
-        discard_exception();
-    }
-    return result;
-}
-
-static void cache_identity(PyObject *span, PyObject *identity)
-{
-    PyObject *attribute = Py_NewRef(publisher.config.attribute); /* setting may run Python, which may uninstall */
-    if (PyObject_SetAttr(span, attribute, identity) != 0) {
-        if (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear(); /* a span without a place for it: asked about every time */
-        }
-        else {
-            discard_exception();
-        }
-    }
-    Py_DECREF(attribute);
-}
-
-/* The identity of a span that has none cached, in the slow way; FOUND, or UNKNOWN if it could not be found out. Runs
- * Python code: afterwards the context may be another, and the publisher uninstalled. Leaves no exception. */
-static lookup_result identify_span(PyObject *span, Identity **identity)
-{
-    encoded_span ids;
-    lookup_result result = UNKNOWN;
-    *identity = NULL;
-    identify_call *call = identify_call_begin();
-    if (call == NULL) { /* a span that is met inside `identify` is not asked about */
-        return UNKNOWN;
-    }
-    if (read_span_context(span, &ids) == MISSING) {
-        identify_call_end(call);
-        cache_identity(span, Py_None);
-        return FOUND;
-    }
-    if (!publisher.active) { /* all of this may have run Python as well */
-        identify_call_end(call);
-        return UNKNOWN;
-    }
-    PyObject *identify = Py_NewRef(publisher.config.identify);
-    PyObject *made = PyObject_CallFunctionObjArgs(identify, span, NULL);
-    identify_call_end(call);
-    Py_DECREF(identify);
-    if (made == NULL) {
-        discard_exception();
-        return UNKNOWN;
-    }
-    if (publisher.active && made != Py_None && Py_TYPE(made) != publisher.config.identity_type) {
-        publisher.counts.failed++;
-    }
-    else if (publisher.active) {
-        cache_identity(span, made);
-        *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
-        result = FOUND;
-    }
-    Py_DECREF(made);
-    return result;
-}
-
-/* ---- publishing ---- */
 
 static void show_record(const encoded_span *span, const encoded_labels *labels)
 {
@@ -183,7 +62,7 @@ static void show_record(const encoded_span *span, const encoded_labels *labels)
     }
 }
 
-/* The user's labels of the calling thread's context; new reference or NULL. Leaves no exception. */
+/* Return the user's labels of the calling thread's context; new reference or NULL. Leaves no exception. */
 static UserLabels *current_labels(const publisher_config *config)
 {
     PyObject *labels = NULL;
@@ -197,8 +76,8 @@ static UserLabels *current_labels(const publisher_config *config)
     return (UserLabels *)labels;
 }
 
-/* Whether what was found in a value of OpenTelemetry's variable is there for good: where the value can be changed in place,
- * or the span looks its attributes up in Python, it is not. */
+/* Return true if the result for a value of OpenTelemetry's variable cannot change. It can if the value is
+ * mutable, or if the span's attribute access runs Python. */
 static bool is_cacheable(const publisher_config *config, PyObject *context, PyObject *span)
 {
     return (context == NULL || Py_TYPE(context) == config->context_type)
@@ -216,7 +95,7 @@ static compat_variables *current_variables(void)
 static void publish_current(bool is_switch)
 {
     const publisher_config *config = publisher_active_config();
-    compat_variables *variables = NULL;                /* owned: looked up in these */
+    compat_variables *variables = NULL;                /* owned: the variables of the look-ups */
     PyObject *context = NULL, *identified_span = NULL; /* owned */
     Identity *identity = NULL, *new_identity = NULL;   /* owned */
     while (config != NULL) {
@@ -231,19 +110,20 @@ static void publish_current(bool is_switch)
             break;
         }
         unsigned install_count = publisher.install_count;
-        PyObject *span = publisher_span_in(config, context);
+        PyObject *span = spans_find(config, context);
         bool cacheable = is_switch && is_cacheable(config, context, span);
-        if (span != NULL && publisher_cached_identity(config, span, &identity) != FOUND) {
+        if (span != NULL && spans_cached_identity(config, span, &identity) != FOUND) {
             if (PyErr_Occurred()) {
                 discard_exception();
             }
-            if (identified_span == NULL) { /* what is current is looked up anew after Python code has run */
+            /* After Python code has run, look up the current context again. */
+            if (identified_span == NULL) {
                 identified_span = Py_NewRef(span);
-                identify_span(identified_span, &new_identity);
+                spans_identify(config, identified_span, &new_identity);
                 config = publisher_active_config();
                 continue;
             }
-            if (span == identified_span) { /* it cannot keep an attribute */
+            if (span == identified_span) { /* its attributes cannot be set */
                 identity = (Identity *)Py_XNewRef((PyObject *)new_identity);
             }
             cacheable = false;
@@ -252,7 +132,7 @@ static void publish_current(bool is_switch)
         if (publisher.active) {
             show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
         }
-        /* The two are of these variables unless an attribute ran Python code in between. */
+        /* The results belong to these variables unless an attribute ran Python code meanwhile. */
         if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
             context_cache_offer(variables, identity, labels);
         }
@@ -280,7 +160,7 @@ void publisher_publish(void)
     }
 }
 
-/* Of all that is done here the most frequent: an asyncio task's turn comes here twice. */
+/* The most frequent function here: each step of an asyncio task calls it twice. */
 static HOT void on_switch(PyObject *context)
 {
     cached_context cached;
@@ -295,81 +175,6 @@ static HOT void on_switch(PyObject *context)
         publish(true);
     }
 }
-
-/* ---- a span that starts ---- */
-
-/* The local root of a span that starts in `context`: its parent's, unless that is none of ours. May run Python. */
-static void inherit_local_root(PyObject *context, encoded_span *ids)
-{
-    Identity *identity = NULL;
-    encoded_span parent_ids;
-    memcpy(ids->local_root_id, ids->span_id, SPAN_ID_BYTES);
-    PyObject *parent = Py_XNewRef(publisher_span_in(&publisher.config, context));
-    if (parent == NULL) {
-        return;
-    }
-    lookup_result found = publisher_cached_identity(&publisher.config, parent, &identity);
-    if (found == UNKNOWN && PyErr_Occurred()) {
-        discard_exception();
-    }
-    if (found != FOUND && read_span_context(parent, &parent_ids) != MISSING && publisher.active) {
-        (void)identify_span(parent, &identity);
-        publish_current(false); /* as it was before the parent was asked about */
-    }
-    if (identity != NULL && memcmp(identity->bytes.trace_id, ids->trace_id, TRACE_ID_BYTES) == 0) {
-        memcpy(ids->local_root_id, identity->bytes.local_root_id, SPAN_ID_BYTES);
-    }
-    Py_XDECREF(identity);
-    Py_DECREF(parent);
-}
-
-static void assign_identity(PyObject *span, PyObject *parent_context)
-{
-    encoded_span ids;
-    PyObject *context = NULL;
-    if (read_span_context(span, &ids) != FOUND || publisher_active_config() == NULL) {
-        return; /* what it is will be asked when it becomes current */
-    }
-    if (parent_context != Py_None) {
-        context = Py_NewRef(parent_context);
-    }
-    else if (PyContextVar_Get(publisher.config.variable, NULL, &context) < 0) {
-        discard_exception();
-    }
-    inherit_local_root(context, &ids);
-    if (publisher.active) {
-        PyObject *identity = (PyObject *)identity_new(publisher.config.identity_type, &ids);
-        if (identity == NULL) {
-            discard_exception();
-        }
-        else {
-            cache_identity(span, identity);
-            Py_DECREF(identity);
-        }
-    }
-    Py_XDECREF(context);
-}
-
-PyObject *publisher_assign_identity(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
-                                    PyObject *names)
-{
-    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-    PyObject *parent_context = count > 1 ? args[1] : Py_None;
-    if (count == 1 && named == 1
-        && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "parent_context") == 0) {
-        parent_context = args[1];
-    }
-    else if (count < 1 || count > 2 || named > 0) {
-        PyErr_SetString(PyExc_TypeError, "assign_identity() takes a span and its parent_context");
-        return NULL;
-    }
-    if (publisher_active_config() != NULL) {
-        assign_identity(args[0], parent_context);
-    }
-    Py_RETURN_NONE;
-}
-
-/* ---- life ---- */
 
 static void retain_config(const publisher_config *config)
 {
@@ -408,7 +213,7 @@ void publisher_uninstall(void)
 void publisher_finalize(void)
 {
     publisher_uninstall();
-    Py_CLEAR(publisher.context_name); /* an object of this interpreter: one that is initialized anew has its own */
+    spans_finalize();
 }
 
 PyObject *publisher_install(const publisher_config *config)
@@ -418,11 +223,8 @@ PyObject *publisher_install(const publisher_config *config)
         errno = problem;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    if (publisher.context_name == NULL) {
-        publisher.context_name = PyUnicode_InternFromString("_context");
-        if (publisher.context_name == NULL) {
-            return NULL;
-        }
+    if (!spans_prepare()) {
+        return NULL;
     }
     publisher_uninstall();
     retain_config(config);

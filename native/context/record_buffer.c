@@ -1,4 +1,5 @@
-/* Writes a context in both layouts, in the order that readers rely on. The owner of the half, and nobody else. Plain C. */
+/* Writes a context in both layouts, in the order that readers rely on. Only the buffer's owner calls it.
+ * Plain C. */
 #include "record_buffer.h"
 
 #include <stdatomic.h>
@@ -6,7 +7,7 @@
 
 #define LAYOUT_MINOR_VERSION 1
 
-/* A span's bytes have the order of those that are published, so that they are copied in two pieces. */
+/* A span's bytes have the published order, so that two copies suffice. */
 enum {
     FLAGS_AND_IDS_OFFSET = offsetof(elastic_record, trace_flags),
     FLAGS_AND_IDS_SIZE = sizeof(elastic_record) - FLAGS_AND_IDS_OFFSET,
@@ -75,15 +76,15 @@ static void write_elastic(elastic_record *target, const encoded_span *span)
     }
 }
 
-/* Readers stop the thread and look from the same core, so only the compiler could confuse them;
- * `valid` is for one who still holds the address from before. */
+/* Readers stop the thread and read on the same core, so only the compiler could reorder the writes. `valid`
+ * serves a reader that still has the previous address. */
 HOT void record_buffer_write(record_buffer *target, const encoded_span *span, const encoded_labels *labels)
 {
     *(volatile uint8_t *)&target->elastic.valid = 0;
     atomic_signal_fence(memory_order_seq_cst); /* no byte changes while `valid` is set */
     write_elastic(&target->elastic, span);
     write_labels(target, span, labels);
-    atomic_signal_fence(memory_order_seq_cst); /* all bytes are there before `valid` is set */
+    atomic_signal_fence(memory_order_seq_cst); /* all bytes are written before `valid` is set */
     *(volatile uint8_t *)&target->elastic.valid = 1;
-    atomic_signal_fence(memory_order_seq_cst); /* and that before it is pointed to */
+    atomic_signal_fence(memory_order_seq_cst); /* `valid` is set before the pointer */
 }

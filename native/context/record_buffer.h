@@ -1,4 +1,4 @@
-/* One complete context as readers find it, in both layouts: half of what a thread shows in turns. Plain C.
+/* One complete context for readers, in both layouts. A thread alternates between two buffers. Plain C.
  *
  * docs/abi.md has the layouts and the order of writes.
  */
@@ -38,24 +38,25 @@ typedef struct {
 
 #define CACHE_LINE 64
 
-/* One complete context, in both layouts, with the bytes that they point to. What a switch to another span writes are its
- * first two cache lines. */
+/* One complete context in both layouts, with the bytes that they point to. A switch to another span writes
+ * only the first two cache lines. */
 typedef struct __attribute__((aligned(CACHE_LINE))) {
     char trace_hex[2 * TRACE_ID_BYTES];
     char span_hex[2 * SPAN_ID_BYTES];
     char local_root_hex[2 * SPAN_ID_BYTES];
     elastic_record elastic;
     custom_label_set set;
-    custom_label storage[TRACE_LABELS + MAX_USER_LABELS]; /* the first are constant, and left out without a span */
+    /* The first ones are constant. A set without a span starts after them. */
+    custom_label storage[TRACE_LABELS + MAX_USER_LABELS];
     encoded_label user_labels[MAX_USER_LABELS];
 } record_buffer;
 
 _Static_assert(offsetof(record_buffer, storage) == 2 * CACHE_LINE, "written at every switch of spans");
 
-/* Once for each half, which is all zeros. */
+/* Initialize a buffer of zeros. Call it once for each buffer. */
 HIDDEN void record_buffer_init(record_buffer *made);
 
-/* Have it hold this context; NULL: no span, no labels. Nothing points to it. */
+/* Write this context; NULL: no span, no labels. No pointer refers to the buffer meanwhile. */
 HIDDEN void record_buffer_write(record_buffer *target, const encoded_span *span, const encoded_labels *labels);
 
 #endif

@@ -1,12 +1,12 @@
-/* The type SocketReader: a thread that empties the socket of host profilers as fast as they fill it, without the GIL.
+/* The type SocketReader: empties the socket of host profilers as fast as they fill it, without the GIL.
  *
- * The kernel keeps about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for the GIL, which
- * is longer than it takes them to arrive. So `run` gathers them in a buffer, and `take` empties that when it gets round
- * to it, and the socket as well: what was sent before is never missed. While the buffer is full nothing is read: senders
- * then get EAGAIN, and neither memory nor CPU time is spent. Full is also said of many messages, however short they are,
- * so that no turn of whoever takes them is a long one.
+ * The kernel queues about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for
+ * the GIL, and the queue fills up sooner than that. So `run` gathers messages in a buffer. `take` empties the
+ * buffer and the socket, so it misses no message that was sent before. While the buffer is full nothing is
+ * read: senders get EAGAIN, and the process spends neither memory nor CPU time. Many short messages also fill
+ * the buffer, so that no `take` returns too many.
  *
- * A child of fork has no use for its parent's: the thread is not there, and the lock may be held for ever.
+ * A forked child cannot use its parent's reader: the thread is missing, and the lock may be held for ever.
  */
 #include "socket_reader.h"
 
@@ -21,44 +21,44 @@
 #include <unistd.h>
 
 enum {
-    MAX_MESSAGE_BYTES = 64 * 1024, /* bytes; messages have 46 and 12 plus a host's name */
-    FULL_BYTES = 64 * 1024,        /* bytes read into one of the two buffers: with more than that no more are */
-    MAX_MESSAGES = 1024,           /* of one of the two buffers, with those that were too long for it */
+    MAX_MESSAGE_BYTES = 64 * 1024, /* bytes; messages have 46, or 12 plus a host's name */
+    /* Bytes read into one of the two buffers; a buffer with more is full. */
+    FULL_BYTES = 64 * 1024,
+    MAX_MESSAGES = 1024, /* in one of the two buffers, including those that were too long */
     MAX_WAIT_S = 3600,
 };
 
 typedef uint32_t length_prefix;
 
 enum {
+    /* A buffer that is not full has room for any message. */
     BUFFER_BYTES = FULL_BYTES + sizeof(length_prefix) + MAX_MESSAGE_BYTES
-}; /* one that is not full takes any message */
+};
 
 typedef struct {
     uint8_t *bytes; /* owned: messages, each after its length */
     size_t used;
-    size_t bytes_read; /* bytes, with those of messages that were too long: reading them takes time, too */
-    unsigned arrived;  /* how many, with those that were too long */
+    size_t bytes_read; /* includes messages that were too long: reading them takes time, too */
+    unsigned arrived;  /* number of messages, including those that were too long */
 } buffer;
 
 typedef struct {
     PyObject_HEAD
     int descriptor; /* of the MessageSocket, which outlives `run` */
-    dev_t device;   /* with `inode`: what the descriptor stood for at first */
+    dev_t device;   /* with `inode`: identity of the descriptor's file at construction */
     ino_t inode;
     pid_t pid;
     bool has_lock;
-    pthread_mutex_t lock;   /* of what follows */
+    pthread_mutex_t lock;   /* for the fields below */
     pthread_cond_t arrived; /* for `take`: messages, `wake` or the end */
     pthread_cond_t emptied; /* for `run`: room, or the end */
     buffer filling;
     bool is_woken;
     unsigned long long received, too_long;
     atomic_bool stopping;
-    atomic_bool
-        running; /* `run` is for one thread: `append_message` takes the room that was there before for granted */
+    /* Only one thread may run `run`: `append_message` relies on the room that was checked before. */
+    atomic_bool running;
 } SocketReader;
-
-/* ---- the thread that reads; without the GIL ---- */
 
 typedef enum { MORE, EMPTY, FULL, BROKEN } read_result;
 
@@ -68,7 +68,7 @@ static bool is_same_socket(const SocketReader *self)
     return fstat(self->descriptor, &found) == 0 && found.st_dev == self->device && found.st_ino == self->inode;
 }
 
-/* A message of this length has been received behind the place of its prefix. */
+/* Record a received message of this length; its bytes lie after the place of its prefix. */
 static void append_message(SocketReader *self, size_t length)
 {
     length_prefix prefix = (length_prefix)length;
@@ -85,7 +85,7 @@ static void append_message(SocketReader *self, size_t length)
     self->filling.used += sizeof(prefix) + length;
 }
 
-/* With the lock. */
+/* Needs the lock. */
 static read_result receive_one(SocketReader *self)
 {
     if (atomic_load(&self->stopping)) {
@@ -94,13 +94,14 @@ static read_result receive_one(SocketReader *self)
     if (self->filling.bytes_read > FULL_BYTES || self->filling.arrived >= MAX_MESSAGES) {
         return FULL;
     }
-    /* The application may close descriptors that are not its own, as daemons do. The number may be another's by now, whose
-     * data must not be taken: so each time is asked anew, as late as can be. */
+    /* The application may close descriptors that are not its own, as daemons do. The number may then belong
+     * to another file, whose data must not be taken. So check it before each read, as late as possible. */
     if (!is_same_socket(self)) {
         return BROKEN;
     }
     uint8_t *target = self->filling.bytes + self->filling.used + sizeof(length_prefix);
-    ssize_t length = recv(self->descriptor, target, MAX_MESSAGE_BYTES, MSG_DONTWAIT | MSG_TRUNC); /* the whole length */
+    /* With MSG_TRUNC the result is the whole length. */
+    ssize_t length = recv(self->descriptor, target, MAX_MESSAGE_BYTES, MSG_DONTWAIT | MSG_TRUNC);
     if (length >= 0) {
         append_message(self, (size_t)length);
         return MORE;
@@ -108,7 +109,7 @@ static read_result receive_one(SocketReader *self)
     return errno == EINTR ? MORE : errno == EAGAIN ? EMPTY : BROKEN;
 }
 
-/* Everything that is queued in the socket, as far as there is room. */
+/* Receive everything that is queued in the socket, as far as there is room. */
 static read_result receive_queued(SocketReader *self)
 {
     read_result last = MORE;
@@ -129,10 +130,10 @@ static void wait_for_room(SocketReader *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Until `stop`: true. False if the socket is not there any more.
+/* Read until `stop`, and return true; return false if the socket no longer exists.
  *
- * That somebody closes the descriptor does not end `poll`: the kernel keeps the socket, and senders reach it, for as long
- * as `poll` waits. It shows with the next message, be it one of our own (message_socket.py).
+ * Closing the descriptor does not end `poll`: during `poll` the kernel keeps the socket, and senders reach
+ * it. The next message shows it, perhaps one of our own (message_socket.py).
  */
 static bool read_until_stopped(SocketReader *self)
 {
@@ -173,13 +174,11 @@ static PyObject *socket_reader_run(SocketReader *self, PyObject *Py_UNUSED(unuse
     return PyBool_FromLong(stopped);
 }
 
-/* ---- everybody else ---- */
-
 static struct timespec deadline_after(double seconds)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
-    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds; /* not a number: 0 */
+    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds; /* NaN: 0 */
     at.tv_sec += (time_t)seconds;
     at.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     if (at.tv_nsec >= 1000000000) {
@@ -202,7 +201,7 @@ static void wait_for_messages(SocketReader *self, double seconds)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* What has been gathered, and an empty buffer in its place. */
+/* Take the gathered messages, and leave an empty buffer. */
 static void swap_buffers(SocketReader *self, buffer *other)
 {
     pthread_mutex_lock(&self->lock);
@@ -245,7 +244,7 @@ static PyObject *socket_reader_take(SocketReader *self, PyObject *timeout)
     }
     Py_BEGIN_ALLOW_THREADS
     wait_for_messages(self, seconds);
-    (void)receive_queued(self); /* what was sent before is part of it, also if `run` has not got round to that */
+    (void)receive_queued(self); /* includes messages sent before that `run` has not read yet */
     swap_buffers(self, &other);
     Py_END_ALLOW_THREADS
     PyObject *messages = unpack_messages(&other);
@@ -290,8 +289,6 @@ static PyObject *socket_reader_counts(SocketReader *self, PyObject *Py_UNUSED(un
     }
     return Py_BuildValue("(KK)", received, too_long);
 }
-
-/* ---- life ---- */
 
 static int init_lock(SocketReader *self)
 {
@@ -364,10 +361,11 @@ static void socket_reader_dealloc(SocketReader *self)
 
 static PyMethodDef socket_reader_methods[] = {
     {"run", (PyCFunction)socket_reader_run, METH_NOARGS, "run($self)\n--\n\nRead until `stop`."},
-    {"take", (PyCFunction)socket_reader_take, METH_O, "take($self, timeout_s, /)\n--\n\nWhat has arrived since."},
-    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "wake($self)\n--\n\nHave `take` return."},
+    {"take", (PyCFunction)socket_reader_take, METH_O,
+     "take($self, timeout_s, /)\n--\n\nReturn the messages since the last take."},
+    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "wake($self)\n--\n\nMake `take` return."},
     {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS, "stop($self)\n--\n\nEnd `run` and `take`."},
-    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "counts($self)\n--\n\n(received, too long)"},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "counts($self)\n--\n\nReturn (received, too long)."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,5 @@
-/* Each thread's two halves and the pointers to them: write, show, repair, hide, and give up at the end. Plain C. */
+/* Each thread's two buffers and the pointers to them: write, show, repair, hide, and release at the end.
+ * Plain C. */
 #include "thread_records.h"
 
 #include "record_buffer.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What a half holds, by serials; 0: none, and both 0: nothing that may be shown. */
+/* The content of a buffer, by serials; 0: none; both 0: nothing that may be shown. */
 typedef struct {
     uint64_t span, labels;
 } context_serials;
@@ -17,21 +18,21 @@ typedef struct {
 typedef struct thread_record {
     void **slots[LIBRARY_KINDS]; /* this thread's pointers; NULL: no library of the kind */
     record_buffer *current;
-    context_serials serials[2];         /* each half */
-    unsigned generation;                /* of the libraries that the slots are of */
-    bool is_shown;                      /* the pointers lead to `current` */
-    uint8_t last_buffer;                /* which half was shown last: the other one is written next */
+    context_serials serials[2];         /* of each buffer */
+    unsigned generation;                /* of the libraries that `slots` belong to */
+    bool is_shown;                      /* the pointers refer to `current` */
+    uint8_t last_buffer;                /* index of the buffer shown last: the other one is written next */
     struct thread_record *next, **link; /* mutex */
     unsigned long ident;                /* constant */
     intptr_t thread_pointer;            /* constant */
-    unsigned updates_in_progress;       /* begun and not ended: what is shown is not expected to be right */
+    unsigned updates_in_progress;       /* begun and not ended: what is shown may differ from the context */
     record_buffer buffers[2];
-    record_buffer empty; /* no span, no labels: always there, never written again */
+    record_buffer empty; /* no span, no labels: never written again */
 } thread_record;
 
 _Static_assert(offsetof(thread_record, next) == CACHE_LINE, "used at every switch");
 
-/* What the process has: the list for those who do not own the records, and the libraries. */
+/* The process-wide state: the list of records for other threads, and the libraries. */
 static struct {
     pthread_mutex_t mutex;
     thread_record *first;                   /* mutex */
@@ -39,27 +40,25 @@ static struct {
     slot_accessor accessors[LIBRARY_KINDS]; /* GIL */
     unsigned generation;                    /* GIL */
     bool is_prepared;                       /* GIL */
-    pthread_key_t key;                      /* its destructor sees a thread end */
-    atomic_long pid;                        /* whose records these are */
+    pthread_key_t key;                      /* its destructor runs at the end of a thread */
+    atomic_long pid;                        /* process of these records */
 } registry = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local struct {
     thread_record *record; /* owned */
-    bool has_ended;        /* the thread's destructors run: no record any more */
+    bool has_ended;        /* the thread's destructors run: make no more records */
 } this_thread;
 
-/* The thread that was the last to look for its record: mostly it looks again, and so finds it without a call of the C
- * library. Written with the GIL held; but a thread that ends takes itself out without. */
+/* The thread that looked for its record last. It is usually the next one, too, and then needs no call of the
+ * C library. Written with the GIL held, but a thread that ends removes itself without the GIL. */
 static struct {
-    _Atomic intptr_t thread_pointer; /* 0: nobody. Of that thread is: */
+    _Atomic intptr_t thread_pointer; /* 0: none; otherwise the owner of `record` */
     thread_record *record;           /* GIL */
 } cached_record;
 
-/* ---- one record ---- */
-
 static void set_pointers(const thread_record *record, const elastic_record *elastic, const custom_label_set *set)
 {
-    /* Complete before it is pointed to. Release, since other threads may do this. */
+    /* The content is complete before it is pointed to. Release, since other threads may call this. */
     if (record->slots[ELASTIC] != NULL) {
         __atomic_store_n(record->slots[ELASTIC], (void *)elastic, __ATOMIC_RELEASE);
     }
@@ -78,7 +77,7 @@ static bool is_same_context(context_serials one, context_serials other)
     return one.span == other.span && one.labels == other.labels;
 }
 
-/* The half that holds this context; written now if none does, and then not the one that is shown. */
+/* Return the buffer that holds this context. If none does, write the one that is not shown. */
 static record_buffer *buffer_with(thread_record *record, const encoded_span *span, const encoded_labels *labels)
 {
     context_serials wanted = serials_of(span, labels);
@@ -90,8 +89,8 @@ static record_buffer *buffer_with(thread_record *record, const encoded_span *spa
         buffer_index = !buffer_index;
     }
     else if (!is_same_context(record->serials[buffer_index], wanted)) {
-        record->serials[buffer_index] =
-            (context_serials){0, 0}; /* a child forked in the middle must not take it for a whole one */
+        /* A child that is forked during the write must not take the buffer as complete. */
+        record->serials[buffer_index] = (context_serials){0, 0};
         record_buffer_write(&record->buffers[buffer_index], span, labels);
         record->serials[buffer_index] = wanted;
     }
@@ -111,8 +110,6 @@ static void hide_record(thread_record *record)
     record->is_shown = false;
     set_pointers(record, NULL, NULL);
 }
-
-/* ---- the calling thread ---- */
 
 intptr_t thread_records_thread_pointer(void)
 {
@@ -134,8 +131,8 @@ static COLD void find_slots(thread_record *record)
     record->is_shown = false;
 }
 
-/* The calling thread is the latest from now on. Another one that ends sees its own pointer there or does not, and if it does,
- * `record` is not of any use to anybody. */
+/* Make the calling thread the latest one. Another thread that ends may or may not see its own pointer there.
+ * If it does, no thread uses `record`. */
 static void cache_record(thread_record *record)
 {
     atomic_store_explicit(&cached_record.thread_pointer, 0, memory_order_relaxed);
@@ -182,7 +179,7 @@ static thread_record *record_new(void)
     return record;
 }
 
-/* NULL: the thread needs none, or there is no memory for it. */
+/* Return NULL if the thread needs no record, or there is no memory. */
 static COLD thread_record *get_record(bool is_needed)
 {
     thread_record *record = this_thread.record;
@@ -239,7 +236,7 @@ void thread_records_end_update(void)
     }
 }
 
-/* The thread ends, possibly without the GIL: the pointers go before the memory. */
+/* The thread ends, perhaps without the GIL: clear the pointers before freeing the memory. */
 static void release_record(void *record_of_thread)
 {
     thread_record *record = record_of_thread;
@@ -257,10 +254,9 @@ static void release_record(void *record_of_thread)
     free(record);
 }
 
-/* ---- all threads ---- */
-
-/* Static thread-local memory is at the same distance from every thread pointer, so a thread that waits inside a span for long
- * need not run for its pointer to be found. It cannot end meanwhile: for that it needs the mutex. */
+/* Static thread-local memory has the same distance from every thread pointer. So the pointer of a thread that
+ * waits inside a span can be found without running it. That thread cannot end meanwhile: its end needs the
+ * mutex. */
 void thread_records_use_library(library_kind kind, slot_accessor accessor, bool is_static)
 {
     if (registry.accessors[kind] == accessor) {
@@ -295,7 +291,7 @@ void thread_records_hide_all(void)
     pthread_mutex_unlock(&registry.mutex);
 }
 
-static int compare_idents(const void *left, const void *right)
+int expected_context_compare(const void *left, const void *right)
 {
     unsigned long one = ((const expected_context *)left)->ident, other = ((const expected_context *)right)->ident;
     return (one > other) - (one < other);
@@ -308,7 +304,8 @@ size_t thread_records_repair(const expected_context *threads, size_t count, size
     pthread_mutex_lock(&registry.mutex);
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
         const expected_context wanted = {.ident = record->ident};
-        const expected_context *found = bsearch(&wanted, threads, count, sizeof(expected_context), compare_idents);
+        const expected_context *found =
+            bsearch(&wanted, threads, count, sizeof(expected_context), expected_context_compare);
         if (found == NULL || record->updates_in_progress > 0) {
             continue;
         }
@@ -328,11 +325,9 @@ size_t thread_records_count(void)
     return atomic_load(&registry.count);
 }
 
-/* ---- the process ---- */
-
-/* Only the calling thread came along. The mutex is made anew, since its holder may be gone, and so is the list, which may
- * have been half changed. The records of the threads that are gone stay as they are, unreachable: to free them the mutex
- * would have to be held over the fork, and with it while other handlers wait for the GIL. */
+/* Only the calling thread survived. The mutex is initialized again, since its holder may be gone; so is the
+ * list, which may be half changed. The records of the other threads leak. Freeing them would need the mutex
+ * across the fork, even while other handlers wait for the GIL. */
 static void discard_other_threads(void)
 {
     atomic_store(&registry.pid, (long)getpid());
@@ -348,7 +343,7 @@ static void discard_other_threads(void)
 
 void thread_records_after_fork(void)
 {
-    if (registry.is_prepared && atomic_load(&registry.pid) != (long)getpid()) { /* forked past the handlers */
+    if (registry.is_prepared && atomic_load(&registry.pid) != (long)getpid()) { /* a fork without the handlers */
         discard_other_threads();
     }
 }

@@ -1,9 +1,10 @@
-/* The memory that host profilers read: one record per thread, and the two thread-local pointers to it. Plain C.
+/* The memory that host profilers read: one record per thread, and the two thread-local pointers to it. Plain
+ * C.
  *
- * Who may do what. A record is made, written and pointed to by its own thread while that holds the interpreter's lock
- * (the GIL); other threads touch it only with the GIL *and* the registry's mutex; a thread that ends gives its record up
- * with the mutex alone. So the owner needs no mutex to publish. Nobody waits for the GIL while holding the mutex.
- * docs/abi.md has the layouts.
+ * Access rules. A thread makes, writes and points to its own record while it holds the interpreter's lock
+ * (the GIL). Other threads touch it only with the GIL *and* the registry's mutex. A thread that ends releases
+ * its record with the mutex alone. So the owner needs no mutex to publish. No thread waits for the GIL while
+ * it holds the mutex. docs/abi.md has the layouts.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_THREAD_RECORDS_H
 #define SPLUNK_PROFILER_CONTEXT_THREAD_RECORDS_H
@@ -14,12 +15,12 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* What runs at every switch lies together, apart from what seldom does: between two switches the application's code has
- * driven it out of the processor's caches, so each line of it costs. */
+/* Code that runs at every switch is placed together, apart from rare code. Between two switches the
+ * application's code evicts it from the processor's caches, so each cache line costs. */
 #define HOT  __attribute__((hot))
 #define COLD __attribute__((cold, noinline))
 
-/* What readers keep of a label; they look at the first ten. */
+/* The parts of a label that readers keep; they read the first ten labels. */
 #define LABEL_KEY_BYTES   25
 #define LABEL_VALUE_BYTES 53
 #define TRACE_LABELS      3 /* trace_id, span_id, local_root_span_id */
@@ -28,8 +29,8 @@
 #define TRACE_ID_BYTES 16
 #define SPAN_ID_BYTES  8
 
-/* What is published of one span, encoded once. `serial` is of this span alone and never 0: unlike an address it is not
- * used again. */
+/* The published form of one span, encoded once. `serial` belongs to this span alone and is never 0; unlike an
+ * address it is not reused. */
 typedef struct {
     uint64_t serial;
     uint8_t trace_flags;
@@ -56,56 +57,62 @@ typedef struct {
 
 typedef enum { ELASTIC, CUSTOM_LABELS, LIBRARY_KINDS } library_kind;
 
-/* Where the calling thread's pointer of a library is. */
+/* Returns the address of the calling thread's pointer of a library. */
 typedef void **(*slot_accessor)(void);
 
 typedef enum { SHOWN, UNCHANGED, NO_MEMORY } show_result;
 
-/* Have the calling thread show this context from now on; NULL: no span, no labels. A thread that never had either gets no
- * record. `first` says whether this made the record. */
+/* Show this context in the calling thread from now on; NULL: no span, no labels. A thread that never had
+ * either gets no record. */
 HIDDEN show_result thread_records_show(const encoded_span *span, const encoded_labels *labels);
 
-/* The trace and the local root of a span that a thread showed; `present` is false if it showed none. */
+/* The trace and the local root of the span that a thread showed; `present` is false if there was none. */
 typedef struct {
     bool present;
     uint8_t trace_id[TRACE_ID_BYTES];
     uint8_t local_root_id[SPAN_ID_BYTES];
 } shown_root;
 
-/* The calling thread, while its context is being found out by code that may switch threads: it shows no span. Returns what
- * it showed until then. */
+/* Show no span in the calling thread while code that may switch threads finds out its context. Return what
+ * was shown before. */
 HIDDEN shown_root thread_records_begin_update(void);
 HIDDEN void thread_records_end_update(void);
 
-/* What static thread-local memory is found from. */
+/* The base address for offsets of static thread-local memory. */
 HIDDEN intptr_t thread_records_thread_pointer(void);
 
-/* Threads publish through this library from now on where its pointers are in static thread-local memory (`is_static`), else
- * from their next call of thread_records_show on. The pointers of another library of the kind are nulled. */
+/* Publish through this library from now on, if its pointers are in static thread-local memory (`is_static`).
+ * Otherwise each thread starts at its next call of thread_records_show. The pointers of another library of
+ * the kind are nulled. */
 HIDDEN void thread_records_use_library(library_kind kind, slot_accessor accessor, bool is_static);
 
-/* Null the pointers of all threads. Their memory stays for the next time. */
+/* Null the pointers of all threads. Their memory is kept for later. */
 HIDDEN void thread_records_hide_all(void);
 
-/* What a thread should show. */
+/* The context that a thread should show. */
 typedef struct {
-    unsigned long ident; /* as pthread_self has it */
+    unsigned long ident; /* as pthread_self */
     const encoded_span *span;
     const encoded_labels *labels;
     bool is_resolved;
 } expected_context;
 
-/* Compare what threads show with what they should, and make it so. `threads` is sorted by ident and all are known; those
- * without a record and those that are being updated are left alone; those that were hidden show it, and are not counted.
- * Returns how many were compared. */
+/* Compare two expected_contexts by ident, for qsort and bsearch. */
+HIDDEN int expected_context_compare(const void *left, const void *right);
+
+/* Compare what threads show with what they should, and correct it. `threads` is sorted by ident, and all are
+ * resolved. Threads without a record and those being updated are left alone. Hidden records are shown, and
+ * not counted. Return the number of compared threads. */
 HIDDEN size_t thread_records_repair(const expected_context *threads, size_t count, size_t *repaired);
 
 HIDDEN size_t thread_records_count(void);
 
-/* Registers what has to happen at the end of a thread and in a forked child; once, again for free. 0, or an errno. */
+/* Register the handlers for the end of a thread and for a forked child. Later calls do nothing. Return 0, or
+ * an errno. */
 HIDDEN int thread_records_prepare_process(void);
 
-/* In a forked child only the calling thread's record is left. Done by itself; again for free. */
+/* In a forked child, keep only the calling thread's record. The fork handler calls it; further calls do
+ * nothing. */
 HIDDEN void thread_records_after_fork(void);
 
 #endif

@@ -1,9 +1,8 @@
-/* Takes a snapshot: who calls holds the GIL, and holds it from the first line to the last.
+/* Takes a snapshot. The caller holds the GIL during the whole call.
  *
- * Two phases. Under the runtime's head lock the thread states are walked into scratch memory: nothing is allocated,
- * nothing gets or loses a reference, nothing is called that could take a lock or run Python. Then, still holding the
- * GIL (so that no frame, code object or context can go away), what changed is copied into stacks that own their code.
- * No reference is given up here: that can run finalisers and belongs to drain.
+ * Two phases. First walk.c walks the thread states into scratch memory, without references. Then changed
+ * stacks are copied into stacks that own their code. The GIL is still held, so that no frame, code object or
+ * context can go away. No reference is released here: that can run finalisers, and belongs to drain.
  */
 #include "py_compat.h"
 
@@ -11,212 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-typedef enum { WALKED, LOCK_BUSY, NO_ROOM_THREADS, NO_ROOM_FRAMES } walk_result;
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec at;
-    clock_gettime(clock, &at);
-    return at.tv_sec * 1000000000LL + at.tv_nsec;
-}
-
-int64_t monotonic_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-int64_t time_of_day_ns(void)
-{
-    return clock_ns(CLOCK_REALTIME);
-}
-
-/* Writes the frames to ticker_state.frames from `first` on and compares them with the thread's last stack on the way. False if
- * the room did not suffice. */
-static bool walk_stack(ticker_state *ticker, compat_frame *frame, raw_stack *last, scratch_thread *thread)
-{
-    raw_frame *out = ticker->frames + thread->first;
-    size_t capacity = ticker->frames_capacity - thread->first;
-    size_t depth = 0;
-    size_t comparable = last == NULL ? 0 : last->depth;
-    bool same = last != NULL;
-
-    for (; frame != NULL && depth < ticker->max_depth; frame = compat_caller_frame(frame)) {
-        if (depth == capacity) {
-            return false;
-        }
-        raw_frame seen = {(PyObject *)compat_frame_code(frame), compat_frame_globals(frame),
-                          compat_frame_offset(frame)};
-        same = same && depth < comparable && last->frames[depth].code == seen.code
-               && last->frames[depth].offset == seen.offset && last->frames[depth].globals == seen.globals;
-        out[depth++] = seen;
-    }
-    thread->depth = depth;
-    thread->truncated = frame != NULL;
-    thread->unchanged_stack = same && depth == comparable && last->truncated == thread->truncated ? last : NULL;
-    return true;
-}
-
-/* `known`: what was kept of it, or NULL. */
-static void read_identity(scratch_thread *thread, const PyThreadState *state, const last_stack *known)
-{
-    const fork_survivor *survivor = forks_survivor();
-    thread->key = state->id;
-    thread->ident = state->thread_id;
-    /* Without Python's hook the thread state keeps the id that the thread had in the parent. */
-    thread->native_id = state->id <= survivor->newest_inherited ? survivor->native_id : compat_native_id(state);
-    if (thread->native_id == 0 && known != NULL) {
-        thread->native_id = known->native_id;
-    }
-    thread->context = state->context;
-}
-
-/* Needs the head lock. Lists threads with their contexts, newest first, and reads nothing of their stacks. */
-static walk_result list_threads(ticker_state *ticker, size_t *count)
-{
-    size_t threads = 0;
-    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
-        if (state->context == NULL) {
-            continue;
-        }
-        if (threads == ticker->threads_capacity) {
-            return NO_ROOM_THREADS;
-        }
-        ticker->scratch_threads[threads++] = (scratch_thread){.key = state->id, .context = state->context};
-    }
-    *count = threads;
-    return WALKED;
-}
-
-/* Needs the head lock. Threads come newest first, as do the last stacks, so one pass finds each thread's own; and as do
- * those in the focus, which are the only ones if there is a count of them. */
-static walk_result walk_threads(ticker_state *ticker, const size_t *selected, const PyThreadState *gil_holder,
-                                size_t *count)
-{
-    size_t selected_index = 0;
-    const fork_survivor *survivor = forks_survivor();
-    size_t threads = 0, frames = 0, last = 0;
-    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
-        while (selected != NULL && selected_index < *selected && ticker->selected_keys[selected_index] > state->id) {
-            selected_index++;
-        }
-        if (selected != NULL && (selected_index == *selected || ticker->selected_keys[selected_index] != state->id)) {
-            continue;
-        }
-        if (state->id <= survivor->newest_inherited && state->thread_id != survivor->ident) {
-            /* C code forked and ran no Python hook, so the parent's threads are still listed. Part of their chain of
-             * frames lies on C stacks, and the memory of those may have other users by now. */
-            continue;
-        }
-        compat_frame *frame = compat_top_frame(state);
-        if (frame == NULL) {
-            continue;
-        }
-        if (threads == ticker->threads_capacity) {
-            return NO_ROOM_THREADS;
-        }
-        while (last < ticker->last_count && ticker->last_stacks[last].key > state->id) {
-            last++;
-        }
-        const last_stack *known =
-            last < ticker->last_count && ticker->last_stacks[last].key == state->id ? &ticker->last_stacks[last] : NULL;
-        scratch_thread *thread = &ticker->scratch_threads[threads];
-        read_identity(thread, state, known);
-        thread->is_gil_holder = state == gil_holder;
-        thread->first = frames;
-        if (!walk_stack(ticker, frame, known != NULL ? known->stack : NULL, thread)) {
-            return NO_ROOM_FRAMES;
-        }
-        if (thread->unchanged_stack == NULL) {
-            frames += thread->depth;
-        }
-        threads++;
-    }
-    *count = threads;
-    return WALKED;
-}
-
-static bool grow(void **memory, size_t *capacity, size_t item_size, size_t at_least)
-{
-    size_t wanted = *capacity * 2 > at_least ? *capacity * 2 : at_least;
-    if (wanted > SIZE_MAX / item_size) {
-        return false;
-    }
-    void *grown = realloc(*memory, wanted * item_size);
-    if (grown == NULL) {
-        return false;
-    }
-    *memory = grown;
-    *capacity = wanted;
-    return true;
-}
-
-static bool grow_threads(ticker_state *ticker)
-{
-    size_t capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->scratch_threads, &capacity, sizeof(scratch_thread), 64)) {
-        return false;
-    }
-    capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->last_stacks, &capacity, sizeof(last_stack), 64)) {
-        return false; /* walked is larger than it must be, which harms nobody */
-    }
-    capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->selected_keys, &capacity, sizeof(uint64_t), 64)) {
-        return false;
-    }
-    ticker->threads_capacity = capacity;
-    return true;
-}
-
-/* What a focused walk has to leave to the GIL alone, without the head lock: to look into contexts. */
-static bool select_threads(ticker_state *ticker, size_t *selected)
-{
-    for (;;) {
-        size_t listed;
-        if (!compat_lock_head()) {
-            return false;
-        }
-        walk_result result = list_threads(ticker, &listed);
-        compat_unlock_head();
-        if (result == WALKED) {
-            *selected = filter_threads(ticker, listed);
-            return true;
-        }
-        if (!grow_threads(ticker)) {
-            return false;
-        }
-    }
-}
-
-static bool walk(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder, size_t *count)
-{
-    size_t selected = 0;
-    *count = 0;
-    if (is_focused && !filter_is_empty(ticker) && !select_threads(ticker, &selected)) {
-        return false;
-    }
-    if (is_focused && selected == 0) {
-        return true;
-    }
-    for (;;) {
-        if (!compat_lock_head()) {
-            return false;
-        }
-        walk_result result = walk_threads(ticker, is_focused ? &selected : NULL, gil_holder, count);
-        compat_unlock_head();
-        if (result == WALKED) {
-            return true;
-        }
-        bool grown = result == NO_ROOM_THREADS
-                         ? grow_threads(ticker)
-                         : grow((void **)&ticker->frames, &ticker->frames_capacity, sizeof(raw_frame), 4096);
-        if (!grown) {
-            return false;
-        }
-    }
-}
 
 static raw_stack *stack_new(ticker_state *ticker, const scratch_thread *thread)
 {
@@ -251,7 +44,8 @@ void stack_unref(ticker_state *ticker, raw_stack *stack)
     }
 }
 
-/* The same for a capture between two of all threads: the others keep theirs, and new ones wait for the next of all. */
+/* Runs after a focused capture, between two of all threads. Other threads keep their last stacks. New threads
+ * wait for the next capture of all. */
 static void save_previous_focused(ticker_state *ticker, const raw_snapshot *snapshot)
 {
     size_t left = ticker->last_count;
@@ -268,7 +62,7 @@ static void save_previous_focused(ticker_state *ticker, const raw_snapshot *snap
     }
 }
 
-/* Keeps what this capture saw for the next one to compare with. */
+/* Keep the stacks of this capture for the next one to compare with. */
 static void save_previous(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns)
 {
     bool is_last = !snapshot->is_focused || !atomic_load(&ticker->has_full_captures);
@@ -293,9 +87,9 @@ static void save_previous(ticker_state *ticker, raw_snapshot *snapshot, int64_t 
 static void materialize_thread(ticker_state *ticker, PyThreadState *self, const scratch_thread *scratch,
                                raw_stack *stack, raw_thread *thread)
 {
-    /* Who has moved, or is new, is looked up: threads that rest cost nothing. */
+    /* Look up only threads that are new or have moved: idle threads cost nothing. */
     PyObject *python_thread = scratch->unchanged_stack != NULL ? NULL : thread_objects_find(ticker, scratch->ident);
-    /* A thread in a span and nothing else has one variable: then there are no labels to look for. */
+    /* A thread in a span without labels has one variable: then no labels are looked up. */
     Py_ssize_t variables = compat_context_size(scratch->context);
     PyObject *context = variables > 0 ? compat_context_value(self, scratch->context, ticker->context_var) : NULL;
     bool has_more = variables > (context != NULL);
@@ -325,7 +119,7 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker, size_t count)
         const scratch_thread *scratch = &ticker->scratch_threads[count - 1 - i];
         raw_stack *stack = scratch->unchanged_stack != NULL ? scratch->unchanged_stack : stack_new(ticker, scratch);
         if (stack == NULL) {
-            /* The references are given up by drain, like those of a snapshot that nobody took. */
+            /* drain releases the references, as those of an overwritten snapshot. */
             snapshot->next = ticker->discarded;
             ticker->discarded = snapshot;
             ticker->discarded_count++;
@@ -336,27 +130,17 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker, size_t count)
     return snapshot;
 }
 
-/* Its own thread state and frames hold still while it is here, so this needs no head lock. */
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread)
 {
-    PyThreadState *self = PyThreadState_Get();
-    compat_frame *frame = compat_top_frame(self);
     scratch_thread scratch = {.first = 0};
-    if (frame == NULL) {
+    if (!walk_calling_thread(ticker, &scratch)) {
         return false;
-    }
-    read_identity(&scratch, self, NULL);
-    scratch.is_gil_holder = true;
-    while (!walk_stack(ticker, frame, NULL, &scratch)) {
-        if (!grow((void **)&ticker->frames, &ticker->frames_capacity, sizeof(raw_frame), 4096)) {
-            return false;
-        }
     }
     raw_stack *stack = stack_new(ticker, &scratch);
     if (stack == NULL) {
         return false;
     }
-    materialize_thread(ticker, self, &scratch, stack, thread);
+    materialize_thread(ticker, PyThreadState_Get(), &scratch, stack, thread);
     return true;
 }
 
@@ -377,22 +161,23 @@ static void ring_append(ticker_state *ticker, raw_snapshot *snapshot)
     atomic_store(&ticker->ready, ready + 1);
 }
 
-/* Nobody is woken for a focused snapshot without threads. */
+/* A focused snapshot without threads is not stored, so it wakes no thread. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
     size_t count;
     int64_t start_ns = monotonic_ns();
     int64_t time_ns = time_of_day_ns(),
             since_previous_ns = ticker->previous_capture_ns == 0 ? 0 : start_ns - ticker->previous_capture_ns;
-    /* A worker that never drains leaves at most two rings of snapshots behind: then there are no more. */
+    /* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
     if (atomic_load(&ticker->is_closed) || ticker->discarded_count >= ticker->ring_size
-        || !walk(ticker, is_focused, gil_holder, &count)) {
+        || !walk_stacks(ticker, is_focused, gil_holder, &count)) {
         return false;
     }
     ticker->previous_capture_ns = start_ns;
     if (is_focused && count == 0) {
         if (filter_is_empty(ticker)) {
-            /* Who adds a trace says so after that, and with the GIL: it cannot get lost between these two lines. */
+            /* A trace is added first and notified after that, with the GIL. So no notification is lost
+             * between these two lines. */
             atomic_store(&ticker->is_focus_active, false);
         }
         atomic_fetch_add(&ticker->captured, 1);

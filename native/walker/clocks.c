@@ -1,8 +1,8 @@
-/* CPU times, states and priorities of threads, asked of the kernel without the GIL.
+/* Reads CPU times, states and priorities of threads from the kernel, without the GIL.
  *
- * Whether a thread has a processor at an instant cannot be asked: who asks may have woken up on that processor. So the
- * clocks are read at the deadline, and again after a rest of some tens of microseconds. A thread that has used a part of
- * the rest is said to have had a processor with the probability of that part.
+ * The kernel cannot say which threads had a processor at an instant: the asking thread may itself have woken
+ * up on that processor. So the clocks are read at the deadline, and again some tens of microseconds later. A
+ * thread that used a part of this probe counts as running with the probability of that part.
  */
 #include "ticker_state.h"
 
@@ -15,8 +15,25 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GOLDEN_STEP  2654435769u /* of 2^32, the golden section */
-#define BUSY_DIVISOR 8           /* who has used an eighth of a processor may be ready; of the others nobody asks */
+#define GOLDEN_STEP  2654435769u /* 2^32 times the golden section */
+#define BUSY_DIVISOR 8           /* a thread that used an eighth of a processor may be ready; others are not checked */
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec at;
+    clock_gettime(clock, &at);
+    return at.tv_sec * 1000000000LL + at.tv_nsec;
+}
+
+int64_t monotonic_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+int64_t time_of_day_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME);
+}
 
 static int64_t clock_or_zero(clockid_t clock)
 {
@@ -29,7 +46,7 @@ static int64_t process_cpu_ns(void)
     return clock_or_zero(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* The kernel numbers a thread's CPU clock by the thread's id; one of a thread that has ended is an error. */
+/* The kernel derives a thread's CPU clock from its id. The clock of an ended thread is an error. */
 static int64_t thread_cpu_ns(pid_t native_id)
 {
     return native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)native_id << 3) | 6));
@@ -46,7 +63,7 @@ bool thread_is_runnable(pid_t native_id)
     ssize_t length = read(file, text, sizeof(text) - 1);
     (void)close(file);
     text[length > 0 ? length : 0] = '\0';
-    const char *field = strrchr(text, ')'); /* the name, which is the second field */
+    const char *field = strrchr(text, ')'); /* the thread's name is the second field */
     return field != NULL && strncmp(field, ") R", 3) == 0;
 }
 
@@ -65,7 +82,7 @@ bool native_id_parse(pid_t *native_id, PyObject *given)
     return id != -1 || !PyErr_Occurred();
 }
 
-/* ---- the table: one, which the ticker and the captures hand to each other ---- */
+/* The ticker and the captures share one table. An atomic exchange hands it over. */
 
 static void return_table(ticker_state *ticker, clock_table *table)
 {
@@ -77,7 +94,7 @@ bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
     bool has_run = false;
     clock_table *table = atomic_exchange(&ticker->clocks, NULL);
     if (table == NULL) {
-        return false; /* the capture that has it, or that comes first, reads them itself */
+        return false; /* the next capture reads the clocks itself */
     }
     table->deadline_ns = deadline_ns;
     table->process_ns = process_cpu_ns();
@@ -89,7 +106,7 @@ bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
         entry->reader_cpu_ns = entry->has_run ? clock_or_zero(CLOCK_THREAD_CPUTIME_ID) : 0;
-        entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until they are read again */
+        entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until the second reading */
         has_run = has_run || entry->has_run;
     }
     return_table(ticker, table);
@@ -102,15 +119,16 @@ void clocks_read_again(ticker_state *ticker)
     if (table == NULL) {
         return;
     }
-    ticker->probe_phase += GOLDEN_STEP; /* modulo 2^32: no two are close, and no rhythm of the application's is met */
+    /* Modulo 2^32: no two phases are close, and none matches a period of the application. */
+    ticker->probe_phase += GOLDEN_STEP;
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         if (!entry->has_run) {
             continue;
         }
         int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
-        int64_t reader_cpu_ns =
-            clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->reader_cpu_ns; /* it may share a processor */
+        /* The reader may share the thread's processor. */
+        int64_t reader_cpu_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->reader_cpu_ns;
         int64_t probe_ns = monotonic_ns() - entry->read_ns - reader_cpu_ns;
         if (used_ns > 0 && used_ns > (int64_t)((double)probe_ns * ticker->probe_phase / UINT32_MAX)) {
             entry->state = THREAD_RUNNING;
@@ -123,7 +141,7 @@ void clocks_read_again(ticker_state *ticker)
     return_table(ticker, table);
 }
 
-/* The table with the threads of a snapshot, or NULL: no memory. */
+/* Return the table with the threads of a snapshot; NULL: no memory. */
 static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot)
 {
     if (table == NULL || table->capacity < snapshot->count) {

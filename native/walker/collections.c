@@ -1,8 +1,9 @@
-/* Notices the collector's work: who calls `collections_handle_event` is the collector, on the thread that it works on.
+/* Records garbage collections. The collector calls `collections_handle_event` on the thread that it runs on.
  *
- * A program may have thousands of collections a second. So of each generation one in a while is kept, with the stack of
- * its thread, and says how many there were since the one before and how long they took. The collector calls us between
- * its "begun" and its "over", so that none begins in here, and what runs then runs no Python code.
+ * A program may have thousands of collections a second. So of each generation only one in a while is kept,
+ * with the stack of its thread. It carries the number and duration of those since the previous one. The
+ * collector calls us between its "start" and its "stop": no collection begins in here, and no Python code
+ * runs.
  */
 #include "py_compat.h"
 
@@ -12,14 +13,10 @@
 #include <stdlib.h>
 
 #define RING_SIZE 256
-#define SLOW_RESERVE                                                                                                   \
-    64 /* places of the ring; else one that took long would be told of on another thread, with the next */
-#define MIN_SLOW_NS 10000000LL
-
-static bool is_ended(ticker_state *ticker)
-{
-    return atomic_load(&ticker->is_stopped) || atomic_load(&ticker->is_closed);
-}
+/* Places of the ring for slow collections only. Without them the next collection, perhaps on another thread,
+ * would carry their time. */
+#define SLOW_RESERVE 64
+#define MIN_SLOW_NS  10000000LL
 
 static void append_collection(ticker_state *ticker, int generation, int64_t now_ns)
 {
@@ -34,7 +31,7 @@ static void append_collection(ticker_state *ticker, int generation, int64_t now_
         ticker->collections = malloc(RING_SIZE * sizeof(raw_collection));
     }
     if (ticker->collections == NULL || !capture_calling_thread(ticker, &kept.thread)) {
-        return; /* the next one will stand for it */
+        return; /* the next one carries its counts */
     }
     ticker->collections[(ticker->collections_first + ticker->collections_ready++) % RING_SIZE] = kept;
     *pending = (pending_collections){.last_recorded_ns = now_ns};
@@ -44,7 +41,7 @@ static void record_end(ticker_state *ticker, long generation)
 {
     int64_t start_ns = ticker->collection_start_ns;
     ticker->collection_start_ns = 0;
-    if (start_ns == 0 || generation < 0 || generation >= GENERATION_COUNT || is_ended(ticker)) {
+    if (start_ns == 0 || generation < 0 || generation >= GENERATION_COUNT || ticker_state_is_ended(ticker)) {
         return;
     }
     int64_t now_ns = monotonic_ns();
@@ -96,7 +93,7 @@ int collections_traverse(ticker_state *ticker, visitproc visit, void *arg)
     return 0;
 }
 
-/* New reference. */
+/* Return a new reference. */
 static PyObject *convert_collection(ticker_state *ticker, const value_types *types, const raw_collection *raw)
 {
     PyObject *thread = convert_thread(ticker, types, &raw->thread);
@@ -116,24 +113,23 @@ static PyObject *convert_collection(ticker_state *ticker, const value_types *typ
 PyObject *collections_drain(ticker_state *ticker, const value_types *types)
 {
     raw_collection taken;
-    PyObject *type, *value, *traceback; /* an error of ours, while finalisers may run */
     ticker_state_free_unreferenced(ticker);
     PyObject *drained = PyList_New(0);
-    /* Others may come meanwhile: they are for the next drain. */
+    /* Collections that arrive meanwhile are for the next drain. */
     for (size_t left = ticker->collections_ready; drained != NULL && left > 0 && collections_pop(ticker, &taken);
          left--) {
         PyObject *made = convert_collection(ticker, types, &taken);
         bool failed = made == NULL || PyList_Append(drained, made) != 0;
-        PyErr_Fetch(&type, &value, &traceback);
+        compat_exception pending = compat_save_exception(); /* finalisers run below */
         if (failed) {
             Py_CLEAR(drained);
         }
         Py_XDECREF(made);
         thread_release(ticker, &taken.thread);
-        PyErr_Restore(type, value, traceback);
+        compat_restore_exception(pending);
     }
-    PyErr_Fetch(&type, &value, &traceback);
+    compat_exception pending = compat_save_exception();
     ticker_state_free_unreferenced(ticker);
-    PyErr_Restore(type, value, traceback);
+    compat_restore_exception(pending);
     return drained;
 }

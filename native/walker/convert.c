@@ -1,8 +1,8 @@
-/* Makes Python values of raw snapshots, on the worker thread, with the GIL but in no hurry.
+/* Converts raw snapshots to Python values, on the worker thread, with the GIL.
  *
- * Every frame is named once: a table maps (code, offset, module) to the Frame that make_frame returned. make_frame and
- * make_stack are Python: others run meanwhile, captures and even another drain included, so nothing found in the ticker
- * before such a call is trusted after it.
+ * Every frame is converted once: a table maps (code, offset, module) to the Frame that make_frame returned.
+ * make_frame and make_stack are Python: captures and even another drain may run during such a call. So
+ * nothing read from the ticker before the call is valid after it.
  */
 #include "py_compat.h"
 
@@ -11,14 +11,14 @@
 
 #include <stdlib.h>
 
-#define MAX_CACHED_FRAMES    16384 /* distinct frames; when there are more, the table starts anew */
+#define MAX_CACHED_FRAMES    16384 /* distinct frames; the table is cleared when it has so many */
 #define MIN_FRAME_CACHE_SIZE 1024  /* slots, a power of 2; doubled when half full */
 
 typedef struct {
     PyObject *code;
     PyObject *module; /* NULL: the globals have no __name__ */
     int offset;
-} frame_key; /* borrows */
+} frame_key; /* borrowed */
 
 static size_t key_hash(const frame_key *key)
 {
@@ -27,7 +27,7 @@ static size_t key_hash(const frame_key *key)
     return (size_t)(hash ^ (hash >> 29));
 }
 
-/* The slot that holds the key, or the free one where it belongs. The table is never full. */
+/* Return the slot that holds the key, or the free slot for it. The table is never full. */
 static cached_frame *find_slot(cached_frame *frame_cache, size_t size, const frame_key *key)
 {
     for (size_t i = key_hash(key);; i++) {
@@ -55,7 +55,7 @@ void frame_cache_clear(ticker_state *ticker)
     free(frame_cache);
 }
 
-/* False if there is no memory for a table that can take one more. */
+/* Make room for one more frame; false: no memory. */
 static bool ensure_capacity(ticker_state *ticker)
 {
     if (ticker->frame_cache_count >= MAX_CACHED_FRAMES) {
@@ -81,7 +81,7 @@ static bool ensure_capacity(ticker_state *ticker)
     return true;
 }
 
-/* Without memory the frame is merely not remembered. */
+/* Cache a frame. Without memory the frame is only not cached. */
 static void cache_frame(ticker_state *ticker, const frame_key *key, PyObject *frame)
 {
     if (!ensure_capacity(ticker)) {
@@ -94,8 +94,8 @@ static void cache_frame(ticker_state *ticker, const frame_key *key, PyObject *fr
     }
 }
 
-/* New reference. `raw` lives in a stack that the caller holds. The table must not own the globals: those of code that
- * is run once can be large and would stay. */
+/* Return a new reference. The caller holds the stack of `raw`. The table must not own the globals: those of
+ * code that runs once can be large, and would stay. */
 static PyObject *convert_frame(ticker_state *ticker, const raw_frame *raw)
 {
     PyObject *frame = NULL, *offset = NULL, *module = NULL, *make_frame = NULL;
@@ -132,7 +132,7 @@ error:
     return frame;
 }
 
-/* Borrowed from `raw`, which the caller holds; made at most once. */
+/* Return a reference borrowed from `raw`, which the caller holds. The stack is made at most once. */
 static PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
 {
     PyObject *frames = NULL, *make_stack = NULL, *stack = NULL;
@@ -160,7 +160,7 @@ static PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
     if (stack == NULL) {
         goto error;
     }
-    if (raw->stack == NULL) { /* else another drain made it meanwhile, and its users have that one */
+    if (raw->stack == NULL) { /* otherwise another drain made it meanwhile, and others use that one */
         raw->stack = Py_NewRef(stack);
     }
 error:

@@ -1,16 +1,15 @@
-/* Which threads work for one of the traces in the focus, found out before anything of their stacks is read.
+/* Selects the threads that work for a trace of the trace filter, before their stacks are read.
  *
- * Who calls holds the GIL and none of CPython's locks. A thread is left out only if it surely works for none of them: it has no
- * span, or one whose trace is not in the dict. Spans that would have to be asked in Python count as possible; the worker
- * looks at them again. No Python code runs, and no reference that is given up here is the last one: the thread's own
- * context keeps all of it.
+ * The caller holds the GIL and none of CPython's locks. A thread is left out only if it surely works for no
+ * such trace. Then it has no span, or the trace of its span is not in the dict. A span that only Python code
+ * could ask counts as a match; the worker checks it again. No Python code runs. No reference released here is
+ * the last one, since the thread's own context holds the same objects.
  */
 #include "py_compat.h"
 
-#include "context_compat.h"
 #include "ticker_state.h"
 
-/* Borrowed from `span`'s own span context, or NULL if that is not one as OpenTelemetry makes them. */
+/* Return the trace id, borrowed from the span context of `span`; NULL: it is not one of OpenTelemetry's. */
 static PyObject *find_trace_id(const ticker_state *ticker, PyObject *span)
 {
     PyTypeObject *type = Py_TYPE(span);

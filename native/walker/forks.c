@@ -1,13 +1,14 @@
-/* What belongs to the process and not to a module: the one registration for forks, and the list of tickers it needs.
+/* The process-wide part: one registration of fork handlers, and the list of tickers for it.
  *
- * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does), by a thread without the GIL,
- * by a foreign thread. Before the fork the mutexes of the tickers are taken, so that no ticker is between CPython's locks at that
- * instant, and none of our threads has the GIL (gil_keeper.c). In the child nothing of CPython is called, since any of its
- * locks may be held by a thread that is not there any more (the GIL's own are made anew, as CPython does after its hook):
- * the call that is to notice the child is posted before the fork, and is inherited. In the parent it does nothing.
+ * A process can be forked by C code that runs no os.register_at_fork hook (uWSGI does). The forking thread
+ * may lack the GIL, or be a foreign one. Before the fork the mutexes of the tickers are taken. So no ticker
+ * holds one of CPython's locks at that instant, and none of our threads has the GIL (gil_keeper.c). The child
+ * calls nothing of CPython, since a thread that no longer exists may hold any of its locks. Only the GIL's
+ * own locks are initialized again, as CPython does after its hook. The pending call that reports the child is
+ * posted before the fork, and the child inherits it; in the parent it does nothing.
  *
- * The mutexes are held until the fork is over. Handlers of other libraries run meanwhile, and may want the GIL: so whoever
- * has the GIL gives it up before it waits for one of them.
+ * The mutexes are held until the fork is over. Handlers of other libraries run meanwhile, and may take the
+ * GIL. So a thread that has the GIL releases it before it waits for one of these mutexes.
  */
 #include "py_compat.h"
 
@@ -18,12 +19,14 @@
 
 static struct {
     pthread_mutex_t mutex;
-    ticker_state *tickers;              /* mutex */
-    bool has_handlers;                  /* mutex */
-    PyObject *in_child;                 /* owned; GIL */
-    PyInterpreterState *_Atomic interp; /* whose in_child it is; NULL: nobody watches */
-    atomic_bool is_call_posted;  /* a call of run_child_callback is in the interpreter's queue, which has 32 places */
-    atomic_bool is_callback_due; /* this is a forked child, and in_child has not been told */
+    ticker_state *tickers; /* mutex */
+    bool has_handlers;     /* mutex */
+    PyObject *in_child;    /* owned; GIL */
+    /* The interpreter of in_child; NULL: no callback is set. */
+    PyInterpreterState *_Atomic interp;
+    /* A call of run_child_callback is in the interpreter's queue, which has 32 places. */
+    atomic_bool is_call_posted;
+    atomic_bool is_callback_due; /* this is a forked child, and in_child has not been called */
     fork_survivor survivor;      /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -42,7 +45,7 @@ void forks_lock(pthread_mutex_t *mutex)
 {
     while (pthread_mutex_trylock(mutex) != 0) {
         PyThreadState *self = PyEval_SaveThread();
-        pthread_mutex_lock(mutex); /* and not kept: nobody waits for the GIL with it */
+        pthread_mutex_lock(mutex); /* released at once: no thread waits for the GIL with it */
         pthread_mutex_unlock(mutex);
         PyEval_RestoreThread(self);
     }
@@ -74,11 +77,11 @@ static void post_child_callback(void)
         return;
     }
     if (compat_add_pending_call(interp, run_child_callback, NULL) != 0) {
-        atomic_store(&process.is_call_posted, false); /* a full queue: the Python hooks remain */
+        atomic_store(&process.is_call_posted, false); /* the queue is full; the Python hooks remain */
     }
 }
 
-/* This thread has no GIL; see gil_keeper.c. Any running ticker will do. */
+/* Called without the GIL; see gil_keeper.c. Any running ticker can hold it. */
 static void hold_gil_for_fork(PyInterpreterState *interp)
 {
     bool has_running_ticker = false;
@@ -103,7 +106,8 @@ static void before_fork(void)
         hold_gil_for_fork(interp);
     }
     bool has_gil = compat_can_release_gil();
-    /* With the GIL the interpreter cannot end under us, and the post might give the GIL up: not under our mutex. */
+    /* With the GIL the interpreter cannot end meanwhile. The post may release the GIL, so it comes before our
+     * mutex. */
     bool posts_first = compat_locks_detach();
     if (posts_first) {
         post_child_callback();
@@ -118,7 +122,8 @@ static void before_fork(void)
         post_child_callback();
     }
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
-        pthread_mutex_lock(&ticker->mutex); /* for a moment: another thread that forks would have the one above */
+        /* Others hold it briefly: another forking thread would hold the mutex above. */
+        pthread_mutex_lock(&ticker->mutex);
     }
 }
 
@@ -131,7 +136,8 @@ static void after_fork_in_parent(void)
     gil_keeper_release();
 }
 
-/* Only this thread exists. Mutexes are made anew: condition variables count waiters that are gone. */
+/* Only this thread exists. Its mutexes and conditions are initialized again: conditions count waiters that no
+ * longer exist. */
 static void after_fork_in_child(void)
 {
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {

@@ -1,17 +1,19 @@
-/* Keeps the GIL for a thread that forks without it.
+/* Holds the GIL for a thread that forks without it.
  *
- * C code may fork without the GIL (uWSGI's master does). If one of our threads has it at that instant, it stays locked in
- * the child for ever, and what that thread was changing stays half changed. The thread that forks must not wait for the
- * GIL itself, for its holder may want a lock that this thread has. So a ticker takes it, at most 20 ms later, and keeps it
- * until the fork is over: nobody changes anything meanwhile, and the child has only to unlock it. Where a thread of the
- * application has the GIL nothing is done: that is as it would be without us.
+ * C code may fork without the GIL (uWSGI's master does). If one of our threads holds the GIL at that instant,
+ * it stays locked in the child for ever. That thread's changes stay incomplete. The forking thread must not
+ * wait for the GIL itself: the GIL's holder may need a lock that the forking thread has. So a ticker takes
+ * the GIL, at most 20 ms later, and holds it until the fork is over. Meanwhile no thread changes anything,
+ * and the child has only to unlock the GIL. If a thread of the application holds the GIL, nothing is done:
+ * the fork behaves as without us.
  *
- * Handlers of other libraries may want the GIL before the fork, on the thread that forks. Then it is let go: when that
- * thread has slept for 20 ms. A large process takes longer to fork, but works on it.
+ * Fork handlers of other libraries may take the GIL before the fork, on the forking thread. So the ticker
+ * releases the GIL when that thread has slept for 20 ms. A large process takes longer to fork, but uses CPU
+ * time meanwhile.
  *
- * A thread that waits for a processor counts as one that works, for half a second: beside busy processes 20 ms are soon
- * over. If the GIL is still one of our threads' in the child it is unlocked all the same. What that thread was changing
- * may be half changed then, but nothing else could ever unlock it.
+ * A thread that waits for a processor counts as working, for half a second: beside busy processes 20 ms pass
+ * quickly. If one of our threads still holds the GIL in the child, the child unlocks it. That thread's
+ * changes may then be incomplete, but nothing else could ever unlock the GIL.
  */
 #include "py_compat.h"
 
@@ -22,9 +24,10 @@
 
 #define REQUEST_WAIT_NS 2000000LL
 #define HOLD_WAIT_NS    10000000LL
-#define MIN_WORK_NS     1000000LL /* CPU time; who waits for the GIL uses little, to ask for it again and again */
+#define MIN_WORK_NS     1000000LL /* CPU time; a thread that waits for the GIL uses little, for repeated requests */
 #define MAX_RUNNABLE_NS 500000000LL
-#define MAX_FORK_NS     10000000000LL /* a handler that computes until another thread has the GIL never ends else */
+/* Ends the wait for a handler that computes until another thread has the GIL. */
+#define MAX_FORK_NS 10000000000LL
 
 enum { MAX_REQUEST_WAITS = 10, MAX_IDLE_WAITS = 2, MAX_THREADS = 32 };
 
@@ -34,15 +37,15 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     _Atomic gil_request state; /* changed with the mutex */
-    clockid_t clock;           /* mutex: CPU time of the thread that asks */
-    pid_t native_id;           /* mutex: the same thread's */
+    clockid_t clock;           /* mutex: CPU clock of the requesting thread */
+    pid_t native_id;           /* mutex: the same thread's id */
     struct {
-        _Atomic(const void *) state; /* as an address; NULL: the place is free */
-        atomic_int native_id;        /* set after it */
+        _Atomic(const void *) state; /* compared as an address; NULL: the place is free */
+        atomic_int native_id;        /* set after `state` */
     } profiler_threads[MAX_THREADS];
 } keeper = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* This thread has asked, and is to say when it has forked. */
+/* True if this thread made the request and must release it after its fork. */
 static _Thread_local bool has_requested;
 
 void gil_keeper_init(void)
@@ -73,7 +76,8 @@ static void set_state(gil_request state)
 void gil_keeper_mark_thread(bool is_starting)
 {
     const void *self = PyThreadState_Get();
-    for (size_t i = 0; i < MAX_THREADS; i++) { /* no room: a thread more or less is known, and so is helped or is not */
+    /* Without a free place the thread is not recorded; it is then not treated as ours. */
+    for (size_t i = 0; i < MAX_THREADS; i++) {
         const void *expected = is_starting ? NULL : self;
         if (atomic_compare_exchange_strong(&keeper.profiler_threads[i].state, &expected, is_starting ? self : NULL)) {
             atomic_store(&keeper.profiler_threads[i].native_id, is_starting ? (int)syscall(SYS_gettid) : 0);
@@ -92,13 +96,11 @@ static bool is_profiler_thread(const void *thread)
     return false;
 }
 
-/* ---- the thread that forks ---- */
-
-/* NULL: it is free. An address only: the thread may end. */
+/* Return the holder of the GIL, as an address only, since the thread may end; NULL: it is free. */
 static const void *gil_holder(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
-    pthread_mutex_lock(&gil->mutex); /* held for moments, and while the GIL goes from one thread to the other */
+    pthread_mutex_lock(&gil->mutex); /* held briefly, and during a hand-over of the GIL */
     const void *holder = compat_gil_holder(interp);
     pthread_mutex_unlock(&gil->mutex);
     return holder;
@@ -106,7 +108,7 @@ static const void *gil_holder(PyInterpreterState *interp)
 
 bool gil_keeper_is_needed(PyInterpreterState *interp)
 {
-    if (compat_holds_gil() || PyGILState_GetThisThreadState() == NULL) { /* or it will not need the GIL */
+    if (compat_holds_gil() || PyGILState_GetThisThreadState() == NULL) { /* either way this thread does not need us */
         return false;
     }
     const void *holder = gil_holder(interp);
@@ -118,7 +120,7 @@ bool gil_keeper_request(void)
     pthread_mutex_lock(&keeper.mutex);
     has_requested = atomic_load(&keeper.state) == GIL_NOT_REQUESTED;
     if (has_requested) {
-        pthread_getcpuclockid(pthread_self(), &keeper.clock); /* cannot fail for oneself */
+        pthread_getcpuclockid(pthread_self(), &keeper.clock); /* cannot fail for the calling thread */
         keeper.native_id = (pid_t)syscall(SYS_gettid);
         set_state(GIL_REQUESTED);
     }
@@ -126,8 +128,8 @@ bool gil_keeper_request(void)
     return has_requested;
 }
 
-/* Whether the thread on which all depends would go on if it had a processor: the one of ours that has the GIL, or any if
- * it is free. */
+/* Return true if the thread that must act next is runnable. This is our thread that holds the GIL, or any of
+ * ours if the GIL is free. */
 static bool is_holder_runnable(const void *holder)
 {
     for (size_t i = 0; i < MAX_THREADS; i++) {
@@ -174,7 +176,7 @@ void gil_keeper_release(void)
 void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
 {
     const void *holder = interp == NULL || compat_holds_gil() ? NULL : compat_gil_holder(interp);
-    if (holder != NULL && is_profiler_thread(holder)) { /* the ticker that keeps it, as a rule */
+    if (holder != NULL && is_profiler_thread(holder)) { /* usually the ticker that holds it for the fork */
         compat_force_release_gil(interp);
     }
     has_requested = false;
@@ -185,14 +187,12 @@ void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
     gil_keeper_init();
 }
 
-/* ---- the ticker ---- */
-
 bool gil_keeper_is_requested(void)
 {
     return atomic_load(&keeper.state) == GIL_REQUESTED;
 }
 
-/* Needs the mutex. CPU time of the thread that asks. */
+/* Needs the mutex. Return the CPU time of the requesting thread. */
 static int64_t requester_cpu_ns(void)
 {
     struct timespec used = {0};
@@ -200,7 +200,7 @@ static int64_t requester_cpu_ns(void)
     return used.tv_sec * 1000000000LL + used.tv_nsec;
 }
 
-/* Needs the mutex. Returns when the other thread has forked, or seems to want the GIL itself. */
+/* Needs the mutex. Return when the other thread has forked, or appears to wait for the GIL. */
 static void wait_for_fork(void)
 {
     int64_t now_ns = requester_cpu_ns(), began_ns = monotonic_ns(), until_ns = began_ns + MAX_RUNNABLE_NS;

@@ -1,24 +1,28 @@
-/* The type splunk_profiler._walker.IdleTracker: which threads of a snapshot have changed since the one before.
+/* The type splunk_profiler._walker.IdleTracker, which finds the threads of a snapshot that changed since the
+ * previous one. Its contract is splunk_profiler/_walker.pyi.
  *
- * Most threads of a service wait most of the time. What is said of them again and again is the same, so it is said once,
- * and counted. The contract is splunk_profiler/_walker.pyi. One thread uses an IdleTracker; another one that does so, or a
- * finaliser that runs in the middle, gets answers that are complete and leaves the memory whole: the entries are taken
- * out while they are worked on.
+ * Most threads of a service wait most of the time. An idle thread is reported once, and its idle snapshots
+ * are counted.
+ *
+ * One thread uses an IdleTracker. A second thread, or a finaliser in the middle, gets complete answers and
+ * does not corrupt memory. For this a call takes the entries out of the object while it works on them.
  */
 #include "module_state.h"
 #include "raw_fields.h"
 
-#define MAX_PRIORITIES_WITH_GIL                                                                                        \
-    64 /* threads whose priorities take less time to ask for than it takes to get the GIL and give it back */
+#include "public_compat.h"
 
-/* A thread of the last snapshot. */
+/* With more threads than this, reading the priorities takes longer than releasing the GIL and taking it again. */
+#define MAX_PRIORITIES_WITH_GIL 64
+
+/* One thread of the last snapshot. */
 typedef struct {
     uint64_t key;
-    PyObject *thread; /* owned: the RawThread that was told last; what it holds is compared by identity */
+    PyObject *thread; /* owned: the RawThread reported last; its items are compared by identity */
     int64_t cpu_ns;
-    bool is_idle;               /* it had not run when it was told: whoever was told knows it as it is */
-    unsigned long long count;   /* of snapshots since then in which it rested */
-    unsigned long long idle_ns; /* of their periods */
+    bool is_idle;               /* it was idle when reported last, so the receiver knows its state */
+    unsigned long long count;   /* idle snapshots since then */
+    unsigned long long idle_ns; /* sum of their periods */
 } idle_entry;
 
 typedef struct {
@@ -37,8 +41,8 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    idle_table *previous_table; /* NULL: there was no snapshot, or it is being worked on */
-    bool skip_idle;             /* else all threads are told each time, with their priorities */
+    idle_table *previous_table; /* NULL: no snapshot yet, or a call works on it */
+    bool skip_idle;             /* false: every call reports all threads, with priorities */
 } IdleTracker;
 
 static void read_priorities(current_thread *current, size_t count)
@@ -63,7 +67,7 @@ static void table_free(idle_table *entries)
     PyMem_Free(entries);
 }
 
-/* Written to `current`. False and an exception if they are no RawThreads, or not in the order of their keys. */
+/* Fill `current`. Return false with an exception if an item is no RawThread, or the keys are not in order. */
 static bool parse_threads(PyObject *threads, current_thread *current)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(threads); i++) {
@@ -131,7 +135,8 @@ static bool append_idle_span(const value_types *types, PyObject *list, const idl
     return append_and_release(list, make_tuple(types->idle_span, items, IDLE_SPAN_FIELD_COUNT));
 }
 
-/* Both in the order of their keys. False and an exception if there is no memory; `new_table` is whole in either case. */
+/* Compare two snapshots, both in the order of their keys. Return false with an exception if there is no
+ * memory; `new_table` is consistent in either case. */
 static bool compare_threads(const value_types *types, const IdleTracker *self, const idle_table *previous_table,
                             const current_thread *current, size_t count, unsigned long long period_ns,
                             idle_table *new_table, PyObject *changed, PyObject *ended_spans)
@@ -153,7 +158,7 @@ static bool compare_threads(const value_types *types, const IdleTracker *self, c
         *updated =
             (idle_entry){.key = current[i].key, .cpu_ns = current[i].cpu_ns, .is_idle = !has_run && self->skip_idle};
         if (previous != NULL && current[i].cpu_ns == 0) {
-            updated->cpu_ns = previous->cpu_ns; /* it could not be read */
+            updated->cpu_ns = previous->cpu_ns; /* the clock could not be read */
         }
         bool is_repeat = !has_run && previous->is_idle && is_unchanged(current[i].thread, previous->thread);
         if (is_repeat) {
@@ -216,14 +221,13 @@ static PyObject *idle_tracker_find_changes(IdleTracker *self, PyObject *args)
         new_table = replaced_table;
     }
 error:;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback); /* finalisers run below */
+    compat_exception pending = compat_save_exception(); /* finalisers run below */
     PyMem_Free(current);
     Py_XDECREF(changed);
     Py_XDECREF(ended_spans);
     table_free(previous_table);
     table_free(new_table);
-    PyErr_Restore(type, value, traceback);
+    compat_restore_exception(pending);
     return made;
 }
 
@@ -250,10 +254,9 @@ static PyObject *idle_tracker_take_idle_spans(IdleTracker *self, PyObject *Py_UN
         self->previous_table = previous_table;
         previous_table = replaced_table;
     }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    compat_exception pending = compat_save_exception();
     table_free(previous_table);
-    PyErr_Restore(type, value, traceback);
+    compat_restore_exception(pending);
     return idle_spans;
 }
 
@@ -299,14 +302,14 @@ static void idle_tracker_dealloc(IdleTracker *self)
 
 static PyMethodDef idle_tracker_methods[] = {
     {"find_changes", (PyCFunction)idle_tracker_find_changes, METH_VARARGS,
-     "find_changes($self, threads, period_ns, /)\n--\n\nWhat is new of the threads of a snapshot."},
+     "find_changes($self, threads, period_ns, /)\n--\n\nReturn the changed threads of a snapshot."},
     {"take_idle_spans", (PyCFunction)idle_tracker_take_idle_spans, METH_NOARGS,
-     "take_idle_spans($self, /)\n--\n\nHow long threads have rested; the next find_changes() tells all."},
+     "take_idle_spans($self, /)\n--\n\nReturn the idle spans; the next find_changes() reports all."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot idle_tracker_slots[] = {
-    {Py_tp_doc, "Tells which threads have changed; see the stub for the contract."},
+    {Py_tp_doc, "Finds the threads that changed; see the stub for the contract."},
     {Py_tp_new, idle_tracker_new},
     {Py_tp_dealloc, idle_tracker_dealloc},
     {Py_tp_traverse, idle_tracker_traverse},

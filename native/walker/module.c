@@ -1,15 +1,11 @@
-/* The extension splunk_profiler._walker: its functions, the tuples that it gives, and its life in the interpreter.
- *
- * The contract is splunk_profiler/_walker.pyi.
- */
+/* The extension splunk_profiler._walker: its functions, its named tuples and its lifetime in the interpreter.
+ * Its contract is splunk_profiler/_walker.pyi. */
 #include "module_state.h"
 #include "raw_fields.h"
 
-#include "layouts.h"
+#include "module_setup.h"
 
-#define EXIT_CAPSULE "splunk_profiler._walker"
-
-/* ---- functions ---- */
+#define MODULE_NAME "splunk_profiler._walker"
 
 static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
@@ -39,35 +35,13 @@ static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_
     Py_RETURN_NONE;
 }
 
-/* ---- module ---- */
-
-/* Called by CPython when it clears the interpreter: the last moment at which nothing may be posted to it any more. */
-static void on_interpreter_exit(PyObject *Py_UNUSED(capsule))
+static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
 {
     forks_close_all();
 }
 
-static int register_exit_capsule(void)
-{
-    PyObject *capsule = NULL;
-    int result = -1;
-    PyObject *dict = PyInterpreterState_GetDict(PyInterpreterState_Get()); /* borrowed */
-    if (dict == NULL) {
-        PyErr_SetString(PyExc_ImportError, "the interpreter has no place for its end to be noticed");
-        return -1;
-    }
-    if (PyDict_GetItemString(dict, EXIT_CAPSULE) != NULL) {
-        return 0; /* imported again */
-    }
-    capsule = PyCapsule_New(&ticker_spec, EXIT_CAPSULE, on_interpreter_exit);
-    if (capsule != NULL) {
-        result = PyDict_SetItemString(dict, EXIT_CAPSULE, capsule);
-    }
-    Py_XDECREF(capsule);
-    return result;
-}
-
-/* A named tuple of splunk_profiler/raw.py. False and an ImportError if it has other fields than were known here. */
+/* Take a named tuple of splunk_profiler/raw.py. Return false with an ImportError if its fields differ from
+ * those known here. */
 static bool take_tuple_type(PyObject *raw, const char *name, const char *fields, PyTypeObject **taken)
 {
     bool matches = false;
@@ -76,9 +50,9 @@ static bool take_tuple_type(PyObject *raw, const char *name, const char *fields,
     PyObject *space = names == NULL ? NULL : PyUnicode_FromString(" ");
     PyObject *joined = space == NULL ? NULL : PyUnicode_Join(space, names);
     if (joined != NULL) {
-        matches =
-            PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)
-            && PyUnicode_CompareWithASCIIString(joined, fields + 1) == 0; /* the first field has a space before it */
+        /* The first field has a space before it. */
+        matches = PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)
+                  && PyUnicode_CompareWithASCIIString(joined, fields + 1) == 0;
         if (!matches) {
             PyErr_Format(PyExc_ImportError,
                          "splunk_profiler.raw.%s has the fields \"%U\", and this build was made for \"%s\": reinstall",
@@ -102,18 +76,11 @@ static int module_exec(PyObject *module)
     value_types *types = &state->types;
     PyObject *raw = NULL;
     int result = -1;
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "the native walker serves the main interpreter only");
-        return -1;
-    }
-    if (layouts_check() != 0) {
+    if (module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) != 0) {
         return -1;
     }
     raw = PyImport_ImportModule("splunk_profiler.raw");
-    if (raw == NULL || register_exit_capsule() != 0) {
-        goto error;
-    }
-    if (!take_tuple_type(raw, "RawThread", RAW_THREAD_FIELDS(FIELD_NAME), &types->raw_thread)
+    if (raw == NULL || !take_tuple_type(raw, "RawThread", RAW_THREAD_FIELDS(FIELD_NAME), &types->raw_thread)
         || !take_tuple_type(raw, "RawSnapshot", RAW_SNAPSHOT_FIELDS(FIELD_NAME), &types->raw_snapshot)
         || !take_tuple_type(raw, "RawCollection", RAW_COLLECTION_FIELDS(FIELD_NAME), &types->raw_collection)
         || !take_tuple_type(raw, "TickerCounters", TICKER_COUNTERS_FIELDS(FIELD_NAME), &types->ticker_counters)
@@ -121,15 +88,9 @@ static int module_exec(PyObject *module)
         || !take_tuple_type(raw, "IdleSpan", IDLE_SPAN_FIELDS(FIELD_NAME), &types->idle_span)) {
         goto error;
     }
-    state->ticker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &ticker_spec, NULL);
-    if (state->ticker == NULL || PyModule_AddType(module, state->ticker) != 0) {
-        goto error;
-    }
-    state->idle_tracker = (PyTypeObject *)PyType_FromModuleAndSpec(module, &idle_tracker_spec, NULL);
-    if (state->idle_tracker == NULL || PyModule_AddType(module, state->idle_tracker) != 0) {
-        goto error;
-    }
-    result = 0;
+    state->ticker = module_add_type(module, &ticker_spec);
+    state->idle_tracker = state->ticker == NULL ? NULL : module_add_type(module, &idle_tracker_spec);
+    result = state->idle_tracker == NULL ? -1 : 0;
 error:
     Py_XDECREF(raw);
     return result;
@@ -171,16 +132,17 @@ static void module_free(void *module)
 static PyMethodDef module_methods[] = {
     {"set_after_fork_in_child", (PyCFunction)(void (*)(void))set_after_fork_in_child, METH_VARARGS | METH_KEYWORDS,
      "set_after_fork_in_child($module, in_child)\n--\n\nHave in_child() called in forked children."},
-    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nBegin a watch; returns its number."},
+    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nOpen a watch and return its number."},
     {"sigterm_install", sigterm_install, METH_NOARGS,
-     "sigterm_install($module)\n--\n\nHave SIGTERM end the wait where its action is the default."},
+     "sigterm_install($module)\n--\n\nHave SIGTERM end the wait, if its action is the default."},
     {"sigterm_wait", sigterm_wait, METH_VARARGS,
-     "sigterm_wait($module, watch_id, limit_ms, /)\n--\n\nWait for SIGTERM; False: the watch is over."},
+     "sigterm_wait($module, watch_id, limit_ms, /)\n--\n\nWait for SIGTERM; return False if the watch has ended."},
     {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
     {"sigterm_end_process", sigterm_end_process, METH_NOARGS,
      "sigterm_end_process($module)\n--\n\nEnd the process by SIGTERM."},
     {"mark_profiler_thread", mark_profiler_thread, METH_O,
-     "mark_profiler_thread($module, is_starting, /)\n--\n\nThe calling thread is one of the profiler's, or ends."},
+     "mark_profiler_thread($module, is_starting, /)\n--\n\nMark the calling thread as one of the profiler's, or unmark "
+     "it."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -194,7 +156,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "splunk_profiler._walker",
+    .m_name = MODULE_NAME,
     .m_doc = "Reads the interpreter's frames of all threads in one hold of the GIL.",
     .m_size = sizeof(module_state),
     .m_methods = module_methods,

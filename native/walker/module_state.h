@@ -1,4 +1,4 @@
-/* What the files of the extension splunk_profiler._walker share: the module and its types. */
+/* The state of the extension splunk_profiler._walker and its types. */
 #ifndef SPLUNK_PROFILER_WALKER_MODULE_STATE_H
 #define SPLUNK_PROFILER_WALKER_MODULE_STATE_H
 

@@ -1,5 +1,5 @@
-/* The fields of the named tuples that splunk_profiler/raw.py defines, in their order. The module takes the types from there
- * and is not imported if theirs are other ones. */
+/* The fields of the named tuples in splunk_profiler/raw.py, in order. The module takes the types from there;
+ * if their fields differ, its import fails. */
 #ifndef SPLUNK_PROFILER_WALKER_RAW_FIELDS_H
 #define SPLUNK_PROFILER_WALKER_RAW_FIELDS_H
 

@@ -1,7 +1,7 @@
-/* Gives up the references that captures took. Runs on the worker thread (in drain) or where a Ticker ends.
+/* Releases the references that captures took. Runs on the worker thread (in drain) or where a Ticker ends.
  *
- * A finaliser may run at every DECREF here, so each thing is taken out of the lists of the ticker first and the lists are
- * read again afterwards.
+ * Every DECREF here may run a finaliser. So each object leaves the lists of the ticker first, and the lists
+ * are read again afterwards.
  */
 #include "ticker_state.h"
 
@@ -99,7 +99,8 @@ static int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void
     return 0;
 }
 
-/* What a drain under way has taken out of the ticker is not visited: to the collector it is held from outside. */
+/* Snapshots that a running drain has taken out of the ticker are not visited: the collector then counts them
+ * as held from outside. */
 int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg)
 {
     Py_VISIT(ticker->context_var);

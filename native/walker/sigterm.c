@@ -1,11 +1,12 @@
-/* SIGTERM with its default action: the process ends by it, after what was gathered has been sent.
+/* Delays the default action of SIGTERM until the data at hand has been sent.
  *
- * Python's own table goes on to say SIG_DFL, and no Python code runs in the handler: it wakes a thread of ours, which waits
- * here without the GIL. That thread has Python send what there is, then lets the default happen. A second native
- * thread sees to it that this takes no longer than it may, whoever has the GIL.
+ * Python's own table continues to say SIG_DFL. The handler runs no Python code: it wakes a profiler thread
+ * that waits here without the GIL. That thread has Python send the data, then performs the default action. A
+ * second native thread enforces the time limit, whichever thread has the GIL.
  *
- * A handler that the application installs replaces ours, as it would replace the default. A forked child inherits ours, but
- * not the thread: the default happens there at once, until the child opens a watch of its own.
+ * A handler that the application installs replaces ours, as it would replace the default. A forked child
+ * inherits our handler but not the thread. There the default action happens at once, until the child opens a
+ * watch of its own.
  */
 #include "py_compat.h"
 
@@ -19,16 +20,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define INIT_PID       1    /* the kernel ignores signals with the default action there */
-#define MAX_PARK_POLLS 1000 /* of a millisecond each, for a thread of ours to be scheduled */
+#define INIT_PID       1    /* for this process the kernel ignores signals with the default action */
+#define MAX_PARK_POLLS 1000 /* of 1 ms each, for a profiler thread to be scheduled */
 
 static struct {
-    atomic_int pid;             /* of the process in which a thread waits; 0: in none */
-    atomic_uint watch_id;       /* counts the watches of the process */
-    atomic_uint wake_count;     /* what the waiting thread sleeps on */
-    atomic_bool is_received;    /* SIGTERM: from then on the process ends */
-    atomic_bool is_from_self;   /* by the process itself */
-    atomic_bool is_main_parked; /* the main thread runs no Python code any more */
+    atomic_int pid;             /* process with a waiting thread; 0: none */
+    atomic_uint watch_id;       /* number of watches opened so far */
+    atomic_uint wake_count;     /* futex word of the waiting thread */
+    atomic_bool is_received;    /* after a SIGTERM the process ends */
+    atomic_bool is_from_self;   /* the process sent it to itself */
+    atomic_bool is_main_parked; /* the main thread runs no more Python code */
 } sigterm_watch;
 
 static void restore_default_action(void)
@@ -43,7 +44,7 @@ static void wake_waiter(void)
     (void)syscall(SYS_futex, &sigterm_watch.wake_count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Async-signal-safe. In a child after vfork, which shares our memory, nothing is written. */
+/* Async-signal-safe. A child after vfork shares our memory; in such a child this writes nothing. */
 static void on_sigterm(int number, siginfo_t *info, void *context)
 {
     (void)number;
@@ -56,14 +57,14 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
         errno = saved;
         return;
     }
-    /* A signal that a process sends itself takes effect before the call returns (uvicorn ends so): no code after that call
-     * may run. The waiting thread has the main one parked, for which it needs no GIL. */
+    /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
+     * after that call may run. The waiting thread parks the main thread, for which it needs no GIL. */
     const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
     if (is_from_self) {
         atomic_store(&sigterm_watch.is_from_self, true);
     }
     atomic_store(&sigterm_watch.is_received, true);
-    if (pid != atomic_load(&sigterm_watch.pid)) { /* closed meanwhile, and nobody waits */
+    if (pid != atomic_load(&sigterm_watch.pid)) { /* closed meanwhile; no thread waits */
         restore_default_action();
         (void)kill(pid, SIGTERM);
     }
@@ -104,13 +105,14 @@ static void start_watchdog(int limit_ms)
 {
     pthread_t thread;
     if (pthread_create(&thread, NULL, end_after_limit, (void *)(intptr_t)limit_ms) != 0) {
-        end_by_sigterm(); /* nothing else could end a process whose GIL is never given up */
+        end_by_sigterm(); /* nothing else could end a process whose GIL is never released */
         return;
     }
     (void)pthread_detach(thread);
 }
 
-/* A pending call of the main thread, which waits here for the end. Inherited by a child that is forked meanwhile. */
+/* A pending call that parks the main thread until the process ends. A child that is forked meanwhile inherits
+ * it. */
 static int park_main_thread(void *unused)
 {
     (void)unused;
@@ -127,7 +129,7 @@ static int park_main_thread(void *unused)
 PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     const pid_t pid = getpid();
-    if (pid != atomic_load(&sigterm_watch.pid)) { /* the parent may be ending; nobody has woken us */
+    if (pid != atomic_load(&sigterm_watch.pid)) { /* the parent may be ending; this process got no signal */
         atomic_store(&sigterm_watch.is_received, false);
         atomic_store(&sigterm_watch.is_from_self, false);
         atomic_store(&sigterm_watch.is_main_parked, false);
@@ -137,7 +139,8 @@ PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     return PyLong_FromUnsignedLong(watch_id);
 }
 
-/* With the GIL, as the application's signal.signal: what is asked first is still so when it is changed. */
+/* The GIL is held here and in the application's signal.signal, so the action does not change between check
+ * and change. */
 PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     struct sigaction now;
@@ -168,8 +171,8 @@ PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
         unsigned seen = atomic_load(&sigterm_watch.wake_count);
-        unsigned now = atomic_load(
-            &sigterm_watch.watch_id); /* before `is_received`: a signal may come while the watch is closed */
+        /* Read before `is_received`: a signal may arrive while the watch is closed. */
+        unsigned now = atomic_load(&sigterm_watch.watch_id);
         is_received = atomic_load(&sigterm_watch.is_received);
         if (is_received || watch_id != now) {
             break;
@@ -179,8 +182,8 @@ PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
     if (is_received) {
         start_watchdog(limit_ms);
         if (atomic_load(&sigterm_watch.is_from_self)) {
-            (void)compat_add_main_pending_call(park_main_thread,
-                                               NULL); /* needs no GIL; a full queue: the main thread goes on */
+            /* Needs no GIL. If the queue is full, the main thread continues. */
+            (void)compat_add_main_pending_call(park_main_thread, NULL);
         }
         atomic_store(&sigterm_watch.is_main_parked, true);
     }
@@ -201,8 +204,10 @@ PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     if (atomic_load(&sigterm_watch.is_received)) {
         Py_RETURN_FALSE;
     }
-    atomic_store(&sigterm_watch.pid, 0); /* whoever has our handler saved and puts it back gets the default action */
-    if (atomic_load(&sigterm_watch.is_received)) { /* just now: the handler may have seen that there is a watch */
+    /* From now on our handler performs the default action, if a caller that saved it puts it back. */
+    atomic_store(&sigterm_watch.pid, 0);
+    /* A signal may have arrived just now: its handler may have seen the watch. */
+    if (atomic_load(&sigterm_watch.is_received)) {
         atomic_store(&sigterm_watch.pid, pid);
         Py_RETURN_FALSE;
     }

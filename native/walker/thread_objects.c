@@ -1,10 +1,10 @@
-/* What `threading` knows of a thread, at the instant of a capture: who asks later may get another one with the same ident.
+/* Finds the threading.Thread of a thread at the instant of a capture: later its ident may belong to another
+ * thread.
  *
- * Who calls holds the GIL, and the thread is listed, so it has its ident for itself. No Python code runs.
+ * The caller holds the GIL, and the thread is listed, so no other thread has its ident. No Python code runs.
  */
 #include "py_compat.h"
 
-#include "context_compat.h"
 #include "ticker_state.h"
 
 PyObject *thread_objects_find(const ticker_state *ticker, unsigned long ident)
@@ -25,13 +25,13 @@ unsigned long thread_objects_native_id(const ticker_state *ticker, PyObject *pyt
     if (python_thread == NULL || ticker->native_id_key == NULL
         || Py_TYPE(python_thread)->tp_getattro != PyObject_GenericGetAttr
         || _PyType_Lookup(Py_TYPE(python_thread), ticker->native_id_key) != NULL) {
-        return 0; /* the last two would run code of a subclass */
+        return 0; /* the last two conditions mean code of a subclass, which would run */
     }
     unsigned long native_id = 0;
     if (compat_get_optional_attribute(python_thread, ticker->native_id_key, &found) > 0 && PyLong_CheckExact(found)) {
         native_id = PyLong_AsUnsignedLong(found);
     }
-    Py_XDECREF(found); /* not the last one: the thread has it */
+    Py_XDECREF(found); /* not the last reference: the thread has one */
     if (PyErr_Occurred()) {
         PyErr_Clear();
         return 0;

@@ -1,8 +1,10 @@
-/* A ticker's life and schedule. The loop runs on a thread that Python made and holds the GIL only to capture.
+/* A ticker's lifetime and schedule. The loop runs on a thread made by Python, and holds the GIL only to
+ * capture.
  *
- * At a deadline the loop writes it into `pending_deadline_ns` and posts a pending call: whoever runs Python takes the deadline out
- * and captures. If nobody has after a short while, the loop takes the GIL itself and does the same. The exchange of
- * `pending_deadline_ns` decides who captures, so it happens once, and neither side waits for the other.
+ * At a deadline the loop stores it in `pending_deadline_ns` and posts a pending call. The thread that runs
+ * Python next takes the deadline out and captures. If none does so within a short time, the loop takes the
+ * GIL and captures itself. The exchange of `pending_deadline_ns` decides which thread captures. So each
+ * deadline is captured once, and neither thread waits for the other.
  */
 #include "py_compat.h"
 
@@ -12,9 +14,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#define PENDING_CALL_TIMEOUT_NS 1000000LL /* how long the pending call may take before the loop takes the GIL */
+#define PENDING_CALL_TIMEOUT_NS 1000000LL /* time for the pending call before the loop takes the GIL */
 #define MAX_PERIOD_NS           (86400LL * 1000000000LL)
-#define MAX_WAIT_NS             (86400LL * 1000000000LL) /* keeps deadlines inside time_t; waits are loops anyway */
+#define MAX_WAIT_NS (86400LL * 1000000000LL) /* keeps deadlines inside time_t; every wait is repeated in a loop */
 
 ticker_state *ticker_state_new(PyInterpreterState *interp, size_t ring_size)
 {
@@ -36,8 +38,8 @@ ticker_state *ticker_state_new(PyInterpreterState *interp, size_t ring_size)
     return ticker;
 }
 
-/* GIL held. Whoever drops the last reference frees the memory: the Ticker object, or a pending call that came after its
- * end. The Python references are gone by then. */
+/* GIL held. The last reference frees the memory: the Ticker's, or that of a pending call that runs after the
+ * Ticker's end. The Python references are released by then. */
 void ticker_state_unref(ticker_state *ticker)
 {
     if (atomic_fetch_sub(&ticker->refcount, 1) > 1) {
@@ -62,12 +64,7 @@ static struct timespec timespec_of(int64_t at_ns)
     return (struct timespec){.tv_sec = at_ns / 1000000000LL, .tv_nsec = at_ns % 1000000000LL};
 }
 
-static bool is_ended(ticker_state *ticker)
-{
-    return atomic_load(&ticker->is_stopped) || atomic_load(&ticker->is_closed);
-}
-
-/* Needs the GIL. False if nothing could be taken of what was wanted. */
+/* Needs the GIL. Return false if nothing could be captured. */
 static bool capture_at_deadline(ticker_state *ticker, int64_t pending_deadline_ns, const PyThreadState *gil_holder)
 {
     bool done = capture_snapshot(ticker, pending_deadline_ns < 0 ? -pending_deadline_ns : pending_deadline_ns,
@@ -78,13 +75,13 @@ static bool capture_at_deadline(ticker_state *ticker, int64_t pending_deadline_n
     return done;
 }
 
-/* Runs in any thread that holds the GIL, at a point where it could run Python, perhaps long after it was posted. */
+/* Runs in any thread that holds the GIL, at a point where it could run Python, perhaps long after the post. */
 static int run_pending_call(void *argument)
 {
     ticker_state *ticker = argument;
     atomic_store(&ticker->is_call_posted, false);
-    /* On 3.10 and 3.11 the main thread runs these calls in whatever interpreter it is in. */
-    if (!is_ended(ticker) && PyInterpreterState_Get() == ticker->interp) {
+    /* On 3.10 and 3.11 the main thread runs these calls in any interpreter that it is in. */
+    if (!ticker_state_is_ended(ticker) && PyInterpreterState_Get() == ticker->interp) {
         int64_t signed_deadline_ns = atomic_exchange(&ticker->pending_deadline_ns, 0);
         if (signed_deadline_ns != 0 && capture_at_deadline(ticker, signed_deadline_ns, PyThreadState_Get())) {
             atomic_fetch_add(&ticker->by_pending_call, 1);
@@ -94,8 +91,8 @@ static int run_pending_call(void *argument)
     return 0;
 }
 
-/* Needs the mutex: a process does not fork while another thread is in here (CPython's queue lock would stay locked in
- * the child), and the interpreter does not end. */
+/* Needs the mutex. So no other thread forks meanwhile (CPython's queue lock would stay locked in the child),
+ * and the interpreter does not end. */
 static void post_pending_call(ticker_state *ticker)
 {
     if (atomic_load(&ticker->is_closed) || compat_is_finalizing() || atomic_exchange(&ticker->is_call_posted, true)) {
@@ -103,7 +100,7 @@ static void post_pending_call(ticker_state *ticker)
     }
     atomic_fetch_add(&ticker->refcount, 1);
     if (compat_add_pending_call(ticker->interp, run_pending_call, ticker) != 0) {
-        atomic_store(&ticker->is_call_posted, false); /* the queue is full; the loop will take the GIL */
+        atomic_store(&ticker->is_call_posted, false); /* the queue is full; the loop takes the GIL */
         atomic_fetch_sub(&ticker->refcount, 1);
     }
 }
@@ -111,12 +108,12 @@ static void post_pending_call(ticker_state *ticker)
 static void capture_in_loop(ticker_state *ticker, const PyThreadState *gil_holder)
 {
     int64_t signed_deadline_ns = atomic_exchange(&ticker->pending_deadline_ns, 0);
-    if (signed_deadline_ns != 0 && !is_ended(ticker)) {
+    if (signed_deadline_ns != 0 && !ticker_state_is_ended(ticker)) {
         (void)capture_at_deadline(ticker, signed_deadline_ns, gil_holder);
     }
 }
 
-/* Needs the mutex, which it gives up for longer where a thread forks without the GIL. */
+/* Needs the mutex, and releases it for longer while a thread forks without the GIL. */
 static void wait_on_condition(ticker_state *ticker, PyThreadState *self, const struct timespec *until)
 {
     if (gil_keeper_is_requested() && !compat_is_finalizing()) {
@@ -129,20 +126,23 @@ static void wait_on_condition(ticker_state *ticker, PyThreadState *self, const s
     }
 }
 
-/* Needs the mutex; false if the ticker was ended. */
+/* Needs the mutex. Return false if the ticker has ended. */
 static bool wait_until(ticker_state *ticker, PyThreadState *self, int64_t at_ns)
 {
     struct timespec at = timespec_of(at_ns);
-    while (!is_ended(ticker) && monotonic_ns() < at_ns) {
+    while (!ticker_state_is_ended(ticker) && monotonic_ns() < at_ns) {
         wait_on_condition(ticker, self, &at);
     }
-    return !is_ended(ticker);
+    return !ticker_state_is_ended(ticker);
 }
 
-/* Needs the mutex. Gives the pending call `call_timeout_ns`, and more while somebody runs Python: that thread takes the
- * snapshot at its next check, whereas asking it for the GIL could take the turns of all others, and the deadlines of that
- * time with it. Returns when the capture is done, the GIL is free or `until_ns` has come. Where it is free from the
- * beginning nobody is given time: who comes back from a system call would be seen after it, and not in it. */
+/* Needs the mutex. Wait `call_timeout_ns` for the pending call, and longer while a thread runs Python: that
+ * thread captures at its next check. A request for the GIL could instead cost all other threads their turns,
+ * and the deadlines meanwhile. Return when the capture is done, the GIL is free or `until_ns` is reached.
+ *
+ * If the GIL is free from the start, do not wait. Otherwise a thread that returns from a system call would be
+ * seen after it, not in it.
+ */
 static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t call_timeout_ns, int64_t until_ns)
 {
     if (compat_gil_holder(ticker->interp) == NULL) {
@@ -156,22 +156,22 @@ static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t 
     }
 }
 
-/* The two rhythms, on one grid. All threads are captured one period after the last time, and those in the focus at each
- * multiple of theirs in between; a capture of all serves the focus as well. */
+/* The two periods, on one grid. A capture of all threads is due one period after the previous one, and
+ * focused captures at multiples of their period in between. A capture of all threads replaces a focused one. */
 typedef struct {
-    int64_t all_ns, focused_ns; /* the periods in force; 0: never */
-    int64_t grid_start_ns;      /* of the grid: the last deadline of all threads */
-    int64_t next_focused_ns;    /* the focus's next deadline, or NEVER */
+    int64_t all_ns, focused_ns; /* current periods; 0: no such captures */
+    int64_t grid_start_ns;      /* start of the grid: the last deadline of all threads */
+    int64_t next_focused_ns;    /* next deadline of a focused capture, or NEVER */
 } schedule_state;
 
 #define NEVER INT64_MAX
 
-/* Needs the mutex. Other periods move the next deadlines at once: that of all threads, counted from the last one, and
- * the focus's, whose grid begins anew. */
+/* Needs the mutex. Changed periods move the next deadlines at once. The deadline of all threads counts from
+ * the previous one; the focused grid starts again. */
 static void apply_periods(const ticker_state *ticker, schedule_state *schedule)
 {
     if (schedule->all_ns == 0 && ticker->period_ns > 0) {
-        schedule->grid_start_ns = monotonic_ns(); /* there was none for as long as that */
+        schedule->grid_start_ns = monotonic_ns(); /* there were no such deadlines until now */
     }
     if (schedule->focused_ns != ticker->focused_period_ns) {
         schedule->next_focused_ns = NEVER;
@@ -185,7 +185,7 @@ static int64_t next_full_deadline(const schedule_state *schedule)
     return schedule->all_ns > 0 ? schedule->grid_start_ns + schedule->all_ns : NEVER;
 }
 
-/* Needs the mutex. Begins or ends the focus's deadlines as there are traces in it, which can be at any moment. */
+/* Needs the mutex. Starts or stops the focused deadlines as traces enter or leave the filter, at any moment. */
 static int64_t next_deadline(ticker_state *ticker, schedule_state *schedule)
 {
     apply_periods(ticker, schedule);
@@ -201,12 +201,12 @@ static int64_t next_deadline(ticker_state *ticker, schedule_state *schedule)
     return next_full_ns <= schedule->next_focused_ns ? next_full_ns : schedule->next_focused_ns;
 }
 
-/* Needs the mutex; false if the ticker was ended. */
+/* Needs the mutex. Return false if the ticker has ended. */
 static bool wait_for_tick(ticker_state *ticker, PyThreadState *self, schedule_state *schedule)
 {
     for (;;) {
         int64_t now = monotonic_ns(), deadline = next_deadline(ticker, schedule);
-        if (is_ended(ticker)) {
+        if (ticker_state_is_ended(ticker)) {
             return false;
         }
         if (now >= deadline) {
@@ -217,8 +217,8 @@ static bool wait_for_tick(ticker_state *ticker, PyThreadState *self, schedule_st
     }
 }
 
-/* Needs the mutex, and not the GIL. Returns when the ticker is ended. If the interpreter ends while this waits for the
- * GIL, CPython ends or parks this thread there; it holds nothing then. */
+/* Needs the mutex, and not the GIL. Return when the ticker has ended. If the interpreter ends while this
+ * thread waits for the GIL, CPython ends or parks the thread there; it holds no lock then. */
 static void run_schedule(ticker_state *ticker, PyThreadState *self)
 {
     schedule_state schedule = {ticker->period_ns, ticker->focused_period_ns, monotonic_ns(), NEVER};
@@ -229,7 +229,7 @@ static void run_schedule(ticker_state *ticker, PyThreadState *self)
         int64_t deadline = all ? next_full_ns : schedule.next_focused_ns;
         int64_t call_timeout_ns = period_ns / 4 < PENDING_CALL_TIMEOUT_NS ? period_ns / 4 : PENDING_CALL_TIMEOUT_NS;
         int64_t skipped = (now - deadline) / period_ns;
-        deadline += skipped * period_ns; /* after a stall one capture, not a burst */
+        deadline += skipped * period_ns; /* one capture after a stall, not a burst */
         int64_t next = deadline + period_ns;
         if (all) {
             schedule.grid_start_ns = deadline;
@@ -245,15 +245,15 @@ static void run_schedule(ticker_state *ticker, PyThreadState *self)
         atomic_fetch_add(&ticker->due, (unsigned long long)skipped + 1);
         atomic_store(&ticker->pending_period_ns, period_ns);
         if (atomic_exchange(&ticker->pending_deadline_ns, all ? deadline : -deadline) != 0) {
-            skipped++; /* nobody came to take the one before */
+            skipped++; /* no thread took the previous deadline */
         }
         atomic_fetch_add(&ticker->missed, (unsigned long long)skipped);
         post_pending_call(ticker);
         wait_for_capture(ticker, self, call_timeout_ns, next);
-        if (atomic_load(&ticker->pending_deadline_ns) != 0 && monotonic_ns() < next && !is_ended(ticker)
+        if (atomic_load(&ticker->pending_deadline_ns) != 0 && monotonic_ns() < next && !ticker_state_is_ended(ticker)
             && !compat_is_finalizing()) {
-            const PyThreadState *holder =
-                compat_gil_holder(ticker->interp); /* whom this makes give it up; only compared */
+            /* The thread that this preempts; only compared. */
+            const PyThreadState *holder = compat_gil_holder(ticker->interp);
             pthread_mutex_unlock(&ticker->mutex);
             PyEval_RestoreThread(self);
             capture_in_loop(ticker, holder);
@@ -267,7 +267,7 @@ static void run_schedule(ticker_state *ticker, PyThreadState *self)
     }
 }
 
-/* GIL held. False and an exception if a ticker cannot run like that. */
+/* GIL held. Return false with an exception if the periods are invalid. */
 static bool check_periods(const ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
 {
     if (period_ns < 0 || period_ns > MAX_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
@@ -312,8 +312,8 @@ int ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_pe
     gil_keeper_mark_thread(true);
     PyThreadState *self = PyEval_SaveThread();
     int slack_ns = prctl(PR_GET_TIMERSLACK);
-    (void)prctl(PR_SET_TIMERSLACK,
-                1UL); /* else the kernel ends waits together with those of the application's threads */
+    /* Without this the kernel ends our waits together with those of the application's threads. */
+    (void)prctl(PR_SET_TIMERSLACK, 1UL);
     pthread_mutex_lock(&ticker->mutex);
     run_schedule(ticker, self);
     ticker->is_running = false;
@@ -339,7 +339,7 @@ int ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t fo
     return 0;
 }
 
-/* Called for each span that enters the focus: all but the first find it done. */
+/* Called for each span that enters the filter; usually the flag is set already. */
 void ticker_state_notify_trace_added(ticker_state *ticker)
 {
     if (atomic_load(&ticker->is_focus_active)) {
@@ -379,7 +379,7 @@ void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns)
     int64_t until = monotonic_ns() + (timeout_ns < MAX_WAIT_NS ? timeout_ns : MAX_WAIT_NS);
     struct timespec at = timespec_of(until);
     pthread_mutex_lock(&ticker->mutex);
-    while (atomic_load(&ticker->ready) == 0 && !is_ended(ticker) && monotonic_ns() < until) {
+    while (atomic_load(&ticker->ready) == 0 && !ticker_state_is_ended(ticker) && monotonic_ns() < until) {
         pthread_cond_timedwait(&ticker->ready_cond, &ticker->mutex, &at);
     }
     pthread_mutex_unlock(&ticker->mutex);

@@ -1,9 +1,11 @@
-/* What a ticker is made of, shared by the C files of the walker.
+/* The state of a ticker, shared by the C files of the walker.
  *
- * Three kinds of state, each field says which: *GIL* is read and written only with the GIL held, *mutex* only with
- * ticker_state.mutex held, *atomic* by anyone. Lock order: GIL, then the fork registry's mutex, then ticker_state.mutex, then CPython's
- * own locks. Nobody waits for the GIL while holding any of the others, and nobody waits with the GIL for the first two,
- * which a thread that forks holds for longer (`forks_lock`).
+ * Each field belongs to one of three kinds. *GIL*: read and written only with the GIL held. *mutex*: only
+ * with ticker_state.mutex held. *atomic*: by any thread.
+ *
+ * Lock order: the GIL, the fork registry's mutex, ticker_state.mutex, CPython's own locks. No thread waits
+ * for the GIL while it holds any of the others. No thread waits with the GIL for the first two mutexes, which
+ * a forking thread holds for longer (`forks_lock`).
  */
 #ifndef SPLUNK_PROFILER_WALKER_TICKER_STATE_H
 #define SPLUNK_PROFILER_WALKER_TICKER_STATE_H
@@ -19,38 +21,39 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* One frame as captured. Whether code and globals are owned is said where it is stored. */
+/* One captured frame. The place that stores it says if code and globals are owned. */
 typedef struct {
     PyObject *code;
     PyObject *globals;
     int offset; /* bytes, as frame.f_lasti */
 } raw_frame;
 
-/* The frames of a thread, leaf first, shared by all snapshots in which the thread did not move. GIL. */
+/* The frames of a thread, leaf first, shared by all snapshots between which the thread did not move. GIL. */
 typedef struct raw_stack {
-    struct raw_stack *previous, *next;   /* all stacks of the ticker, so that the collector can visit each once */
-    struct raw_stack *next_unreferenced; /* those to be freed by the next drain */
+    /* All stacks of the ticker are linked, so that the collector visits each once. */
+    struct raw_stack *previous, *next;
+    struct raw_stack *next_unreferenced; /* list for the next drain to free */
     size_t refcount;                     /* snapshots and the table of last stacks */
-    PyObject *stack;                     /* owned, made by make_stack when first drained */
+    PyObject *stack;                     /* owned; made by make_stack at the first drain */
     size_t depth;
     bool truncated;
     raw_frame frames[]; /* owned */
 } raw_stack;
 
-/* What a thread was doing. RUNS: it had a processor at the deadline. READY: it waited for one, or held the GIL at the
- * capture without having had one at the deadline. UNKNOWN: nobody has looked. */
+/* RUNNING: the thread had a processor at the deadline. READY: it waited for one, or held the GIL at the
+ * capture without a processor at the deadline. UNKNOWN: not measured. */
 typedef enum { THREAD_UNKNOWN = -1, THREAD_WAITING = 0, THREAD_READY = 1, THREAD_RUNNING = 2 } thread_state;
 
 typedef struct {
     uint64_t key;
     unsigned long ident;
     unsigned long native_id;
-    raw_stack *stack;  /* one of its holders */
+    raw_stack *stack;  /* one reference */
     PyObject *context; /* owned, or NULL */
     PyObject *labels;  /* owned, or NULL */
-    PyObject *
-        python_thread; /* owned: the threading.Thread; NULL: there is none, or the stack is the one of the capture before */
-    int64_t cpu_ns; /* 0: not known */
+    /* Owned: the threading.Thread; NULL: there is none, or the stack is unchanged since the previous capture. */
+    PyObject *python_thread;
+    int64_t cpu_ns; /* 0: unknown */
     thread_state state;
 } raw_thread;
 
@@ -59,20 +62,21 @@ typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
     int64_t latency_ns;
-    int64_t period_ns;         /* distance of its deadline from the one of its kind before; 0: not taken at one */
-    int64_t since_previous_ns; /* from the capture before, of whichever kind; 0: this is the first */
-    int64_t process_cpu_ns;    /* as of before the clocks of the threads were read */
-    bool is_focused;           /* only threads of traces in the focus */
+    /* Distance of its deadline from the previous one of its kind; 0: it had no deadline. */
+    int64_t period_ns;
+    int64_t since_previous_ns; /* from the previous capture of either kind; 0: this is the first */
+    int64_t process_cpu_ns;    /* read before the clocks of the threads */
+    bool is_focused;           /* has only threads of traces in the filter */
     size_t count;
     raw_thread threads[];
 } raw_snapshot;
 
-/* A collection of garbage, the thread that it ran on, and what else it stands for. GIL. */
+/* A garbage collection, its thread, and the collections that it stands for. GIL. */
 typedef struct {
-    int64_t time_ns; /* its end */
+    int64_t time_ns; /* end of the collection */
     int generation;
-    uint64_t count;      /* it, and those of its generation since the one that was kept before */
-    int64_t duration_ns; /* of all of them */
+    uint64_t count;      /* this one and those of its generation since the previous kept one */
+    int64_t duration_ns; /* sum over all of them */
     raw_thread thread;
 } raw_collection;
 
@@ -85,15 +89,15 @@ typedef struct {
 
 #define GENERATION_COUNT 3
 
-/* A thread while it is being walked; nothing here is owned. */
+/* A thread during the walk; owns nothing. */
 typedef struct {
     uint64_t key;
     unsigned long ident;
     unsigned long native_id;
     PyObject *context;
-    bool is_gil_holder;         /* it holds the GIL, or held it until it was asked to give it up for this capture */
-    raw_stack *unchanged_stack; /* the stack it had before, if it has not moved */
-    size_t first;               /* else: its frames in ticker_state.frames */
+    bool is_gil_holder;         /* it holds the GIL, or held it until this capture preempted it */
+    raw_stack *unchanged_stack; /* its previous stack, if it has not moved */
+    size_t first;               /* otherwise: index of its frames in ticker_state.frames */
     size_t depth;
     bool truncated;
 } scratch_thread;
@@ -101,69 +105,70 @@ typedef struct {
 typedef struct {
     uint64_t key;
     unsigned long native_id;
-    raw_stack *stack; /* one of its holders */
+    raw_stack *stack; /* one reference */
 } last_stack;
 
-/* The CPU clock of a thread of the last snapshot. */
+/* The CPU clock of one thread of the last snapshot. */
 typedef struct {
     uint64_t key;
     pid_t native_id;
-    int64_t cpu_ns;        /* 0: it has ended, or cannot be read */
-    int64_t read_ns;       /* when, monotonic */
-    int64_t reader_cpu_ns; /* CPU time of the thread that reads, then */
-    bool has_run, is_busy; /* since the deadline before it has used CPU time, or much of it */
+    int64_t cpu_ns;        /* 0: the thread has ended, or its clock cannot be read */
+    int64_t read_ns;       /* time of the reading, monotonic */
+    int64_t reader_cpu_ns; /* CPU time of the reading thread at that time */
+    bool has_run, is_busy; /* it used CPU time, or much of it, since the previous deadline */
     thread_state state;
 } clock_entry;
 
-/* Their clocks at a deadline. Who takes the table out of ticker_state.clocks has it alone, and puts it back. */
+/* The clocks at one deadline. A thread that takes the table out of ticker_state.clocks has it alone, and
+ * returns it. */
 typedef struct {
-    int64_t deadline_ns; /* of the capture that they were read for; 0: it was taken at none */
-    int64_t process_ns;  /* CPU time of the process, read before all others */
+    int64_t deadline_ns; /* deadline of the capture that they are for; 0: it has none */
+    int64_t process_ns;  /* CPU time of the process, read first */
     size_t count, capacity;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;
 
 typedef struct {
-    PyObject *code;   /* owned, so that its address is not used again while it is a key */
-    PyObject *module; /* owned: what __name__ was in the globals, or NULL */
+    PyObject *code;   /* owned, so that its address is not reused while it is a key */
+    PyObject *module; /* owned: __name__ of the globals, or NULL */
     int offset;
     PyObject *frame; /* owned; NULL: the slot is free */
 } cached_frame;
 
 typedef struct ticker_state {
-    atomic_int refcount; /* the Ticker object and a pending call under way */
+    atomic_int refcount; /* the Ticker object and a posted pending call */
     PyInterpreterState *interp;
 
-    /* What Python gave. Owned, GIL; NULL once cleared. */
+    /* Arguments from Python. Owned, GIL; NULL once cleared. */
     PyObject *context_var;
     PyObject *labels_var;
-    PyObject *threads; /* ident → threading.Thread, a dict; or NULL */
+    PyObject *threads; /* dict: ident → threading.Thread; or NULL */
     PyObject *make_frame;
     PyObject *make_stack;
     PyObject *name_key;       /* "__name__" */
     PyObject *native_id_key;  /* "_native_id" */
     PyObject *generation_key; /* "generation" */
-    PyObject *traces;         /* the focus: a dict whose keys are trace ids; NULL: there is none */
-    PyObject *span_key;       /* under which OpenTelemetry's context has its span; NULL with `traces` */
+    PyObject *traces;         /* the trace filter: a dict whose keys are trace ids; NULL: none */
+    PyObject *span_key;       /* key of the span in OpenTelemetry's context; NULL with `traces` */
     PyObject *context_name;   /* "_context"; NULL with `traces` */
     size_t max_depth;
 
-    /* Snapshots. GIL; `ready` is atomic so that drain can look without the GIL. */
+    /* Snapshots. GIL; `ready` is atomic so that drain can read it without the GIL. */
     raw_snapshot **ring;
     size_t ring_size;
     size_t ring_first;
     atomic_size_t ready;
-    raw_snapshot *discarded; /* given up, their references released by the next drain */
+    raw_snapshot *discarded; /* the next drain releases their references */
     size_t discarded_count;
     raw_stack *stacks;
     raw_stack *unreferenced_stacks;
 
-    /* The previous capture, newest thread first, and room for the next. GIL. */
+    /* The previous capture, newest thread first, and memory for the next. GIL. */
     last_stack *last_stacks;
     size_t last_count;
     scratch_thread *scratch_threads;
-    int64_t previous_capture_ns; /* when it was, monotonic; 0: there was none */
-    uint64_t *selected_keys;     /* keys of the threads in the focus, newest first */
+    int64_t previous_capture_ns; /* monotonic; 0: there was none */
+    uint64_t *selected_keys;     /* keys of the matching threads, newest first */
     size_t threads_capacity;
     raw_frame *frames;
     size_t frames_capacity;
@@ -172,11 +177,11 @@ typedef struct ticker_state {
     raw_collection *collections; /* a ring; NULL until the first is kept */
     size_t collections_first, collections_ready;
     pending_collections pending[GENERATION_COUNT];
-    int64_t min_collection_interval_ns; /* between two of a generation that are kept */
-    int64_t collection_start_ns;        /* of the one under way; 0: none */
+    int64_t min_collection_interval_ns; /* between two kept ones of a generation */
+    int64_t collection_start_ns;        /* of the running collection; 0: none */
 
-    _Atomic(clock_table *) clocks; /* NULL: there are none, or somebody works on them */
-    uint32_t probe_phase;          /* of the rest after a deadline, in parts of 2^32; who has the table */
+    _Atomic(clock_table *) clocks; /* NULL: none yet, or a thread works on them */
+    uint32_t probe_phase;          /* share of the probe, in 2^-32; belongs to the holder of the table */
 
     cached_frame *frame_cache; /* open addressing; GIL */
     size_t frame_cache_size;
@@ -184,21 +189,22 @@ typedef struct ticker_state {
 
     /* Schedule. */
     pthread_mutex_t mutex;
-    pthread_cond_t wake_cond;  /* mutex: stop or another period wanted */
+    pthread_cond_t wake_cond;  /* mutex: stop, or changed periods */
     pthread_cond_t ready_cond; /* mutex: a snapshot is ready, or the end */
     bool is_running;           /* mutex */
     atomic_bool is_stopped;    /* set under mutex */
-    atomic_bool is_closed; /* set under mutex: never touch the interpreter again (it ends, or this is a forked child) */
-    atomic_bool is_call_posted;           /* a pending call is under way */
-    int64_t period_ns, focused_period_ns; /* mutex: distances of the deadlines from now on; 0: there are none */
-    atomic_llong
-        pending_deadline_ns; /* deadline of the capture that is due, negative if it is one of the focus's; 0: none.
-                             * Whoever takes it out captures */
-    atomic_llong
-        pending_period_ns; /* distance of that deadline from the one of its kind before; set before pending_deadline_ns */
-    atomic_bool
-        is_focus_active; /* there may be traces in the focus; set under mutex, unset by a capture that finds none */
-    atomic_bool has_full_captures; /* there are captures of all threads, too; set under mutex */
+    /* Set under mutex: the interpreter must not be used again (it ends, or this is a forked child). */
+    atomic_bool is_closed;
+    atomic_bool is_call_posted;           /* a pending call is in the queue */
+    int64_t period_ns, focused_period_ns; /* mutex: periods from now on; 0: no such captures */
+    /* Deadline of the due capture, negative if it is a focused one; 0: none. The thread that takes it out
+     * captures. */
+    atomic_llong pending_deadline_ns;
+    /* Distance of that deadline from the previous one of its kind; set before pending_deadline_ns. */
+    atomic_llong pending_period_ns;
+    /* The filter may have traces. Set under mutex, unset by a capture that finds none. */
+    atomic_bool is_focus_active;
+    atomic_bool has_full_captures; /* captures of all threads are scheduled; set under mutex */
 
     /* Counters. */
     atomic_ullong due, missed;
@@ -209,41 +215,49 @@ typedef struct ticker_state {
     struct ticker_state **link;
 } ticker_state;
 
-/* capture.c: takes snapshots. GIL held. Deadline 0: now. `gil_holder` runs, and is only compared. False: none was taken. */
+static inline bool ticker_state_is_ended(ticker_state *ticker)
+{
+    return atomic_load(&ticker->is_stopped) || atomic_load(&ticker->is_closed);
+}
+
+/* walk.c: fills ticker_state.scratch_threads, newest first, and ticker_state.frames. GIL held. False: it failed. */
+HIDDEN bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder, size_t *count);
+HIDDEN bool walk_calling_thread(ticker_state *ticker, scratch_thread *scratch); /* fills `scratch` instead */
+
+/* capture.c: takes snapshots. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
+ * compared. False: no snapshot was taken. */
 HIDDEN bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused,
                              const PyThreadState *gil_holder);
-HIDDEN bool capture_calling_thread(ticker_state *ticker, raw_thread *thread); /* false: nothing is in `thread` */
-HIDDEN void stack_unref(ticker_state *ticker, raw_stack *stack);              /* one holder less; runs no Python code */
-HIDDEN int64_t monotonic_ns(void);
-HIDDEN int64_t time_of_day_ns(void);
+HIDDEN bool capture_calling_thread(ticker_state *ticker, raw_thread *thread); /* false: `thread` is not set */
+HIDDEN void stack_unref(ticker_state *ticker, raw_stack *stack); /* drop one reference; runs no Python code */
 
 /* collections.c: collections of garbage. GIL held. */
-HIDDEN PyObject *collections_handle_event(ticker_state *ticker, PyObject *phase,
-                                          PyObject *info); /* a str and a dict, of the collector */
-HIDDEN bool collections_pop(ticker_state *ticker,
-                            raw_collection *taken); /* the oldest, with what it owns; false: there is none */
+/* A str and a dict, from the collector. */
+HIDDEN PyObject *collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *info);
+/* Take the oldest one, with its references; false: there is none. */
+HIDDEN bool collections_pop(ticker_state *ticker, raw_collection *taken);
 HIDDEN int collections_traverse(ticker_state *ticker, visitproc visit, void *arg);
 
-/* filter.c: which of the threads that are listed in ticker_state.scratch_threads to walk. GIL held. */
-HIDDEN size_t filter_threads(ticker_state *ticker,
-                             size_t count); /* writes ticker_state.selected_keys, and says how many there are */
+/* filter.c: selects listed threads of ticker_state.scratch_threads to walk. GIL held. */
+/* Write ticker_state.selected_keys and return their number. */
+HIDDEN size_t filter_threads(ticker_state *ticker, size_t count);
 HIDDEN bool filter_is_empty(const ticker_state *ticker);
-HIDDEN bool filter_set(ticker_state *ticker,
-                       PyObject *trace_filter); /* None, or (traces, span_key); false and an exception */
+/* None, or (traces, span_key); false with an exception. */
+HIDDEN bool filter_set(ticker_state *ticker, PyObject *trace_filter);
 
-/* thread_objects.c: the threading.Thread of a listed thread. GIL held. */
+/* thread_objects.c: finds the threading.Thread of a listed thread. GIL held. */
 HIDDEN PyObject *thread_objects_find(const ticker_state *ticker, unsigned long ident); /* new reference, or NULL */
-HIDDEN unsigned long thread_objects_native_id(const ticker_state *ticker,
-                                              PyObject *python_thread); /* `python_thread` may be NULL; 0: not known */
+/* `python_thread` may be NULL; 0: unknown. */
+HIDDEN unsigned long thread_objects_native_id(const ticker_state *ticker, PyObject *python_thread);
 
-/* release.c: gives references up, may run Python code. GIL held. */
+/* release.c: releases references, which may run Python code. GIL held. */
 HIDDEN void thread_release(ticker_state *ticker, raw_thread *thread);
 HIDDEN void snapshot_free(ticker_state *ticker, raw_snapshot *snapshot);
 HIDDEN void ticker_state_free_unreferenced(ticker_state *ticker);
 HIDDEN void ticker_state_release_all(ticker_state *ticker);
 HIDDEN int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg);
 
-/* convert.c and, for collections, collections.c: make Python values of snapshots on the worker thread. GIL held. */
+/* convert.c, and collections.c for collections: make Python values on the worker thread. GIL held. */
 typedef struct { /* named tuples of splunk_profiler/raw.py */
     PyTypeObject *raw_thread;
     PyTypeObject *raw_snapshot;
@@ -252,62 +266,65 @@ typedef struct { /* named tuples of splunk_profiler/raw.py */
     PyTypeObject *thread_change;
     PyTypeObject *idle_span;
 } value_types;
-/* Takes the references over, also if one is NULL: then there is an exception, and no tuple. */
+/* Steals the references, even if one is NULL: then it returns NULL, with the exception that is set. */
 HIDDEN PyObject *make_tuple(PyTypeObject *type, PyObject **items, Py_ssize_t count);
 HIDDEN PyObject *convert_snapshot(ticker_state *ticker, const value_types *types, raw_snapshot *snapshot);
-HIDDEN PyObject *convert_thread(ticker_state *ticker, const value_types *types,
-                                const raw_thread *thread); /* new reference */
+/* New reference. */
+HIDDEN PyObject *convert_thread(ticker_state *ticker, const value_types *types, const raw_thread *thread);
 HIDDEN PyObject *collections_drain(ticker_state *ticker, const value_types *types);
 HIDDEN void frame_cache_clear(ticker_state *ticker);
 
-/* clocks.c: CPU times, states and priorities. Needs no GIL, but for Python values. */
-/* Reads those of the threads of the last snapshot, for the next one. True if some have run since the deadline before: the
- * caller rests for a moment, and reads them again to see which of them run now. */
+/* clocks.c: reads CPU times, states and priorities. Needs the GIL only for Python values. */
+HIDDEN int64_t monotonic_ns(void);
+HIDDEN int64_t time_of_day_ns(void);
+/* Read the clocks of the last snapshot's threads for the next one. True if some ran since the previous
+ * deadline: the caller waits CLOCKS_PROBE_NS and reads them again, to find those that run now. */
 HIDDEN bool clocks_read(ticker_state *ticker, int64_t deadline_ns);
 HIDDEN void clocks_read_again(ticker_state *ticker);
-#define CLOCKS_PROBE_NS 50000LL /* the moment: longer than most waits for a woken thread, shorter than most work */
-/* Writes the clocks to a snapshot, and reads those that were not. `is_last`: the next snapshot's are of its threads. */
+#define CLOCKS_PROBE_NS 50000LL /* longer than most waits for a woken thread, shorter than most work */
+/* Write the clocks to a snapshot; read those that are missing. `is_last`: the next snapshot continues from
+ * this one. */
 HIDDEN void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
-HIDDEN bool thread_is_runnable(pid_t native_id);                /* it runs, or would if there was a processor for it */
-HIDDEN int thread_nice(pid_t native_id);                        /* 0 as well if it has ended */
-HIDDEN bool native_id_parse(pid_t *native_id, PyObject *given); /* false and an exception if it is no int */
+HIDDEN bool thread_is_runnable(pid_t native_id);                /* it runs, or is ready to */
+HIDDEN int thread_nice(pid_t native_id);                        /* 0 also if the thread has ended */
+HIDDEN bool native_id_parse(pid_t *native_id, PyObject *given); /* false with an exception if it is no int */
 
-/* ticker_state.c: life, schedule and forks. */
+/* ticker_state.c: lifetime and schedule. */
 HIDDEN ticker_state *ticker_state_new(PyInterpreterState *interp, size_t ring_size); /* NULL: no memory */
 HIDDEN void ticker_state_unref(ticker_state *ticker);
-/* GIL held, released while it waits; -1 and an exception. A period of 0: no such ticks. */
+/* GIL held, released during waits; -1 with an exception. A period of 0: no such captures. */
 HIDDEN int ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
-/* From the next deadlines on, which it moves; GIL held; -1 and an exception. */
+/* GIL held; -1 with an exception. Moves the next deadlines. */
 HIDDEN int ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
-HIDDEN void ticker_state_notify_trace_added(ticker_state *ticker); /* there is a trace in the focus */
+HIDDEN void ticker_state_notify_trace_added(ticker_state *ticker); /* a trace has entered the filter */
 HIDDEN void ticker_state_stop(ticker_state *ticker);
 HIDDEN void ticker_state_capture_now(ticker_state *ticker, bool is_focused);   /* GIL held */
 HIDDEN void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns); /* GIL not held */
 
 /* forks.c: the process-wide part. */
-HIDDEN int forks_register_handlers(void); /* registers the handlers once; -1 if the system refuses */
+HIDDEN int forks_register_handlers(void); /* registers once; -1 if the system refuses */
 HIDDEN void forks_add(ticker_state *ticker);
 HIDDEN void forks_remove(ticker_state *ticker);
-HIDDEN void forks_close_all(void); /* the interpreter ends: no ticker may touch it any more */
-HIDDEN void forks_set_child_callback(PyInterpreterState *interp,
-                                     PyObject *in_child); /* GIL held; in_child may be NULL */
-/* GIL held, and given up while it waits: a thread that forks keeps these mutexes until it has forked. */
+HIDDEN void forks_close_all(void); /* the interpreter ends: no ticker may use it any more */
+/* GIL held; in_child may be NULL. */
+HIDDEN void forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child);
+/* GIL held, and released during the wait: a forking thread keeps these mutexes until its fork is over. */
 HIDDEN void forks_lock(pthread_mutex_t *mutex);
 
-/* gil_keeper.c: one of our threads keeps the GIL for a thread that forks without it. */
+/* gil_keeper.c: one of our threads holds the GIL for a thread that forks without it. */
 HIDDEN void gil_keeper_init(void);
-HIDDEN void gil_keeper_mark_thread(bool is_starting); /* the calling thread is one of ours; GIL held */
-/* The thread that forks, without the GIL: */
+HIDDEN void gil_keeper_mark_thread(bool is_starting); /* start or end of a profiler thread, the calling one; GIL held */
+/* Called by the forking thread, without the GIL: */
 HIDDEN bool gil_keeper_is_needed(PyInterpreterState *interp);
-HIDDEN bool gil_keeper_request(void); /* false: another thread has asked */
+HIDDEN bool gil_keeper_request(void); /* false: another thread has a request */
 HIDDEN void gil_keeper_wait(PyInterpreterState *interp, bool has_running_ticker);
 HIDDEN void gil_keeper_release(void);
 HIDDEN void gil_keeper_after_fork_in_child(PyInterpreterState *interp);
-/* A ticker, without the GIL: */
+/* Called by a ticker, without the GIL: */
 HIDDEN bool gil_keeper_is_requested(void);
 HIDDEN void gil_keeper_hold_gil(PyThreadState *self);
 
-/* In a forked child: the only thread that came along, and the newest thread state of the parent. Zeros elsewhere. */
+/* In a forked child: the surviving thread, and the newest thread state of the parent. Zeros elsewhere. */
 typedef struct {
     unsigned long ident;
     unsigned long native_id;

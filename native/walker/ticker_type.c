@@ -1,9 +1,9 @@
-/* The type splunk_profiler._walker.Ticker: arguments in, values out. What it does is in the other files.
- *
- * The contract is splunk_profiler/_walker.pyi.
- */
+/* The type splunk_profiler._walker.Ticker: parses arguments and returns values. Its contract is
+ * splunk_profiler/_walker.pyi. */
 #include "module_state.h"
 #include "raw_fields.h"
+
+#include "public_compat.h"
 
 #include <stdlib.h>
 
@@ -13,10 +13,8 @@
 
 typedef struct {
     PyObject_HEAD
-    ticker_state *ticker_state; /* one reference of it; never NULL once made */
+    ticker_state *ticker_state; /* one reference; never NULL after construction */
 } Ticker;
-
-/* ---- Ticker ---- */
 
 static bool check_context_var(const char *name, PyObject *given)
 {
@@ -27,7 +25,16 @@ static bool check_context_var(const char *name, PyObject *given)
     return false;
 }
 
-static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* The arguments of the constructor. All borrowed. */
+typedef struct {
+    PyObject *context_var, *labels_var, *make_frame, *make_stack, *trace_filter;
+    PyObject *threads; /* a dict, or NULL */
+    Py_ssize_t max_depth, ring_size;
+    long long interval_ns;
+} ticker_arguments;
+
+/* Return false with an exception if an argument is invalid. filter_set checks `trace_filter`. */
+static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
 {
     static char *names[] = {"context_var",
                             "labels_var",
@@ -39,38 +46,51 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                             "trace_filter",
                             "threads",
                             NULL};
-    PyObject *context_var = Py_None, *labels_var = Py_None, *make_frame = Py_None, *make_stack = Py_None;
-    PyObject *trace_filter = Py_None, *threads = NULL;
-    Py_ssize_t max_depth = 0, ring_size = 0; /* what has no default is refused below */
-    long long interval_ns = DEFAULT_COLLECTION_INTERVAL_NS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &context_var, &labels_var, &max_depth,
-                                     &make_frame, &make_stack, &ring_size, &interval_ns, &trace_filter, &PyDict_Type,
-                                     &threads)) {
-        return NULL;
+    /* The zeros and the None of the callables are invalid: these arguments are required, and checked below. */
+    *given =
+        (ticker_arguments){Py_None, Py_None, Py_None, Py_None, Py_None, NULL, 0, 0, DEFAULT_COLLECTION_INTERVAL_NS};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &given->context_var,
+                                     &given->labels_var, &given->max_depth, &given->make_frame, &given->make_stack,
+                                     &given->ring_size, &given->interval_ns, &given->trace_filter, &PyDict_Type,
+                                     &given->threads)
+        || !check_context_var("context_var", given->context_var)
+        || !check_context_var("labels_var", given->labels_var)) {
+        return false;
     }
-    if (!check_context_var("context_var", context_var) || !check_context_var("labels_var", labels_var)) {
-        return NULL;
-    }
-    if (!PyCallable_Check(make_frame) || !PyCallable_Check(make_stack)) {
+    if (!PyCallable_Check(given->make_frame) || !PyCallable_Check(given->make_stack)) {
         PyErr_SetString(PyExc_TypeError, "make_frame and make_stack must be callable");
-        return NULL;
     }
-    if (max_depth < 1 || max_depth > MAX_STACK_DEPTH) {
-        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_STACK_DEPTH, max_depth);
-        return NULL;
+    else if (given->max_depth < 1 || given->max_depth > MAX_STACK_DEPTH) {
+        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_STACK_DEPTH, given->max_depth);
     }
-    if (ring_size < 1 || ring_size > MAX_RING_SIZE) {
-        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, ring_size);
-        return NULL;
+    else if (given->ring_size < 1 || given->ring_size > MAX_RING_SIZE) {
+        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, given->ring_size);
     }
-    if (interval_ns < 0) {
-        return PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
-                            interval_ns);
+    else if (given->interval_ns < 0) {
+        PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
+                     given->interval_ns);
+    }
+    else {
+        return true;
+    }
+    return false;
+}
+
+static PyObject *new_ref_unless_none(PyObject *object)
+{
+    return object == Py_None ? NULL : Py_NewRef(object);
+}
+
+static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    ticker_arguments given;
+    if (!parse_arguments(args, kwargs, &given)) {
+        return NULL;
     }
     if (forks_register_handlers() != 0) {
         return PyErr_NoMemory();
     }
-    ticker_state *made = ticker_state_new(PyInterpreterState_Get(), (size_t)ring_size);
+    ticker_state *made = ticker_state_new(PyInterpreterState_Get(), (size_t)given.ring_size);
     if (made == NULL) {
         return PyErr_NoMemory();
     }
@@ -79,18 +99,18 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         ticker_state_unref(made);
         return NULL;
     }
-    made->context_var = context_var == Py_None ? NULL : Py_NewRef(context_var);
-    made->labels_var = labels_var == Py_None ? NULL : Py_NewRef(labels_var);
-    made->threads = Py_XNewRef(threads);
-    made->make_frame = Py_NewRef(make_frame);
-    made->make_stack = Py_NewRef(make_stack);
-    made->max_depth = (size_t)max_depth;
-    made->min_collection_interval_ns = interval_ns;
+    made->context_var = new_ref_unless_none(given.context_var);
+    made->labels_var = new_ref_unless_none(given.labels_var);
+    made->threads = Py_XNewRef(given.threads);
+    made->make_frame = Py_NewRef(given.make_frame);
+    made->make_stack = Py_NewRef(given.make_stack);
+    made->max_depth = (size_t)given.max_depth;
+    made->min_collection_interval_ns = given.interval_ns;
     made->name_key = PyUnicode_InternFromString("__name__");
     made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
     made->native_id_key = made->generation_key == NULL ? NULL : PyUnicode_InternFromString("_native_id");
     self->ticker_state = made;
-    if (made->native_id_key == NULL || !filter_set(made, trace_filter)) {
+    if (made->native_id_key == NULL || !filter_set(made, given.trace_filter)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -103,7 +123,7 @@ static int ticker_traverse(Ticker *self, visitproc visit, void *arg)
     return self->ticker_state == NULL ? 0 : ticker_state_traverse(self->ticker_state, visit, arg);
 }
 
-/* A run() under way holds a reference to the Ticker, so the loop is over when this is called. */
+/* A running run() holds a reference to the Ticker, so its loop is over when this is called. */
 static int ticker_clear(Ticker *self)
 {
     ticker_state_stop(self->ticker_state);
@@ -173,7 +193,7 @@ static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-/* All that is ready, oldest first, linked; out of the ticker. */
+/* Take all ready snapshots out of the ring. Return them as a list, oldest first. */
 static raw_snapshot *pop_ready_snapshots(ticker_state *ticker)
 {
     raw_snapshot *first = NULL;
@@ -231,19 +251,18 @@ static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
     return drained;
 error:
     Py_XDECREF(drained);
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback); /* finalisers run below */
+    compat_exception pending = compat_save_exception(); /* finalisers run below */
     while (taken != NULL) {
         raw_snapshot *lost = taken;
         taken = taken->next;
         snapshot_free(ticker, lost);
     }
     ticker_state_free_unreferenced(ticker);
-    PyErr_Restore(type, value, traceback);
+    compat_restore_exception(pending);
     return NULL;
 }
 
-/* A callback of the collector, which calls it with ("start" or "stop", {"generation": 0, ...}). */
+/* Handle a callback of the collector, with ("start" or "stop", {"generation": 0, ...}). */
 static PyObject *ticker_on_gc_event(Ticker *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2 || !PyUnicode_Check(args[0]) || !PyDict_Check(args[1])) {
@@ -286,26 +305,26 @@ static PyMethodDef ticker_methods[] = {
     {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, period_ns, focused_period_ns=0)\n--\n\nCapture at absolute deadlines until stop()."},
     {"set_periods", (PyCFunction)(void (*)(void))ticker_set_periods, METH_VARARGS | METH_KEYWORDS,
-     "set_periods($self, period_ns, focused_period_ns=0)\n--\n\nLet deadlines be so far apart from now on."},
+     "set_periods($self, period_ns, focused_period_ns=0)\n--\n\nChange the periods of a running ticker."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
     {"notify_trace_added", (PyCFunction)ticker_notify_trace_added, METH_NOARGS,
-     "notify_trace_added($self, /)\n--\n\nThere is a trace in the focus."},
+     "notify_trace_added($self, /)\n--\n\nAnnounce a trace in the filter."},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS,
      "capture($self, *, is_focused=False)\n--\n\nTake one snapshot now."},
     {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
-     "drain($self, timeout_ns)\n--\n\nThe snapshots taken, oldest first."},
+     "drain($self, timeout_ns)\n--\n\nReturn the snapshots, oldest first."},
     {"on_gc_event", (PyCFunction)(void (*)(void))ticker_on_gc_event, METH_FASTCALL,
-     "on_gc_event($self, phase, info, /)\n--\n\nTo be one of gc.callbacks."},
+     "on_gc_event($self, phase, info, /)\n--\n\nRecord a collection; for gc.callbacks."},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
-     "drain_collections($self, /)\n--\n\nThe collections kept, oldest first."},
+     "drain_collections($self, /)\n--\n\nReturn the kept collections, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
-     "counters($self, /)\n--\n\nWhat was done since it was made."},
+     "counters($self, /)\n--\n\nReturn the counts since construction."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot ticker_slots[] = {
-    {Py_tp_doc, "Takes snapshots of all threads at a fixed rhythm; see the stub for the contract."},
+    {Py_tp_doc, "Takes snapshots of all threads at fixed periods; see the stub for the contract."},
     {Py_tp_new, ticker_new},
     {Py_tp_dealloc, ticker_dealloc},
     {Py_tp_traverse, ticker_traverse},

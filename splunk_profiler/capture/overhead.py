@@ -1,45 +1,41 @@
-"""Limit the CPU time of the profiler itself by the distance of snapshots.
+"""The limit of the profiler's own CPU time, kept by stretching the sampling period.
 
-`OverheadLimiter` takes the CPU time used so far and returns how far apart snapshots are to be. Pure: no clock, no
-thread, nothing of ours imported; the sampling worker's thread calls it.
+`OverheadLimiter` takes the CPU time used so far and returns the period. Pure: no clock, no thread,
+imports nothing of ours. The sampling worker's thread calls it.
 
-CPU time is earned at the rate of the limit and spent as it is used; some of it can be saved, some owed. While nothing
-is owed the distance is the configured one: what comes once (naming code for the first time) or now and then (sending a
-profile) is paid out of savings. In debt, the distance is what a snapshot costs divided by a little less than the limit,
-and as long as there is a debt it does not shrink. It is the configured one again when nothing is owed and a snapshot
-costs little enough for that. The two ends are apart, so that nothing swings to and fro.
+A token bucket with a maximum credit and a maximum debt: CPU time is credited at the rate of the
+limit and debited as it is used. Without debt the period is the configured one, and credit pays
+for bursts: first symbolization, an export. In debt the period does not shrink; it is the cost of a
+snapshot divided by slightly less than the limit. It returns to the configured one when there is no
+debt and snapshots are cheap enough. The two thresholds differ, so that the period does not oscillate.
 """
 
 from __future__ import annotations
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
-_MIN_WINDOW_NS = _NS_PER_S  # the shortest time that the cost of a snapshot is worked out of
-_WINDOW_TOLERANCE = (
-    0.9  # of the distance: a snapshot may be handled a little sooner after its deadline than the one before
-)
-_MAX_CREDIT_S, _MAX_DEBT_S = 5.0, 10.0  # how much can be saved and owed, in seconds of the limit
+_MIN_WINDOW_NS = _NS_PER_S  # the shortest time over which the cost of a snapshot is measured
+_WINDOW_TOLERANCE = 0.9  # of the period: snapshots are handled with varying latency
+_MAX_CREDIT_S, _MAX_DEBT_S = 5.0, 10.0  # in seconds at the limit
 _MIN_CREDIT_NS = 100 * _NS_PER_MS
-_TARGET_SHARE = 0.85  # of the limit, while the distance is stretched
-_RISE_WEIGHT = 0.5  # how much one snapshot says of the cost if that is more than before; several in one window say more
-_FALL_WEIGHT = 0.25  # how much a window says of it if that is less
-_MAX_COST_RATIO = (
-    4.0  # that one snapshot may make the cost seem: it may have been interrupted, or have collected garbage
-)
-_DEBT_STRETCH_RATIO = 1.25  # where the debt grows although the cost of a snapshot does not say why
-_MIN_PERIOD_RATIO = 0.5  # of the distance, in one window
+_TARGET_SHARE = 0.85  # of the limit, while the period is stretched
+_RISE_WEIGHT = 0.5  # smoothing weight of one snapshot with a higher cost; several in a window weigh more
+_FALL_WEIGHT = 0.25  # smoothing weight of a window with a lower cost
+_MAX_COST_RATIO = 4.0  # of one snapshot to the estimate: it may include an interruption or a collection
+_DEBT_STRETCH_RATIO = 1.25  # for debt that grows although the cost of snapshots does not explain it
+_MIN_PERIOD_RATIO = 0.5  # of one window's period to the previous
 _MAX_PERIOD_NS = 60 * _NS_PER_S
 
 
 class OverheadLimiter:
-    """Says how far apart snapshots are to be.
+    """A controller of the sampling period.
 
     Args:
-        configured_ns: their distance as long as the limit allows it; it is never less.
-        limit: CPU time that the profiler may use, as a part of one core.
+        configured_ns: minimum period, in force while the limit allows it.
+        limit: CPU time that the profiler may use, as a share of one core.
 
     Attributes:
-        period_ns: their distance now: `configured_ns`, or more, and then whole milliseconds with two digits that count.
+        period_ns: current period: `configured_ns`, or more in whole milliseconds of two digits.
     """
 
     def __init__(self, configured_ns: int, limit: float) -> None:
@@ -49,33 +45,31 @@ class OverheadLimiter:
         self._limit = limit
         self._max_credit_ns = max(limit * _MAX_CREDIT_S * _NS_PER_S, _MIN_CREDIT_NS)
         self._max_debt_ns = max(limit * _MAX_DEBT_S * _NS_PER_S, _MIN_CREDIT_NS)
-        self._balance_ns = self._max_credit_ns  # negative: owed
-        self._snapshot_cost_ns = (
-            configured_ns * limit * _TARGET_SHARE
-        )  # of a snapshot and all that becomes of it; to begin with, it is cheap
-        self._window_start_ns: int | None = None  # the window began
-        self._window_start_cpu_ns = 0  # at that time
+        self._balance_ns = self._max_credit_ns  # negative: debt
+        self._snapshot_cost_ns = configured_ns * limit * _TARGET_SHARE  # capture to export; an optimistic start
+        self._window_start_ns: int | None = None
+        self._window_start_cpu_ns = 0
 
     @property
     def is_stretched(self) -> bool:
-        """Whether snapshots are further apart than they were to be."""
+        """True if the period is longer than configured."""
         return self.period_ns > self._configured_ns
 
     @property
     def _window_ns(self) -> float:
-        # Where snapshots are far apart, the time between two of them would seem to show how cheap one is.
+        # A window without a snapshot would make snapshots seem cheap.
         return max(_MIN_WINDOW_NS, self.period_ns * _WINDOW_TOLERANCE)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether `update_period` would look at the CPU time, which costs something to read."""
+        """Return True if `update_period` would use the CPU time, which costs something to read."""
         return self._window_start_ns is None or now_ns - self._window_start_ns >= self._window_ns
 
     def update_period(self, now_ns: int, total_cpu_ns: int) -> int:
-        """The distance from now on.
+        """Return the period from now on.
 
         Args:
-            now_ns: on a clock that never goes back.
-            total_cpu_ns: CPU time that the profiler has used in its life.
+            now_ns: time on a monotonic clock.
+            total_cpu_ns: total CPU time of the profiler.
         """
         window_start_ns = self._window_start_ns
         if window_start_ns is None or now_ns - window_start_ns < self._window_ns:
@@ -114,7 +108,7 @@ class OverheadLimiter:
 
 
 def _round_up_period(period_ns: float) -> int:
-    """The next of the distances 1, 2, … 99, 100, 110, … 990, 1000, 1100, … milliseconds: there are few of them."""
+    """Round up to 1, 2, … 99, 100, 110, … 990, 1000, 1100, … milliseconds, for few distinct periods."""
     period_ms = -int(-period_ns // _NS_PER_MS)
     step: int = 10 ** max(len(str(period_ms)) - 2, 0)
     return -(-period_ms // step) * step * _NS_PER_MS

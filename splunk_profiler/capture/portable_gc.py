@@ -1,8 +1,9 @@
-"""Collections of garbage as a callback in Python notices them, for the portable walker.
+"""Garbage collections as recorded by a Python callback, for the portable walker.
 
-`CollectionLog.on_collection` runs on whichever thread the collector works for, in the middle of the application's
-work; `drain` runs on the sampling worker's. Takes no lock: the collector calls nobody while it is calling.
-Must not import anything of ours but `system.threads`.
+`CollectionLog.on_collection` runs on the thread that collects, in the middle of the application's
+work. `drain` runs on the sampling worker's thread. Takes no lock; the collector does not call back
+while it runs a callback. Must not import anything of ours but `frames`
+and `system.threads`.
 """
 
 from __future__ import annotations
@@ -12,82 +13,59 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, islice, repeat
-from operator import attrgetter
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from splunk_profiler.capture.frames import ThreadWalk, collect_locations
 from splunk_profiler.system.threads import active_threads, real_get_ident
 
-MIN_COLLECTION_INTERVAL_NS = 10_000_000
+_MIN_COLLECTION_INTERVAL_NS = 10_000_000
 _MAX_LOGGED = 256
-_RESERVED_FOR_LONG = 64  # of these; else one that took long would be told of on another thread, with the next
+_RESERVED_FOR_LONG = 64  # of these; else a long one would be merged into the next, on another thread
 _LONG_COLLECTION_NS = 10_000_000
 _GENERATIONS = 3
 
-CodeLocation = tuple[CodeType, int, dict[str, Any]]
-_LOCATION = attrgetter("f_code", "f_lasti", "f_globals")
-
-
-def collect_locations(frame: FrameType | None, limit: int) -> list[CodeLocation]:
-    """Where `frame` and its callers stand, at most so many; one call into C, in which no other thread can take over."""
-    locations: list[CodeLocation] = []
-    callers: Iterator[Any] = accumulate(repeat("f_back"), getattr, initial=frame)
-    with suppress(AttributeError):  # the caller of the first frame is None, which has no code
-        locations.extend(islice(map(_LOCATION, callers), limit))
-    return locations
-
 
 class LoggedCollection(NamedTuple):
-    """A collection, before anything is named. `duration_ns` is that of all that it stands for."""
+    """A kept collection before symbolization. `duration_ns` includes those that it stands for."""
 
     time_ns: int
     generation: int
     collection_count: int
     duration_ns: int
-    ident: int
     thread: threading.Thread | None
-    locations: list[CodeLocation]
-    truncated: bool
-    context: Any | None
-    labels: Any | None
+    walk: ThreadWalk
 
 
 @dataclass(slots=True)
 class _SkippedCollections:
-    """Collections of one generation that none that was kept stands for yet."""
+    """Collections of one generation that no kept collection stands for yet."""
 
     count: int = 0
     duration_ns: int = 0
     last_logged_ns: int = 0
 
 
-def _return_none() -> None:
-    """The thread has none."""
-
-
 class CollectionLog:
-    """Keeps one collection in a while of each generation, with the stack of its thread.
+    """A log of collections that keeps at most one per interval and generation, with its thread's stack.
 
     Args:
-        current_context: the context of the calling thread.
-        current_labels: its labels.
+        current_context: returns the context of the calling thread.
+        current_labels: returns the labels of the calling thread.
         max_depth: frames kept of a stack.
-        min_interval_ns: between two collections of one generation that are kept.
+        min_interval_ns: minimum time between two kept collections of one generation.
         monotonic_ns: the clock.
     """
 
     def __init__(
         self,
-        current_context: Callable[[], Any | None] = _return_none,
-        current_labels: Callable[[], Any | None] = _return_none,
+        current_context: Callable[[], Any | None] = lambda: None,
+        current_labels: Callable[[], Any | None] = lambda: None,
         max_depth: int = 1024,
-        min_interval_ns: int = MIN_COLLECTION_INTERVAL_NS,
+        min_interval_ns: int = _MIN_COLLECTION_INTERVAL_NS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._read_context = current_context
+        self._current_context = current_context
         self._current_labels = current_labels
         self._max_depth = max_depth
         self._min_interval_ns = min_interval_ns
@@ -101,7 +79,7 @@ class CollectionLog:
         self._failure: Exception | None = None
 
     def on_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """What the collector calls. What goes wrong is kept for `drain`: a log line is not for such a place."""
+        """Record a collection, as one of `gc.callbacks`. Errors are kept for `drain`: logging is unsafe here."""
         try:
             if phase == "start":
                 self._started_ns = self._monotonic_ns()
@@ -111,14 +89,14 @@ class CollectionLog:
             self._failure = error
 
     def close(self) -> None:
-        """Keep none any more."""
+        """Keep no more collections."""
         self._closed = True
 
     def drain(self) -> Iterator[LoggedCollection]:
-        """Those that were kept, oldest first.
+        """Yield the kept collections, oldest first.
 
         Raises:
-            Exception: what has gone wrong in `on_collection`, once.
+            Exception: the last error of `on_collection`, once.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -136,24 +114,15 @@ class CollectionLog:
         capacity = _MAX_LOGGED - _RESERVED_FOR_LONG if now_ns - started_ns < _LONG_COLLECTION_NS else _MAX_LOGGED
         if now_ns - skipped.last_logged_ns < self._min_interval_ns or len(self._logged) >= capacity:
             return
-        locations = collect_locations(
-            sys._getframe(1).f_back, self._max_depth + 1
-        )  # below `on_collection` is what the collector met
+        # The caller of `on_collection` is the frame that the collector interrupted.
+        locations = collect_locations(sys._getframe(1).f_back, self._max_depth + 1)
         if not locations:
             return
-        ident = self._get_ident()
+        time_ns, ident, depth = time.time_ns(), self._get_ident(), self._max_depth
+        walk = ThreadWalk(
+            ident, locations[:depth], len(locations) > depth, self._current_context(), self._current_labels()
+        )
         self._logged.append(
-            LoggedCollection(
-                time.time_ns(),
-                generation,
-                skipped.count,
-                skipped.duration_ns,
-                ident,
-                self._threads.get(ident),
-                locations[: self._max_depth],
-                len(locations) > self._max_depth,
-                self._read_context(),
-                self._current_labels(),
-            )
+            LoggedCollection(time_ns, generation, skipped.count, skipped.duration_ns, self._threads.get(ident), walk)
         )
         self._skipped[generation] = _SkippedCollections(last_logged_ns=now_ns)

@@ -1,8 +1,8 @@
-"""The sampling threads: tick → capture → record.
+"""The sampling threads: tick, capture, record.
 
-Two daemon threads. The ticker's waits for absolute deadlines and takes raw snapshots into a bounded ring; the
-worker's drains the ring and does everything else, so that no deadline waits for Python work; it also sees to it that
-the profiler keeps to its limit (`overhead`). What is done with a snapshot is a callable.
+Two daemon threads. The ticker's waits for absolute deadlines and takes raw snapshots into a bounded
+ring. The worker's drains the ring and does the rest, so that no deadline waits for Python work; it
+also applies the overhead limit (`overhead`). Snapshots go to a callable.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _DRAIN_TIMEOUT_NS = 1_000_000_000
-_MAX_CAPTURE_COST_NS = 2_000_000  # what took longer was interrupted: captures are timed, their CPU time is not read
+_MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadLimit:
-    """What the profiler may use.
+    """The limit of the profiler's CPU time.
 
     Attributes:
-        limiter: says how far apart snapshots are to be for that, as `Periods.base_ns`.
-        other_threads_cpu_ns: CPU time that other threads have used on what this one captures.
-        on_period_change: called with the new distance, on the worker's thread.
+        limiter: controller of the period `Periods.base_ns`.
+        other_threads_cpu_ns: returns the CPU time of other threads of the profiler.
+        on_period_change: called with the new period, on the worker's thread.
     """
 
     limiter: OverheadLimiter
@@ -37,16 +37,16 @@ class OverheadLimit:
 
 
 class Sampler:
-    """Runs a ticker and hands each of its snapshots on.
+    """The two threads that run a ticker and handle its snapshots.
 
     Args:
-        ticker: captures; stopped and never used again after `stop`.
-        period_ns: distance between two deadlines of all threads, as long as the limit allows it; 0 if there are none.
-        handle: called on the worker's thread with each raw snapshot, in order.
+        ticker: captures; stopped for good by `stop`.
+        period_ns: configured period of all threads; 0 if there are no such deadlines.
+        handle: called with each raw snapshot, in order, on the worker's thread.
         limit: None if there is none.
-        focused_period_ns: distance between two deadlines of the traces in the ticker's focus; 0 if there are none. The
-            limit stretches it in the same ratio, because both are paid for by the same threads.
-        flush_if_due: called on the worker's thread between snapshots, once a second at least.
+        focused_period_ns: configured period of the focus; 0 if there are no such deadlines. The
+            limit stretches both in the same ratio, because the same threads pay for both.
+        flush_if_due: called on the worker's thread between snapshots, at least once a second.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Sampler:
     ) -> None:
         self._ticker = ticker
         self._configured = self._periods = Periods(period_ns, focused_period_ns)
-        self._base_ns = self._configured.base_ns  # as the limit has it now
+        self._base_ns = self._configured.base_ns  # as the limit stretches it
         self._handle = handle
         self._flush_if_due = flush_if_due
         self._limit = limit
         self._app_threads_cpu_ns = 0  # used by captures on threads of the application
-        self._last_counts = (0, 0, 0)  # of the ticker's counters, what is in there
+        self._last_counters = TickerCounters()  # counters at the last addition to it
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
         self._stop_signal = WakeEvent()
@@ -83,7 +83,7 @@ class Sampler:
         self._tick_thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop both; what is in the ring is handled. True if they ended within `timeout_s` seconds."""
+        """Stop both threads and handle the rest of the ring; return True if they ended within `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         self._is_stopping = True
         self._ticker.stop()
@@ -94,24 +94,24 @@ class Sampler:
         return all(ended)
 
     def counters(self) -> TickerCounters:
-        """Ticks due, taken, missed and late since the start."""
+        """Return the ticker's counters."""
         return self._ticker.counters()
 
     def _run_ticker(self) -> None:
         while not self._is_stopping:
             with self._guard.catching():
                 self._ticker.run(self._periods.all_ns, self._periods.focused_ns)
-            if not self._is_stopping:  # it failed: begin again with the next period, not at once
+            if not self._is_stopping:  # after an error: try again one period later
                 self._stop_signal.wait(self._base_ns / 1e9)
 
     def _run_worker(self) -> None:
         while True:
-            is_stopping = self._is_stopping  # read first: what was captured before the stop is still drained
+            is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained
             with self._guard.catching():
                 for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
                     with self._guard.catching():
                         self._handle(raw)
-                    # What one of all threads costs contains those of the focus after it.
+                    # The cost of a full capture includes the focused ones after it.
                     if not raw.is_focused and self._configured.is_all_threads_base:
                         with self._guard.catching():
                             self._apply_limit()
@@ -135,11 +135,11 @@ class Sampler:
             limit.on_period_change(period_ns)
 
     def _sampling_cpu_ns(self) -> int:
-        """CPU time that taking the snapshots and handling them has used, on our threads and on the application's."""
-        counters = self._ticker.counters()
-        counts = (counters.captured, counters.by_pending_call, counters.gil_held_ns_sum)
-        captured, by_pending_call, held_ns = (new - old for new, old in zip(counts, self._last_counts, strict=True))
-        self._last_counts = counts
+        """Return the CPU time of capturing and handling, on our threads and on the application's."""
+        last, now = self._last_counters, self._ticker.counters()
+        self._last_counters = now
+        captured = now.captured - last.captured
         if captured > 0:
-            self._app_threads_cpu_ns += min(held_ns // captured, _MAX_CAPTURE_COST_NS) * by_pending_call
+            cost_ns = min((now.gil_held_ns_sum - last.gil_held_ns_sum) // captured, _MAX_CAPTURE_COST_NS)
+            self._app_threads_cpu_ns += cost_ns * (now.by_pending_call - last.by_pending_call)
         return self._tick_thread.cpu_ns() + self._work_thread.cpu_ns() + self._app_threads_cpu_ns

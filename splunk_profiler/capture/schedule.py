@@ -1,6 +1,7 @@
-"""When which threads are looked at: all of them in one rhythm, those of a few traces in a quicker one between.
+"""The capture schedule: all threads in one period, those of selected traces in a shorter one between.
 
-Values and arithmetic of the portable ticker; the native one has the same in `native/walker/ticker_state.c`.
+Values and arithmetic of the portable ticker; the native one has the same in
+`native/walker/ticker_state.c`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ NEVER_NS = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class TraceFilter:
-    """The traces whose threads are looked at more often.
+    """The traces in focus, whose threads are captured more often.
 
     Attributes:
-        traces: their ids as keys; who changes it does so in one operation, on any thread. Read at each tick.
-        span_key: the key under which a context has its span.
-        trace_of: context → the id of its span's trace, or 0.
+        traces: trace ids as keys; changed in single operations, on any thread. Read at each tick.
+        span_key: key of the span in a context.
+        trace_of: returns the trace id of a context's span, or 0.
     """
 
     traces: dict[int, Any]
@@ -31,7 +32,12 @@ class TraceFilter:
 
 
 class Tick(NamedTuple):
-    """A deadline that has come, how far it was from the one before, and how many of its kind have passed by since."""
+    """A deadline that has come due.
+
+    Attributes:
+        period_ns: time since the previous deadline of its kind.
+        skipped: number of missed deadlines of its kind before it.
+    """
 
     deadline_ns: int
     period_ns: int
@@ -40,13 +46,13 @@ class Tick(NamedTuple):
 
 
 class Schedule:
-    """Absolute deadlines of two kinds, on one grid, which begins anew at each deadline of all threads.
+    """Absolute deadlines of two kinds, on one grid that restarts at each deadline of all threads.
 
-    A capture of all threads serves the focus as well, so no other deadline comes with it.
+    A capture of all threads serves the focus as well; no other deadline coincides with it.
 
     Args:
-        now_ns: the beginning.
-        periods: the distances.
+        now_ns: start of the grid.
+        periods: the periods.
     """
 
     def __init__(self, now_ns: int, periods: Periods) -> None:
@@ -55,15 +61,15 @@ class Schedule:
         self._next_focused_ns = NEVER_NS
 
     def set_periods(self, periods: Periods, now_ns: int) -> None:
-        """Other distances move the next deadlines: that of all, counted from the last; the focus's grid begins anew."""
+        """Change the periods. The deadline of all threads moves; the focus restarts its grid."""
         before, self._periods = self._periods, periods
         if not before.all_ns and periods.all_ns:
-            self._grid_start_ns = now_ns  # there was none for as long as that
+            self._grid_start_ns = now_ns  # there was no deadline to count from
         if before.focused_ns != periods.focused_ns:
             self._next_focused_ns = NEVER_NS
 
     def next_deadline_ns(self, now_ns: int, *, is_focus_active: bool) -> int:
-        """The next deadline; `is_focus_active` says whether there is a trace in the focus."""
+        """Return the next deadline; `is_focus_active` is True if there is a trace in the focus."""
         focused_ns = self._periods.focused_ns
         if not is_focus_active or not focused_ns:
             self._next_focused_ns = NEVER_NS
@@ -73,7 +79,7 @@ class Schedule:
         return min(self._next_all_ns, self._next_focused_ns)
 
     def pop_tick(self, now_ns: int) -> Tick:
-        """The deadline that `next_deadline_ns` has named, once it has come. After a stall those before are given up."""
+        """Return the due deadline that `next_deadline_ns` returned; skip those missed during a stall."""
         is_focused = now_ns < self._next_all_ns
         deadline_ns = self._next_focused_ns if is_focused else self._next_all_ns
         period_ns = self._periods.focused_ns if is_focused else self._periods.all_ns

@@ -1,8 +1,8 @@
-"""Code objects → frames: namespace, function, file and line.
+"""Code objects to frames: namespace, function, file and line.
 
-Pure apart from a cache that belongs to one `Symbolizer`; runs on the sampling worker's thread; imports
-nothing but the model and what makes text printable. Reads objects of the application without ever running
-its code: no attribute access that could reach a property or a `__getattr__`.
+Pure apart from the cache of each `Symbolizer`; runs on the sampling worker's thread. Imports only
+the model and `printable`. Reads objects of the application without running its code: no attribute
+access may reach a property or a `__getattr__`.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
 """
@@ -24,16 +24,16 @@ _MAX_CACHED_FRAMES = 16_384
 
 
 class Symbolizer:
-    """Makes `Frame`s. One for each walker: its cache lives and dies with it."""
+    """A factory of `Frame`s with a cache, one for each walker."""
 
     def __init__(self) -> None:
         self._module_indexes: dict[str, tuple[int, dict[CodeType, str]]] = {}
         self._frames: dict[tuple[str, str, str, int | None, int], Frame] = {}
 
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
-        """The frame that runs `code` at byte offset `lasti` with these globals; -1 is "not begun".
+        """Return the frame of `code` at byte offset `lasti` with these globals; -1 means "not started".
 
-        The places of one line give the same frame: nobody could tell stacks apart by them.
+        All locations of one line share a frame: frames hold lines only.
         """
         module = dict.get(module_globals, "__name__")
         if type(module) is not str or not module:
@@ -54,7 +54,7 @@ class Symbolizer:
             return code.co_qualname or code.co_name
         module_size = dict.__len__(module_globals)
         indexed_size, index = self._module_indexes.get(module, (-1, {}))
-        if code not in index and indexed_size != module_size:  # look again only if the module has grown
+        if code not in index and indexed_size != module_size:  # index again only if the module has grown
             if len(self._module_indexes) >= _MAX_INDEXED_MODULES:
                 self._module_indexes.clear()
             index = dict(_index_module(module_globals, module))
@@ -67,20 +67,20 @@ def _line_number(code: CodeType, lasti: int) -> int | None:
         return code.co_firstlineno
     for start, end, line in code.co_lines():
         if start <= lasti < end:
-            return line or None  # 0 is how CPython 3.11 and later mark the entry of a module: no line either
+            return line or None  # CPython 3.11 marks the entry of a module with 0: no line
     return None
 
 
 def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple[CodeType, str]]:
-    """(code, qualified name) of what a module defines. CPython 3.10 keeps the name on the function only."""
+    """Yield (code, qualified name) of a module's functions; CPython 3.10 keeps it on the function only."""
     seen: set[int] = set()
-    pending: list[Any] = list(dict.values(module_globals))  # copied at once: other threads may define more
+    pending: list[Any] = list(dict.values(module_globals))  # one atomic copy: other threads may define more
     while pending:
         item = pending.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
-        kind = type(item)  # not isinstance: a proxy answers that with code of its own
+        kind = type(item)  # not isinstance: it runs the code of proxies
         if kind is staticmethod or kind is classmethod:
             pending.append(item.__func__)
         elif kind is property:
@@ -102,13 +102,13 @@ def _closure_functions(function: FunctionType) -> list[Any]:
         try:
             contents.append(cell.cell_contents)
         except ValueError:
-            continue  # a cell that is not filled yet
+            continue  # an empty cell
     return [item for item in contents if type(item) is FunctionType]
 
 
 def _index_code(code: CodeType, name: str) -> Iterator[tuple[CodeType, str]]:
     yield code, name
-    scope = f"{name}.<locals>" if code.co_flags & CO_NEWLOCALS else name  # the body of a class has no such flag
+    scope = f"{name}.<locals>" if code.co_flags & CO_NEWLOCALS else name  # class bodies lack the flag
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _index_code(constant, f"{scope}.{constant.co_name}")

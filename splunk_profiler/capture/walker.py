@@ -1,4 +1,4 @@
-"""Choose the walker of this process and make its ticker; the contract that both walkers keep.
+"""The choice of the walker of this process, its ticker, and the contract of both walkers.
 
 Imports neither configuration nor OpenTelemetry.
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from splunk_profiler.capture.portable import PortableTicker, is_gil_enabled
+from splunk_profiler.capture.frames import is_gil_enabled
+from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.symbolizer import Symbolizer
@@ -24,30 +25,47 @@ _RING_SIZE = 64
 
 
 class Ticker(Protocol):
-    """The contract of both walkers; see ``_walker.pyi``."""
+    """The contract of both walkers; ``_walker.pyi`` documents the methods."""
 
-    def run(self, period_ns: int, focused_period_ns: int = 0) -> None: ...
-    def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None: ...
-    def notify_trace_added(self) -> None: ...
-    def stop(self) -> None: ...
-    def capture(self, *, is_focused: bool = False) -> None: ...
-    def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]: ...
+    def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
+        """Capture at absolute deadlines until `stop`; the body of a thread."""
+
+    def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
+        """Change the periods of a running ticker."""
+
+    def notify_trace_added(self) -> None:
+        """Announce that a trace was added to the focus."""
+
+    def stop(self) -> None:
+        """Make `run` and `drain` return, for good."""
+
+    def capture(self, *, is_focused: bool = False) -> None:
+        """Take one snapshot into the ring."""
+
+    def drain(self, timeout_ns: int) -> Sequence[RawSnapshot]:
+        """Return the snapshots of the ring, oldest first."""
+
     @property
-    def on_gc_event(self) -> Callable[[str, dict[str, Any]], None]: ...
-    def drain_collections(self) -> Sequence[RawCollection]: ...
-    def counters(self) -> TickerCounters: ...
+    def on_gc_event(self) -> Callable[[str, dict[str, Any]], None]:
+        """A callback for `gc.callbacks`."""
+
+    def drain_collections(self) -> Sequence[RawCollection]:
+        """Return the kept collections, oldest first."""
+
+    def counters(self) -> TickerCounters:
+        """Return the counters since the ticker was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalkerChoice:
-    """Which walker serves and why: ``native``, ``portable`` or ``none``, and a sentence for the log."""
+    """The walker in use: ``native``, ``portable`` or ``none``, and the reason as a sentence for the log."""
 
     name: str
     reason: str
 
 
 def choose_walker(preference: str = "auto") -> WalkerChoice:
-    """The walker for this interpreter; `preference` is ``auto``, ``native`` or ``portable``. Never raises."""
+    """Choose the walker for this interpreter; `preference` is ``auto``, ``native`` or ``portable``. Never raises."""
     if not is_gil_enabled():
         return WalkerChoice(
             "none", "the GIL is off, and frames of threads that run cannot be read safely (PYTHON_GIL=1 turns it on)"
@@ -57,15 +75,11 @@ def choose_walker(preference: str = "auto") -> WalkerChoice:
     if not sys.platform.startswith("linux"):
         return WalkerChoice("portable", f"the native walker runs on Linux, this is {sys.platform}")
     try:
-        import splunk_profiler._walker  # noqa: F401, PLC0415  # the choice is whether it can be imported
+        import splunk_profiler._walker  # noqa: F401, PLC0415  # tests the import
     except ImportError as error:
         version = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
         return WalkerChoice("portable", f"the native walker is not there for {version} ({error})")
     return WalkerChoice("native", f"it was built for CPython {sys.version_info.major}.{sys.version_info.minor}")
-
-
-def _no_labels(_ident: int) -> None:
-    """No thread has any."""
 
 
 def make_ticker(
@@ -75,23 +89,23 @@ def make_ticker(
     max_depth: int,
     *,
     labels_var: ContextVar[Any] | None = None,
-    labels_of: Callable[[int], Any | None] = _no_labels,
+    labels_of: Callable[[int], Any | None] = lambda _: None,
     trace_filter: TraceFilter | None = None,
 ) -> Ticker:
-    """A ticker of the chosen kind.
+    """Make a ticker of the chosen kind.
 
     Args:
-        choice: of `choose_walker`.
-        context_var: holds the OpenTelemetry context; read by the native walker.
-        context_of: thread ident → context; asked by the portable walker.
+        choice: result of `choose_walker`.
+        context_var: variable that holds the OpenTelemetry context; read by the native walker.
+        context_of: returns the context of a thread ident; called by the portable walker.
         max_depth: frames kept of a stack, from the leaf.
-        labels_var: holds the user's labels; None: they are not wanted.
-        labels_of: thread ident → labels; asked by the portable walker.
-        trace_filter: the traces whose threads are looked at more often.
+        labels_var: variable that holds the user's labels; None: without labels.
+        labels_of: returns the labels of a thread ident; called by the portable walker.
+        trace_filter: traces whose threads are captured more often.
     """
     symbolizer = Symbolizer()
     if choice.name == "native":
-        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+        from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
 
         native: Ticker = _walker.Ticker(
             context_var=context_var,
@@ -117,5 +131,5 @@ def make_ticker(
 
 
 def _make_getter(variable: ContextVar[Any] | None) -> Callable[[], Any | None]:
-    """The value that a variable has for the calling thread."""
+    """Return a getter of the variable's value on the calling thread."""
     return (lambda: None) if variable is None else partial(variable.get, None)

@@ -1,12 +1,13 @@
-"""What `host-agent` has done, as lines for a person or as JSON.
+"""Events of `host-agent`, as lines of text or as JSON.
 
-Owns no thread. Consumes the inspector's events and reads no process itself; imports them only when there is one.
+Consumes the inspector's events; imports the inspector only when it gets one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -18,18 +19,17 @@ from splunk_profiler.cli.terminal import text
 if TYPE_CHECKING:
     from splunk_profiler.inspector.code_locations import CodeLocation
     from splunk_profiler.inspector.events import Event, Totals
-    from splunk_profiler.inspector.messages import Registration
     from splunk_profiler.inspector.model import Reason
 
 
 def to_dict(event: Event, time_ns: int) -> dict[str, Any]:
-    """The event as what `json.dumps` takes; `time_ns` is nanoseconds since the epoch."""
+    """Return the event for JSON; `time_ns` is nanoseconds since the epoch."""
     name, facts = _event_facts(event)
     return {"event": name, "time_unix_nano": time_ns, "pid": event.pid, **facts}
 
 
 def totals_to_dict(totals: Totals, time_ns: int) -> dict[str, Any]:
-    """The totals likewise."""
+    """Return the totals for JSON; `time_ns` is nanoseconds since the epoch."""
     return {
         "event": "totals",
         "time_unix_nano": time_ns,
@@ -62,7 +62,7 @@ def _event_facts(event: Event) -> tuple[str, dict[str, Any]]:
         case events.Unseen(_, command, reasons):
             return "unseen", {"command": command, "reasons": _reasons_to_dicts(reasons)}
         case events.Registered(_, socket_path, registration, loss):
-            facts = {"socket_path": socket_path, **_registration_to_dict(registration)}
+            facts = {"socket_path": socket_path, **asdict(registration)}
             return ("registered", facts) if loss is None else ("registration-lost", {**facts, "reason": loss.value})
         case events.Reported(_, socket_path, sample, count, loss):
             facts = {
@@ -79,7 +79,7 @@ def _event_facts(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 def format_event(event: Event, now: time.struct_time) -> Text:
-    """The event for a person, in one line; `now` is the local time."""
+    """Return the event as one line of text; `now` is the local time."""
     name, _ = _event_facts(event)
     words, style = _event_text(event)
     prefix = text(time.strftime("%H:%M:%S", now), "dim") + text(f" {event.pid:>7} ")
@@ -113,7 +113,7 @@ def _event_text(event: Event) -> tuple[str, str]:
 
 
 def draw(totals: Totals) -> RenderableType:
-    """The totals for a person."""
+    """Return the totals as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right", style="bold")
@@ -132,14 +132,6 @@ def draw(totals: Totals) -> RenderableType:
         if count:
             table.add_row(what, f"{count:,}")
     return Group("", table)
-
-
-def _registration_to_dict(registration: Registration) -> dict[str, Any]:
-    return {
-        "samples_delay_ms": registration.samples_delay_ms,
-        "host_id": registration.host_id,
-        "minor_version": registration.minor_version,
-    }
 
 
 def _reasons_to_dicts(reasons: Sequence[Reason]) -> list[dict[str, str]]:

@@ -1,53 +1,71 @@
-"""What saved profiles say: samples joined to the names of their spans, and counted.
+"""The counts of the report: saved samples, joined to the names of their spans.
 
-Runs on the main thread of `report`. Data in, numbers out: draws nothing. Imports nothing of ours but the
-readers of stacks and of profiles, what a path tells, and errors.
+Runs on the main thread of `report`; draws nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.library_paths import is_library
-from splunk_profiler.cli.profiles import FORMAT as PROFILE_FORMAT
-from splunk_profiler.cli.profiles import OUTSIDE, ProfileError, Profiles
+from splunk_profiler.cli.profiles import OUTSIDE, PROFILE_FORMAT, ProfileError, Profiles
+from splunk_profiler.cli.store import PROFILE_SCOPE
 
-PROFILE_SCOPE = "otel.profiling"
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 UNKNOWN_SPAN = "(span not received)"
 
 _SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 _DATA_TYPE, _CPU = "profiling.data.type", "cpu"
-_REMOTE_PARENT = 0x300  # OTLP's flags of a span: it is known whether its parent is of another process, and it is
+_REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
 
 _INT64_LIMIT = 1 << 63
 
 SpanKey = tuple[str, str]
 
 
+class SourceLine(NamedTuple):
+    """A line of a source file; None if the line is not known."""
+
+    file: str
+    line: int | None
+
+
+class ExampleRecord(NamedTuple):
+    """A log record as received, and the name of its span."""
+
+    span: str
+    record: dict[str, Any]
+
+
+class ExampleTransaction(NamedTuple):
+    """A span as received, and the count of each stack-trace id on it."""
+
+    span: dict[str, Any]
+    ids: Counter[str]
+
+
 @dataclass(slots=True)
 class Functions:
-    """Samples by the functions on their stacks.
+    """Counts of samples by the functions on their stacks.
 
     Attributes:
-        samples: all of them.
-        own: by function, samples with it at the top; `lines` says on which line.
-        total: by function, samples with it anywhere on the stack.
-        callers: by function at the top, the application's function that is nearest to it, itself included.
+        own: samples by the function at the top of the stack.
+        total: samples by function, anywhere on the stack.
+        lines: samples by function, then by source line.
+        callers: samples by the function at the top, then by the application's function nearest to it or itself.
     """
 
     samples: int = 0
     own: Counter[str] = field(default_factory=Counter)
     total: Counter[str] = field(default_factory=Counter)
-    lines: dict[str, Counter[tuple[str, int | None]]] = field(default_factory=lambda: defaultdict(Counter))
+    lines: dict[str, Counter[SourceLine]] = field(default_factory=lambda: defaultdict(Counter))
     callers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def add(self, calls: tuple[Call, ...]) -> None:
@@ -56,28 +74,29 @@ class Functions:
         if not calls:
             return
         self.own[calls[0].name] += 1
-        self.callers[calls[0].name][_nearest_application_function(calls)] += 1
+        nearest = next((call.name for call in calls if not is_library(call.file)), "")
+        self.callers[calls[0].name][nearest] += 1
         for name, call in _first_calls(calls).items():
             self.total[name] += 1
-            self.lines[name][call.file, call.line] += 1
+            self.lines[name][SourceLine(call.file, call.line)] += 1
 
-    def place(self, name: str) -> tuple[str, int | None]:
-        """File and line where that function was found most often."""
+    def place(self, name: str) -> SourceLine:
+        """Return the line where that function was found most often."""
         return self.lines[name].most_common(1)[0][0]
 
     def caller(self, name: str) -> str:
-        """The application's function that led to that function most often; empty if there is none."""
+        """Return the application's function that led most often to that function; empty if there is none."""
         return self.callers[name].most_common(1)[0][0]
 
 
 @dataclass(slots=True)
 class Tally:
-    """Samples that belong together, those of threads that ran apart from those of threads that waited.
+    """Counts of a group of samples; threads that ran and threads that waited are apart.
 
     Attributes:
         ran: samples whose thread was on a CPU.
-        waited: the others.
-        thread_ns: the time that all of them stand for: each one its period.
+        waited: other samples.
+        thread_ns: sum of the periods of all samples.
     """
 
     ran: Functions = field(default_factory=Functions)
@@ -86,12 +105,12 @@ class Tally:
 
     @property
     def samples(self) -> int:
-        """All of them."""
+        """Number of samples."""
         return self.ran.samples + self.waited.samples
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """The key to sort tallies by: what ran most comes first."""
+        """Sort key: the tally with the most running samples comes first."""
         return -self.ran.samples, -self.waited.samples
 
     def add(self, dump: Dump, period_ns: int) -> None:
@@ -102,7 +121,7 @@ class Tally:
 
 @dataclass(slots=True)
 class ThreadTally:
-    """Samples of all threads of one name."""
+    """Counts of the samples of all threads of one name."""
 
     samples: int = 0
     running: int = 0
@@ -112,21 +131,21 @@ class ThreadTally:
 
 @dataclass(slots=True)
 class Transactions:
-    """The local roots among the spans, and what a host profiler has said of them.
+    """Counts of the local roots among the spans, and of the stack-trace ids of a host profiler on them.
 
     Attributes:
-        received: all of them; `with_ids` carry stack-trace ids.
-        ids: how many they carry in all; an id that was seen twice counts twice.
-        example: the one with the most ids: its span as received, and how often it has each id.
+        received: local roots; `with_ids` of them have stack-trace ids.
+        ids: number of ids, repeated ones included.
+        example: the local root with the most ids.
     """
 
     received: int = 0
     with_ids: int = 0
     ids: int = 0
-    example: tuple[dict[str, Any], Counter[str]] | None = None
+    example: ExampleTransaction | None = None
 
     def add(self, span: dict[str, Any]) -> None:
-        """Count one span, if it is a transaction."""
+        """Count the span if it is a local root."""
         if span.get("parentSpanId") and _parse_int(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
             return
         self.received += 1
@@ -134,8 +153,8 @@ class Transactions:
         if ids:
             self.with_ids += 1
             self.ids += ids.total()
-            if self.example is None or ids.total() > self.example[1].total():
-                self.example = (span, ids)
+            if self.example is None or ids.total() > self.example.ids.total():
+                self.example = ExampleTransaction(span, ids)
 
 
 @dataclass(slots=True)
@@ -143,24 +162,22 @@ class Analysis:
     """The numbers of a report.
 
     Attributes:
-        files: what was read.
-        samples: records that are one call stack each; `in_spans` of them carry a span id, of `running` the thread ran.
-        profiles: records that are an aggregated profile each, added up.
-        snapshots: records of traces that were profiled closely, of either kind; they are in no other number, because
-            what they tell is in the samples of all threads, too.
-        other_types: records of another data type, by that (``allocation``); they are in no other number, because they
-            have neither CPU nor wall time.
-        unread: records of the profiling scope whose body is neither.
-        broken_lines: lines and entries of lines that are no OTLP/JSON.
+        files: files that were read.
+        samples: records that are one call stack; `in_spans` have a span id, `running` are of threads that ran.
+        profiles: sums of the records that are an aggregated profile.
+        snapshots: records of selected traces; in no other number, because the samples of all threads include them.
+        other_types: records by other data type (``allocation``); in no other number, because they have no time.
+        unread: records of the profiling scope whose body could not be parsed.
+        broken_lines: lines, and entries in lines, that are not OTLP/JSON.
         other_logs: log records of other scopes.
-        spans: spans received; `transactions` are those of them that are local roots.
+        spans: spans received; `transactions` are the local roots among them.
         services: samples by service.
         first_ns, last_ns: time of the first and the last sample, nanoseconds since the epoch.
-        periods_ms: samples by their period.
-        by_span: samples by span name; `OUTSIDE` and `UNKNOWN_SPAN` are not among them.
-        outside: samples without a span; `unknown_span`: those whose span was not received.
+        periods_ms: samples by period.
+        by_span: samples by span name.
+        outside, unknown_span: samples without a span, and samples whose span was not received.
         threads: samples by thread name.
-        record: the record shown as an example, as received, and the name of its span.
+        record: an example of the span with the most running samples.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -183,123 +200,118 @@ class Analysis:
     outside: Tally = field(default_factory=Tally)
     unknown_span: Tally = field(default_factory=Tally)
     threads: dict[str, ThreadTally] = field(default_factory=dict)
-    record: tuple[str, dict[str, Any]] | None = None
+    record: ExampleRecord | None = None
 
 
 def analyse(path: Path) -> Analysis:
-    """The numbers of what was saved at `path`: a collector's directory, or a file of OTLP/JSON lines.
+    """Count what was saved at `path`: a collector's directory, or a file of OTLP/JSON lines.
 
     Raises:
         CommandError: nothing can be read there, or it holds no samples.
     """
     result = Analysis(files=_find_files(path))
-    names: dict[SpanKey, str] = {}
-    for resource in _iter_resources(result, "resourceSpans"):
-        with _count_broken_entries(result):
-            _count_spans(result, names, resource)
-    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = {}
-    for resource in _iter_resources(result, "resourceLogs"):
-        with _count_broken_entries(result):
-            _count_logs(result, names, resource, examples)
+    counting = _Counting(result)
+    _count_entries(result, "resourceSpans", counting.add_spans)
+    _count_entries(result, "resourceLogs", counting.add_logs)
     if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"
         )
     hottest_span = min(result.by_span, key=lambda name: result.by_span[name].sort_key, default=OUTSIDE)
-    if hottest_span in examples:
-        result.record = (hottest_span, examples[hottest_span][1])
+    if hottest_span in counting.examples:
+        result.record = ExampleRecord(hottest_span, counting.examples[hottest_span][1])
     return result
 
 
-@contextmanager
-def _count_broken_entries(result: Analysis) -> Iterator[None]:
-    """Count an entry that is JSON and has not the shape of OTLP; what came before the fault is counted."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError):
-        result.broken_lines += 1
+def _count_entries(result: Analysis, kind: str, add: Callable[[dict[str, Any]], None]) -> None:
+    """Add all entries of that kind. One that is not OTLP counts as broken; its parts before the fault stay counted."""
+    for resource in _iter_resources(result, kind):
+        try:
+            add(resource)
+        except (AttributeError, KeyError, TypeError):
+            result.broken_lines += 1
 
 
-def _count_spans(result: Analysis, names: dict[SpanKey, str], resource: dict[str, Any]) -> None:
-    for scope in resource.get("scopeSpans", ()):
-        for span in scope.get("spans", ()):
-            result.spans += 1
-            result.transactions.add(span)
-            names[_span_key(span)] = str(span.get("name", ""))
+@dataclass(slots=True)
+class _Counting:
+    """The state of an analysis: its result so far, the names of spans, and by span name a score and its record."""
 
+    result: Analysis
+    names: dict[SpanKey, str] = field(default_factory=dict)
+    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
 
-def _count_logs(
-    result: Analysis,
-    names: dict[SpanKey, str],
-    resource: dict[str, Any],
-    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]],
-) -> None:
-    service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
-    for scope in resource.get("scopeLogs", ()):
-        records = scope.get("logRecords", ())
-        if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
-            result.other_logs += len(records)
-            continue
-        for record in records:
-            _count_record(result, names, service, record, examples)
+    def add_spans(self, resource: dict[str, Any]) -> None:
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                self.result.spans += 1
+                self.result.transactions.add(span)
+                self.names[_span_key(span)] = str(span.get("name", ""))
 
+    def add_logs(self, resource: dict[str, Any]) -> None:
+        service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
+        for scope in resource.get("scopeLogs", ()):
+            records = scope.get("logRecords", ())
+            if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
+                self.result.other_logs += len(records)
+                continue
+            for record in records:
+                self._add_record(service, record)
 
-def _count_record(
-    result: Analysis,
-    names: dict[SpanKey, str],
-    service: str,
-    record: dict[str, Any],
-    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]],
-) -> None:
-    attributes = _attributes(record)
-    if attributes.get(_SOURCE) == _SNAPSHOT:
-        result.snapshots += 1
-        return
-    if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
-        result.other_types[data_type] += 1
-        return
-    body = str((record.get("body") or {}).get("stringValue", ""))
-    try:
-        if attributes.get("profiling.data.format") == PROFILE_FORMAT:
-            result.profiles.add(body, service)
+    def _add_record(self, service: str, record: dict[str, Any]) -> None:
+        result = self.result
+        attributes = _attributes(record)
+        if attributes.get(_SOURCE) == _SNAPSHOT:
+            result.snapshots += 1
             return
-        dump = parse(body)
-    except (DumpError, ProfileError):
-        result.unread += 1
-        return
-    time_ns = _parse_int(record.get("timeUnixNano"))
-    period_ms = _parse_int(attributes.get("source.event.period"))
-    result.samples += 1
-    result.running += dump.running
-    result.services[service] += 1
-    result.periods_ms[period_ms] += 1
-    result.first_ns = min(result.first_ns or time_ns, time_ns)
-    result.last_ns = max(result.last_ns, time_ns)
-    key = _span_key(record)
-    in_span = key[1].strip("0") != ""
-    result.in_spans += in_span
-    if not in_span:
-        name, tally = OUTSIDE, result.outside
-    elif key in names:
-        name = names[key]
-        tally = result.by_span.setdefault(name, Tally())
-    else:
-        name, tally = UNKNOWN_SPAN, result.unknown_span
-    tally.add(dump, period_ms * 1_000_000)
-    thread = result.threads.setdefault(dump.thread_name, ThreadTally())
-    thread.samples += 1
-    thread.running += dump.running
-    thread.in_spans += in_span
-    thread.statuses[dump.status] += 1
-    # The best example of a span is of a thread at work, and short enough to be read.
-    score = (dump.running, -len(dump.calls))
-    if name not in examples or examples[name][0] < score:
-        examples[name] = (score, record)
+        if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
+            result.other_types[data_type] += 1
+            return
+        body = str((record.get("body") or {}).get("stringValue", ""))
+        try:
+            if attributes.get("profiling.data.format") == PROFILE_FORMAT:
+                result.profiles.add(body, service)
+                return
+            dump = parse(body)
+        except (DumpError, ProfileError):
+            result.unread += 1
+            return
+        time_ns = _parse_int(record.get("timeUnixNano"))
+        period_ms = _parse_int(attributes.get("source.event.period"))
+        result.samples += 1
+        result.running += dump.running
+        result.services[service] += 1
+        result.periods_ms[period_ms] += 1
+        result.first_ns = min(result.first_ns or time_ns, time_ns)
+        result.last_ns = max(result.last_ns, time_ns)
+        self._add_to_tallies(record, dump, period_ms)
+
+    def _add_to_tallies(self, record: dict[str, Any], dump: Dump, period_ms: int) -> None:
+        result = self.result
+        key = _span_key(record)
+        in_span = key[1].strip("0") != ""
+        result.in_spans += in_span
+        if not in_span:
+            name, tally = OUTSIDE, result.outside
+        elif key in self.names:
+            name = self.names[key]
+            tally = result.by_span.setdefault(name, Tally())
+        else:
+            name, tally = UNKNOWN_SPAN, result.unknown_span
+        tally.add(dump, period_ms * 1_000_000)
+        thread = result.threads.setdefault(dump.thread_name, ThreadTally())
+        thread.samples += 1
+        thread.running += dump.running
+        thread.in_spans += in_span
+        thread.statuses[dump.status] += 1
+        # The best example of a span is of a thread that ran, with a short stack.
+        score = (dump.running, -len(dump.calls))
+        if name not in self.examples or self.examples[name][0] < score:
+            self.examples[name] = (score, record)
 
 
 def _parse_int(value: Any) -> int:
-    """A number as OTLP/JSON writes it (64 bits are text); 0 for what is none, or needs more."""
+    """Parse a number of OTLP/JSON (64 bits are text); 0 if it is not one, or out of range."""
     try:
         number = int(value)
     except (OverflowError, TypeError, ValueError):
@@ -311,13 +323,8 @@ def _span_key(holder: dict[str, Any]) -> SpanKey:
     return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
 
 
-def _nearest_application_function(calls: Iterable[Call]) -> str:
-    """The name of the application's function that is nearest to the leaf; empty if there is none."""
-    return next((call.name for call in calls if not is_library(call.file)), "")
-
-
 def _first_calls(calls: Iterable[Call]) -> dict[str, Call]:
-    """Each function once, where it stands nearest to the leaf: recursion counts once."""
+    """Return the call of each function that is nearest to the leaf, so that recursion counts once."""
     first: dict[str, Call] = {}
     for call in calls:
         first.setdefault(call.name, call)
@@ -336,22 +343,20 @@ def _find_files(path: Path) -> list[Path]:
 
 
 def _iter_resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
-    """The entries of all requests that carry `kind`; counts lines that are no JSON."""
+    """Yield the entries of all requests with `kind`; count lines that are not JSON as broken."""
     for path in result.files:
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    # The name stands at the start of a line; most lines are of the other kind.
+                    # The name is near the start of a line: do not parse lines of the other kind.
                     if kind not in line[:200]:
                         if kind == "resourceSpans" and line.strip() and '"resource' not in line[:200]:
                             result.broken_lines += 1
                         continue
                     try:
-                        request = json.loads(line)
-                        entries = request[kind]
+                        entries = json.loads(line)[kind]
                     except (KeyError, RecursionError, TypeError, ValueError):
-                        result.broken_lines += 1
-                        continue
+                        entries = None
                     if isinstance(entries, list):
                         yield from entries
                     else:
@@ -361,7 +366,7 @@ def _iter_resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    """Attributes by key; a value as its OTLP/JSON text or number."""
+    """Return the attributes by key; a value is its OTLP/JSON text or number."""
     return {
         item["key"]: next(iter(item["value"].values()), None)
         for item in holder.get("attributes", ())
@@ -370,7 +375,7 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _string_array(holder: dict[str, Any], key: str) -> Iterator[str]:
-    """The texts in an attribute that is an array of them."""
+    """Yield the strings of an attribute that is an array."""
     for item in holder.get("attributes", ()):
         if item.get("key") == key:
             array = (item.get("value") or {}).get("arrayValue") or {}

@@ -1,7 +1,6 @@
-"""What can keep samples from arriving, looked at one by one: settings, interpreter, filters.
+"""The doctor's checks of settings, interpreter and filters.
 
-Each check returns findings, in the order in which they are to be read; none of them raises for what it
-finds. Runs on the main thread of `doctor`. The way to where they go is looked at in `receivers`.
+Each check returns findings in reading order and raises for none of them. Runs on the main thread of `doctor`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import NamedTuple
 
 from splunk_profiler.cli.run import AUTOSTART
 from splunk_profiler.config import Config, Resolved
@@ -24,7 +24,7 @@ _MIN_SDK_VERSION = (1, 38)
 
 
 class Verdict(Enum):
-    """How a finding bears on the samples."""
+    """The effect of a finding on the samples."""
 
     GOOD = "ok"
     NOTE = "note"
@@ -34,13 +34,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        verdict: FAILURE means that no samples arrive until it is remedied.
-        subject: what was looked at.
+        verdict: effect; FAILURE means that no samples arrive until it is remedied.
+        subject: what was checked.
         fact: what was found.
-        remedy: what to do; empty where nothing is to be done.
+        remedy: what to do; empty if there is nothing to do.
     """
 
     verdict: Verdict
@@ -49,8 +49,16 @@ class Finding:
     remedy: str = ""
 
 
+class EffectiveSetting(NamedTuple):
+    """A setting, its value in effect and the origin of that."""
+
+    name: str
+    value: str
+    origin: str
+
+
 def check_switches(resolved: Resolved) -> list[Finding]:
-    """Is the profiler on, and can every value be used?"""
+    """Check that the profiler is on and that every value can be used."""
     destination_reason = (
         resolved.destination.reason if isinstance(resolved.destination, NoDestination) else ""
     )  # under "Destination"
@@ -73,8 +81,8 @@ def check_switches(resolved: Resolved) -> list[Finding]:
     return findings
 
 
-def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """Name, value in effect and origin of every setting."""
+def settings(resolved: Resolved) -> list[EffectiveSetting]:
+    """Return every setting with its value in effect."""
     defaults = Config()
     rows = []
     for setting in SETTINGS:
@@ -82,12 +90,12 @@ def settings(resolved: Resolved) -> list[tuple[str, str, str]]:
         text = "" if value is None else str(value).lower() if isinstance(value, bool) else setting.redact(value)
         is_default = value == getattr(defaults, setting.field)
         origin = resolved.origins.get(setting.field, "default" if is_default else "Config")
-        rows.append((setting.name, text, "environment" if origin == setting.name else origin))
+        rows.append(EffectiveSetting(setting.name, text, "environment" if origin == setting.name else origin))
     return rows
 
 
 def check_activation(env: Mapping[str, str]) -> list[Finding]:
-    """By which route would a process with this environment start the profiler?"""
+    """List the ways in which a process with this environment would start the profiler."""
     routes = []
     if str(AUTOSTART) in env.get("PYTHONPATH", "").split(":"):
         routes.append("splunk-profiler run (PYTHONPATH leads to its sitecustomize)")
@@ -98,7 +106,7 @@ def check_activation(env: Mapping[str, str]) -> list[Finding]:
 
 
 def check_interpreter(resolved: Resolved) -> list[Finding]:
-    """Do this Python and what is installed in it serve?"""
+    """Check this Python and its packages."""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
     from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
@@ -132,7 +140,7 @@ def check_interpreter(resolved: Resolved) -> list[Finding]:
 
 
 def check_filters(resolved: Resolved) -> list[Finding]:
-    """Which samples are left out on purpose?"""
+    """List the samples that are left out on purpose."""
     config = resolved.config
     findings = []
     if config.include_internal_stacks:

@@ -1,7 +1,6 @@
-"""``splunk-profiler collect``: a collector for one machine: receives, saves, and shows what comes in.
+"""``splunk-profiler collect``: a local collector that saves what it receives and shows a summary.
 
-The main thread shows the summary and waits for the end; the server's threads receive. Signals are taken
-synchronously, so no handler of ours ever runs in the middle of something.
+The main thread shows the summary and waits for the end; the server's threads receive. Signals are taken synchronously.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def collect(  # noqa: PLR0917
 
 
 class _StopCondition:
-    """Whether it is time to stop: a signal, the duration or the number of samples."""
+    """The condition that ends the collector: a signal, the duration or the number of records."""
 
     def __init__(self, receiver: Receiver, duration: float | None, max_records: int | None) -> None:
         self._receiver = receiver
@@ -99,7 +98,7 @@ class _StopCondition:
         self._max_records = max_records
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for the end; True when it has come."""
+        """Wait up to `timeout_s` seconds; True if the collector is to end."""
         if self._deadline is not None:
             timeout_s = max(0.0, min(timeout_s, self._deadline - time.monotonic()))
         if wait_for_signal(timeout_s):

@@ -1,8 +1,8 @@
-"""``splunk-profiler demo``: a collector, a web service run unchanged under the profiler, a stand-in for a host profiler
-beside it, load, the service once more with aggregated profiles, and the report.
+"""``splunk-profiler demo``: profiles an example web service under load and shows the report.
 
-The main thread starts the processes and leads them to their end, whatever happens; a few threads send
-the load. What it does with processes a user can type: each command line is shown.
+Starts a collector, the unchanged service and a stand-in for a host profiler; then the service again with aggregated
+profiles. The main thread starts and always ends the processes; a few threads send the load. Each command line is
+shown, so that a user can repeat it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     and send back what it saw, and sends it a bounded load. Then runs the shop once more, for half the time, with
     samples aggregated to profiles in pprof's format, and shows the report of both.
     """
-    os.umask(0o077)  # also in the processes that it starts: what they write is this user's alone
+    os.umask(0o077)  # the child processes inherit it, so only this user can read their files
     console = make_console()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -111,7 +111,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One life of the service: its log, its step in the demo, what it sends, how often and how long."""
+    """One run of the service: the name of its log, its step in the demo, its format, interval and duration."""
 
     name: str
     step: int
@@ -126,7 +126,7 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
-    """Fill the directory; how the requests were answered."""
+    """Fill the directory and return the counts of the answers to requests."""
     directory = plan.directory
     with ExitStack() as stack:
         collector_command = [*own_command("collect"), "--port", "0", "--output", str(directory)]
@@ -146,7 +146,7 @@ def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
             with run_process("host-agent", agent_command, environment(), directory) as agent:
                 wait_for_output(agent, "host-agent", directory)
                 answers = _run_load(console, plan, text, service, port)
-                # First, so that what it has sent still finds the service.
+                # Before the service, which still has to receive the agent's last messages.
                 stop_process(agent, "host-agent", directory, expected_codes=(0, 1))
             console.print(f"   the stand-in {summarize_log(directory / 'host-agent.log')}", soft_wrap=True)
             stop_process(service, text.name, directory)
@@ -163,11 +163,11 @@ def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
 def _run_service(
     console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The shop, open, and its port."""
+    """Run the shop until the block ends; yield it when it answers, with its port."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((_HOST, 0)))
         port = listener.getsockname()[1]
-        # Profiles are sent more often than usual too: uvicorn ends by a signal, and what is gathered then is lost.
+        # A short export interval: uvicorn ends by a signal, which loses the samples that are not yet exported.
         command = [*own_command("run"), "--interval-ms", str(run.interval_ms), "--export-interval-ms", "1000"]
         command += ["--data-format", run.data_format, "--"]
         command += [sys.executable, "-m", "uvicorn", "shop.app:app", "--app-dir", str(plan.source), "--no-access-log"]
@@ -177,14 +177,14 @@ def _run_service(
         service = stack.enter_context(
             run_process(run.name, command, env, plan.directory, listener.fileno(), preexec=ptrace_hook)
         )
-        # From here on only the service holds the port: if it ends, connections are refused and do not wait.
+        # Now only the service holds the port. If it ends, connections are refused instead of queued.
         listener.close()
         wait_for_service(service, port, plan.directory, run.name)
         yield service, port
 
 
 def _run_load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
-    """Send requests for as long as the run lasts; how they were answered."""
+    """Send requests for the duration of the run and return the counts of the answers."""
     step = run.step + 1 if run.data_format != "text" else run.step + 2
     console.print(
         f"{step}  {plan.workers} clients for {run.seconds} s; a sample every {run.interval_ms} ms (usual: 1000)"
@@ -223,7 +223,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _show_progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
-    """Show how far the load is and what has arrived, until its time is over."""
+    """Show the progress of the load and the received records until the run's time is over."""
     columns = (TextColumn("   {task.description}", markup=False), BarColumn(30), TimeRemainingColumn())
     start = time.monotonic()
     records = _RecordCount(directory / LOGS)
@@ -242,7 +242,7 @@ def _show_progress(console: Terminal, load: Load, service: subprocess.Popen[byte
 
 
 class _RecordCount:
-    """Counts the records in a growing file of OTLP/JSON lines, reading each byte once."""
+    """A counter of the records in a growing file of OTLP/JSON lines; reads each byte once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -250,7 +250,7 @@ class _RecordCount:
         self._count = 0
 
     def now(self) -> int:
-        """Records up to the last whole line."""
+        """Return the number of records up to the last whole line."""
         with self._path.open("rb") as file:
             file.seek(self._position)
             for line in file:

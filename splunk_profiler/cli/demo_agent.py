@@ -1,6 +1,6 @@
-"""The demo's stand-in for a host profiler: that it may read the service, and what it said.
+"""The demo's stand-in for a host profiler: its permission to read the service, and a summary of its log.
 
-Runs on the main thread of `demo`. Knows nothing of how host profilers read; imports nothing of ours.
+Runs on the main thread of `demo`. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PREFIX = "splunk-profiler: error: "
 
 
 def make_ptrace_hook(parent: int) -> Callable[[], None] | None:
-    """What a process is to call before it becomes another program, so that descendants of `parent` may read it.
+    """Return a function that lets descendants of `parent` read the process that calls it; None outside Linux.
 
-    Where Yama restricts who may trace whom (``kernel.yama.ptrace_scope`` 1), only the ancestors of a process may, and
-    whom it has named itself. That still holds when the process becomes another program. Elsewhere it does nothing.
+    With ``kernel.yama.ptrace_scope`` 1 only ancestors may trace a process, and the process that it names by
+    PR_SET_PTRACER, with its descendants. That outlasts an `exec`. Without Yama the call has no effect.
     """
     if sys.platform != "linux":
         return None
@@ -34,7 +34,7 @@ def make_ptrace_hook(parent: int) -> Callable[[], None] | None:
 
 
 def summarize_log(log: Path) -> str:
-    """One line on what the agent said in `log`, its lines of JSON: what it sent, or why it sent nothing."""
+    """Return one line on the agent's JSON lines in `log`: what it sent, or why it sent nothing."""
     events, other_lines = _read(log)
     totals = events[-1] if events and events[-1].get("event") == "totals" else {}
     if totals.get("processes"):

@@ -1,4 +1,4 @@
-"""The demo's processes: each has a log of its own, is led to a good end, and never outlives the demo.
+"""The demo's processes: each has its own log, and none outlives the demo.
 
 Runs on the main thread of `demo`. Imports nothing of ours but errors and `system.private_files`.
 """
@@ -24,12 +24,12 @@ _MAX_LOG_LINES = 30
 
 
 def own_command(verb: str) -> list[str]:
-    """The command line of a verb of this package."""
+    """Return the command line of a verb of this package."""
     return [sys.executable, "-m", "splunk_profiler", verb]
 
 
 def describe_step(number: int, title: str, command: list[str]) -> str:
-    """A step of the demo, with its command as one would type it."""
+    """Return the line for a step of the demo, with its command as a user would type it."""
     words = ["splunk-profiler", *command[3:]] if command[:3] == own_command("")[:3] else command
     here = f"{Path.cwd()}/"
     short = ("python" if word == sys.executable else word.removeprefix(here) for word in words)
@@ -45,7 +45,7 @@ def run_process(
     *descriptors: int,
     preexec: Callable[[], None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child whose output goes to ``NAME.log``, and that calls `preexec` first; it never outlives the block."""
+    """Run a child that writes to ``NAME.log`` and calls `preexec` first; end it with the block."""
     with open(directory / f"{name}.log", "wb", opener=open_private) as log:
         child = subprocess.Popen(
             command,
@@ -71,7 +71,7 @@ def run_process(
 def stop_process(
     child: subprocess.Popen[bytes], name: str, directory: Path, expected_codes: tuple[int, ...] = (0,)
 ) -> None:
-    """Ask a child to end, and insist on its doing so well, which its exit code says."""
+    """Terminate a child; raise `CommandError` if it does not end in time and with an expected code."""
     if child.poll() is None:
         child.terminate()
     try:
@@ -83,13 +83,13 @@ def stop_process(
 
 
 def tail(directory: Path, name: str) -> list[str]:
-    """The last lines of a process's log, to be put below a problem."""
+    """Return the last lines of a process's log, to show below a problem."""
     path = directory / f"{name}.log"
     return [f"the end of {path}:", *path.read_text(errors="replace").splitlines()[-_MAX_LOG_LINES:]]
 
 
 def wait_for_address(collector: subprocess.Popen[bytes], log: Path) -> str:
-    """The address that a collector says it listens on, once it does."""
+    """Wait for the address that a collector prints, and return it."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         for line in log.read_text().splitlines():
@@ -102,7 +102,7 @@ def wait_for_address(collector: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def wait_for_output(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
-    """Wait for the first line that a child writes, or for its end."""
+    """Wait for the first line of a child's output, or for its end."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while child.poll() is None and b"\n" not in (directory / f"{name}.log").read_bytes():
         if time.monotonic() >= deadline:
@@ -111,7 +111,7 @@ def wait_for_output(child: subprocess.Popen[bytes], name: str, directory: Path) 
 
 
 def wait_for_service(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
-    """Wait for the answer to one request; it stays queued on the port until the service takes it."""
+    """Send one request and wait for the answer; the port queues the request until the service starts."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_TIMEOUT_S)
     try:
         connection.request("GET", "/health")

@@ -1,7 +1,7 @@
-"""Where records would go, for ``splunk-profiler doctor``: whether anybody is there, and what a real export is answered.
+"""The doctor's checks of the destination, and its test export.
 
-Each check returns findings, in the order in which they are to be read; none of them raises for what it finds. Runs on
-the main thread of `doctor`. What a sink needs (gRPC, HTTP) is loaded to make the test export only.
+Each check returns findings in reading order and raises for none of them. Runs on the main thread of `doctor`. Only the
+test export loads what a sink needs (gRPC, HTTP).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTAKE_PATH = "/profiling/v1/input"
 
 
 def destination(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
-    """Where do records go, and is anybody there?"""
+    """Check the destination, and that something answers there."""
     place = resolved.destination
     if isinstance(place, NoDestination):
         return [Finding(Verdict.FAILURE, "destination", place.reason, "correct the setting")]
@@ -41,7 +41,7 @@ def destination(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
 
 
 def collector_address(resolved: Resolved) -> str:
-    """The ``host:port`` that a process which sends has a connection to; empty if it needs none, or a Unix socket's."""
+    """Return ``host:port`` of the collector; empty for other destinations and for a Unix socket."""
     return resolved.endpoint.authority if resolved.endpoint is not None else ""
 
 
@@ -81,7 +81,7 @@ def _check_directory(path: str, resolved: Resolved) -> list[Finding]:
 def _path_exists(place: Path) -> bool:
     try:
         return place.exists()
-    except OSError:  # its name is too long, or who asks may not look there
+    except OSError:  # the name is too long, or the directory may not be searched
         return False
 
 
@@ -97,10 +97,10 @@ def _check_agent(agent: Agent, resolved: Resolved) -> list[Finding]:
 
 
 class _SocketConnection(HTTPConnection):
-    """To the agent's Unix socket."""
+    """A connection to the agent's Unix socket."""
 
     def connect(self) -> None:
-        """As `HTTPConnection.connect`; `host` is the socket's file."""
+        """Connect; `host` is the socket's file."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)
@@ -114,7 +114,7 @@ def _open_connection(agent: Agent) -> HTTPConnection:
 
 
 def _check_agent_info(agent: Agent) -> Finding:
-    """What the agent tells of itself. A server that tells nothing may still take profiles: the test export shows it."""
+    """Ask the agent for its version; without an answer warn only, as the test export may still succeed."""
     remedy = "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default"
     try:
         with closing(_open_connection(agent)) as connection:
@@ -188,7 +188,7 @@ def _check_connection(place: tuple[str, int] | str, start: str) -> list[Finding]
 
 
 def export(resolved: Resolved) -> list[Finding]:
-    """Capture the threads of this process once and send them, as the profiler would."""
+    """Capture the threads of this process once and send the samples as the profiler would."""
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
     from splunk_profiler.otel import spans  # noqa: PLC0415  # not needed to examine settings alone
@@ -231,7 +231,7 @@ def export(resolved: Resolved) -> list[Finding]:
 
 
 def _make_records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
-    """What the profiler would make of a snapshot, and that in words."""
+    """Return the records of a snapshot in the configured format, and a description of them."""
     if not resolved.config.sends_profiles:
         return snapshot.samples, f"{len(snapshot.samples)} records"
     from splunk_profiler.capture.events import registered_kinds  # noqa: PLC0415

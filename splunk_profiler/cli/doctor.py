@@ -1,13 +1,14 @@
-"""``splunk-profiler doctor``: would samples flow in this environment, or in that of a running process?
+"""``splunk-profiler doctor``: says if samples would flow in this environment, or in that of a running process.
 
-Runs on the main thread: asks `checks`, `destination_checks` and `process_checks`, and prints what they found. Must not
-import rich: it is asked in services, which are installed without the tools.
+Runs on the main thread. Prints the findings of `checks`, `destination_checks` and `process_checks`. Must not import
+rich: services are installed without the extra ``tools``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import asdict
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
@@ -48,7 +49,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
 
     Exit code 0 if samples would flow, 1 if not.
     """
-    logging.basicConfig(level=logging.CRITICAL)  # what would be logged is said here, as findings
+    logging.basicConfig(level=logging.CRITICAL)  # the findings say what would be logged
     env = environment() if pid is None else environment_of(pid)
     resolved = from_env(env)
     sections = {
@@ -62,29 +63,21 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         sections = {"Process": check_process(pid, destination_checks.collector_address(resolved)), **sections}
     if not no_export and not isinstance(resolved.destination, NoDestination):
         sections["Test"] = destination_checks.export(resolved)
-    failed = any(finding.verdict is Verdict.FAILURE for section in sections.values() for finding in section)
+    failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
     if as_json:
-        print_json(_to_dict(resolved, sections, failed), indent=2)
+        print_json(_to_dict(resolved, sections, bool(failures)), indent=2)
     else:
-        _print(resolved, sections, failed)
-    return int(failed)
+        _print(resolved, sections, failures)
+    return int(bool(failures))
 
 
 def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
     return {
         "samples_would_flow": not failed,
-        "settings": [
-            {"name": name, "value": value, "origin": origin} for name, value, origin in checks.settings(resolved)
-        ],
+        "settings": [setting._asdict() for setting in checks.settings(resolved)],
         "endpoint": None if resolved.endpoint is None else _endpoint_as_data(resolved.endpoint),
         "findings": [
-            {
-                "section": title,
-                "verdict": finding.verdict.value,
-                "subject": finding.subject,
-                "fact": finding.fact,
-                "remedy": finding.remedy,
-            }
+            {"section": title, **asdict(finding), "verdict": finding.verdict.value}
             for title, section in sections.items()
             for finding in section
         ],
@@ -100,7 +93,7 @@ def _endpoint_as_data(endpoint: Endpoint) -> dict[str, object]:
     }
 
 
-def _print(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> None:
+def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: list[Finding]) -> None:
     _print_title("Settings in effect")
     settings = [(f"  {name}", value or "(not set)", origin) for name, value, origin in checks.settings(resolved)]
     widths = [max(len(row[column]) for row in settings) for column in range(2)]
@@ -115,11 +108,10 @@ def _print(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool)
             _print_row(f"{mark} {finding.subject:{width}} ", finding.fact, **style)
             if finding.remedy:
                 _print_row(" " * (width + 3), f"→ {finding.remedy}", bold=True)
-    if failed:
+    if failures:
         _print_title("Samples would not flow:", fg="red")
-        for finding in (finding for section in sections.values() for finding in section):
-            if finding.verdict is Verdict.FAILURE:
-                print_line(f"  {finding.subject}: {finding.fact}")
+        for finding in failures:
+            print_line(f"  {finding.subject}: {finding.fact}")
     else:
         _print_title("Samples would flow.", fg="green")
 
@@ -130,7 +122,7 @@ def _print_title(title: str, **style: Any) -> None:
 
 
 def _print_row(start: str, words: str, **style: Any) -> None:
-    """Print `words` after `start`, as wide as the terminal, within reason; without a terminal as wide as a page."""
+    """Print `words` after `start`, wrapped to the terminal (140 columns at most) or to 100 columns without one."""
     width = min(get_terminal_size().columns, _MAX_WIDTH) if sys.stdout.isatty() else _PAGE_WIDTH
     lines = wrap(words, max(width - len(start), _MIN_WIDTH), break_on_hyphens=False) or [""]
     print_line(start + lines[0], **style)

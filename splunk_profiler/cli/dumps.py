@@ -1,7 +1,6 @@
-"""Reads the text of a call stack as the specification describes it, whoever wrote it.
+"""A parser of call stacks in the text format of the specification.
 
-Pure, and on purpose independent of `formats.text`: what that writes and this reads is compared by tests.
-Imports nothing of ours.
+Pure. Imports nothing of ours: tests compare it with `formats.text`, which writes the format.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
 """
@@ -14,7 +13,7 @@ from functools import lru_cache
 
 
 class DumpError(ValueError):
-    """A text that is no call stack of the specification."""
+    """The text is not a call stack of the specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Dump:
     """A thread's metadata, state and calls, leaf first.
 
     Attributes:
-        thread_name: without the escapes of the text.
+        thread_name: with the escapes of the text decoded.
         index: the number after ``#``.
         fields: ``prio``, ``os_prio``, ``cpu``, ``elapsed``, ``tid``, ``nid`` as written, as far as present.
         status: the free text at the end of the first line.
@@ -61,7 +60,7 @@ class Dump:
 
     @property
     def running(self) -> bool:
-        """True if the thread was said to be on a CPU (``running`` here, ``runnable`` in Java's dumps)."""
+        """True if the status says that the thread ran (``running``; ``runnable`` in Java's dumps)."""
         return self.status.startswith("runn")
 
 
@@ -74,10 +73,10 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(text: str) -> Dump:
-    """`text` as a Dump.
+    """Parse the text of a call stack.
 
     Raises:
-        DumpError: its first line is no metadata line, or a line after the state is no call.
+        DumpError: the first line is not a metadata line, or a line after the state is not a call.
     """
     header, _, rest = text.partition("\n")
     match = _HEADER.fullmatch(header)

@@ -1,6 +1,6 @@
-"""What a command raises when it cannot do its work; `__main__` turns it into an exit code.
+"""Errors of commands; `__main__` turns them into exit codes.
 
-Owns no thread. Must not import anything but `config`, for the launcher raises these too.
+Must not import anything but `config`: the launcher raises these too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from splunk_profiler.config.parsers import ProfilerError
 
 
 class CommandError(ProfilerError):
-    """A command failed; its text is the one line that the user sees, with `details` in lines below it."""
+    """A failed command: one line for the user, and `details` in the lines below it."""
 
     exit_code = 1
 
@@ -19,12 +19,12 @@ class CommandError(ProfilerError):
 
 
 class CommandNotFoundError(CommandError):
-    """The program to be launched does not exist (a shell's exit code for that)."""
+    """The program to launch does not exist; the exit code is a shell's."""
 
     exit_code = 127
 
 
 class CommandNotExecutableError(CommandError):
-    """The program to be launched exists and cannot be executed (a shell's exit code for that)."""
+    """The program to launch exists and cannot be executed; the exit code is a shell's."""
 
     exit_code = 126

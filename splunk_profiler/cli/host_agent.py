@@ -1,7 +1,7 @@
-"""``splunk-profiler host-agent``: a small stand-in for a host profiler, for trying the whole loop on one machine.
+"""``splunk-profiler host-agent``: a small stand-in for a host profiler, to try the correlation on one machine.
 
-Runs on the main thread, on which all stopping and reading of threads happens. Signals are taken synchronously, between
-samples, so that none arrives while a thread is held. Imports the inspector only when it is asked to work.
+Runs on the main thread, which stops and reads the threads of the processes. Signals are taken synchronously between
+samples, so none arrives while a thread is stopped. Imports the inspector late.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def host_agent(  # noqa: PLR0917
 
 def _run_with_json(pids: tuple[int, ...], settings: Settings) -> Totals:
     def on_event(event: Event) -> None:
-        print_json(to_dict(event, time.time_ns()))  # which flushes
+        print_json(to_dict(event, time.time_ns()))
 
     totals = _run(pids, settings, on_event)
     print_json(totals_to_dict(totals, time.time_ns()))

@@ -1,7 +1,7 @@
-"""Would host profilers be able to read the context of each thread? A section of the doctor.
+"""The doctor's checks of publishing to host profilers.
 
-Runs on the main thread of `doctor`, which becomes readable for a moment itself: the only way to know where the
-dynamic loader puts the libraries is to load them.
+Runs on the main thread of `doctor`. Loads the libraries into the doctor itself: only the dynamic loader decides where
+their thread-local storage is. Host profilers can read the doctor until the check is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LABELS = "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED"
 
 
 def host_profilers(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
-    """What is published, and whether readers could follow it. Nothing here keeps samples from arriving."""
+    """Check what is published and if host profilers could read it; no finding here is a FAILURE."""
     config = resolved.config
     findings = [
         _check_switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation),

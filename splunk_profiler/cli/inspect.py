@@ -1,7 +1,7 @@
-"""``splunk-profiler inspect``: what a host profiler would see of a process, read from outside.
+"""``splunk-profiler inspect``: shows what a host profiler would see of a process.
 
-Runs on the main thread, on which all stopping and reading of threads happens. Signals are taken synchronously, between
-reads, so that none arrives while a thread is held. Imports the inspector only when it is asked to read.
+Runs on the main thread, which stops and reads the threads of the process. Signals are taken synchronously between
+reads, so none arrives while a thread is stopped. Imports the inspector late.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _show_reports(reader: Reader, interval_s: float | None, show: Callable[[Repo
         code = int(not report.followed_interfaces)
         if interval_s is None:
             return code
-        # Absolute deadlines, and no burst after a read that took longer than the interval.
+        # An absolute deadline; no burst after a read that took longer than the interval.
         deadline = max(deadline + interval_s, time.monotonic())
         if wait_until_deadline(deadline, reader.detach_pending):
             return code

@@ -1,7 +1,4 @@
-"""What the inspector has found, drawn for a person or as JSON.
-
-Owns no thread. Consumes the inspector's report and reads no process itself.
-"""
+"""The inspector's report, as tables or as JSON. Reads no process itself."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _MARKS = {"blocks": "✗", "loses": "!", "note": "·"}
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """The report as what `json.dumps` takes; bytes that are no UTF-8 text are written as ``\\xNN``."""
+    r"""Return the report for JSON; bytes that are not UTF-8 become ``\xNN``."""
     storage = report.storage
     return {
         "pid": report.pid,
@@ -87,7 +84,7 @@ def _thread_to_dict(thread: ThreadReading) -> dict[str, Any]:
 
 
 def draw(report: Report) -> RenderableType:
-    """The report for a person, at most 100 columns wide."""
+    """Return the report as tables of at most 100 columns."""
     parts: list[RenderableType] = [
         text(f"Process {report.pid} ({report.command}), {_mode_name(report)} mode", style="bold"),
         "",

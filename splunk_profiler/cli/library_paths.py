@@ -1,4 +1,4 @@
-"""Whose code a source file is, as far as its path can tell. Pure; imports nothing of ours."""
+"""The test for library code by the path of its file. Pure; imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
 
 
 def is_library(file: str) -> bool:
-    """True for code that came with Python or was installed."""
+    """Return True for code of Python's library or of an installed package."""
     return file.startswith("<frozen") or _LIBRARY.search(file) is not None

@@ -1,7 +1,6 @@
 """A bounded load on the demonstration's web shop.
 
-Each worker is a thread with one connection that sends its share of requests, one after the other, until
-told to stop. Knows the shop's routes and nothing of profiling; imports nothing of ours.
+Each worker is a thread with one connection that sends one request after the other. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Request:
 
 
 def choose_request(rng: random.Random) -> Request:
-    """A request as the shop's customers send them."""
+    """Choose a random request of the shop's mix."""
     kind = rng.random()
     if kind < 0.35:
         return Request("GET", f"/products/{rng.randrange(1, _PRODUCT_COUNT)}")
@@ -57,18 +56,18 @@ class Load:
         ]
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the workers."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Send no more, and wait for the answers under way."""
+        """Stop the workers and wait for the answers to their last requests."""
         self._stop_requested.set()
         for thread in self._threads:
             thread.join(_TIMEOUT_S)
 
     def answers(self) -> dict[str, int]:
-        """How many answers of each kind: ``2xx``, ``5xx``, or the name of the error that came instead."""
+        """Return the counts of answers by kind: ``2xx``, ``5xx``, or the name of an exception."""
         with self._lock:
             return dict(self._answers)
 
@@ -85,7 +84,7 @@ class Load:
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 answer = type(error).__name__
-                # A service that is gone would otherwise be asked as fast as it can refuse.
+                # A service that is gone refuses at once: do not spin.
                 self._stop_requested.wait(0.2)
             with self._lock:
                 self._answers[answer] += 1

@@ -1,6 +1,6 @@
-"""Plain lines of output, safe to print whatever they hold; `terminal` is the same for tables.
+"""Plain lines of output, with unprintable characters escaped; `terminal` does the same for tables.
 
-The rest of the command line prints through these two only. Must not import rich, which costs the launcher its start.
+The command line prints through these two modules only. Must not import rich, which would slow the launcher.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from splunk_profiler.system.printable import printable
 
 
 def print_line(text: str, *, error: bool = False, **style: Any) -> None:
-    """Print one line, to the standard error if `error`; flushes. A terminal shows it in `click.style`'s `style`."""
+    """Print and flush one line, to standard error if `error`. `style` is that of `click.style`."""
     click.echo(click.style(printable(text), **style) if style else printable(text), err=error)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
-    """Print `value` as JSON in ASCII, in which everything else is an escape of JSON's own."""
+    """Print `value` as JSON in ASCII."""
     for line in json.dumps(value, indent=indent).split("\n"):
         print_line(line)

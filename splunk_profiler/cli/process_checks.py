@@ -1,6 +1,6 @@
-"""A running process, looked at from outside: its environment, whether the profiler is in it, whom it talks to.
+"""Checks of a running process: its environment, the profiler in it, and its connections.
 
-Linux only: reads ``/proc``. Runs on the main thread of `doctor`; touches nothing in the other process.
+Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothing in the other process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with.
+    """Return the environment that a process was started with.
 
     Raises:
-        CommandError: there is no such process, or it belongs to somebody else.
+        CommandError: there is no such process, or it belongs to another user.
     """
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
@@ -34,11 +34,11 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def check_process(pid: int, target: str) -> list[Finding]:
-    """What of the profiler can be seen in process `pid`.
+    """Look for the profiler in process `pid`.
 
     Args:
-        pid: which.
-        target: the ``host:port`` of the collector that it should be connected to; empty if it sends to none.
+        pid: the process id.
+        target: ``host:port`` of the collector that it should be connected to; empty if there is none.
     """
     root = Path("/proc") / str(pid)
     executable = _read_link(root / "exe")
@@ -85,7 +85,7 @@ def check_process(pid: int, target: str) -> list[Finding]:
 
 
 def _count_connections(root: Path, port: int) -> int:
-    """Established TCP connections of that process to `port` of any host."""
+    """Count the established TCP connections of the process to `port` of any host."""
     links = (_read_link(descriptor) for descriptor in _list_directory(root / "fd"))
     socket_inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     count = 0

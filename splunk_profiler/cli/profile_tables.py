@@ -1,4 +1,4 @@
-"""Draws profiles that `profiles` has added up: the top by CPU and by wall time, for each endpoint, your code first.
+"""Tables of the sums of `profiles`: for each endpoint the top functions by CPU and by wall time, your code first.
 
 Runs on the main thread of `report`; reads no data itself.
 """
@@ -25,18 +25,18 @@ from splunk_profiler.cli.terminal import Terminal, text
 
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)
-_MIN_SHARE = 0.005  # of an endpoint's time: less is not worth a line
+_MIN_SHARE = 0.005  # of an endpoint's time, for a function to be shown
 
 
 def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> None:
-    """Write the tables."""
+    """Print the tables."""
     for value in VALUES:
         tables.heading(console, f"Aggregated profile by {_TITLES[value]}, for each endpoint: your code, then libraries")
         console.print(_table(profiles, value, top, endpoints))
 
 
 def to_dict(profiles: Profiles) -> dict[str, Any]:
-    """The numbers as plain values."""
+    """Return the numbers for JSON."""
     return {
         "records": profiles.records,
         "samples": profiles.samples,
@@ -75,7 +75,7 @@ def _function_to_dict(function: Function) -> dict[str, Any]:
 
 
 def _rank_endpoints(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]]:
-    """Endpoints, those with most of `value` first; what is in none of them comes last."""
+    """Return the endpoints, most of `value` first; samples without an endpoint come last."""
 
     def rank(item: tuple[str, Endpoint]) -> tuple[int, int]:
         name, endpoint = item
@@ -103,7 +103,7 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
 
 
 def _top_functions(endpoint: Endpoint, value: str, top: int) -> list[tuple[Function, int]]:
-    """Functions of the application with the time of what they did themselves or had libraries do, then of libraries."""
+    """Return the application's functions with their direct time, then the libraries' with their own time."""
     min_ns = max(getattr(endpoint.spent, value) * _MIN_SHARE, 1)
     found = []
     for own, is_application, max_count in (("direct", True, top), ("own", False, -(-top // 2))):

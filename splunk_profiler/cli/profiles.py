@@ -1,7 +1,6 @@
-"""Reads profiles in pprof's format as a log record carries them, and adds them up for each endpoint.
+"""Sums of profiles in pprof's format, as log records carry them, for each endpoint.
 
-Runs on the main thread of `report`. Data in, numbers out: draws nothing. On purpose independent of `formats.pprof`:
-what that writes and this reads is compared by tests. Imports nothing of ours but what a path tells.
+Runs on the main thread of `report`; draws nothing. Must not import `formats.pprof`, with which tests compare it.
 
 Specification: ``proto/profile.proto`` of the pprof project; the names of mappings are in ``docs/pprof.md``.
 """
@@ -22,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from splunk_profiler.cli.library_paths import is_library
 
-FORMAT = "pprof-gzip-base64"
+PROFILE_FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
 UNNAMED = "(spans without a name)"
 NOT_SAMPLED = "(not sampled)"
@@ -30,11 +29,11 @@ NOT_SAMPLED = "(not sampled)"
 APPLICATION = "application"
 VALUES = ("cpu", "wall")
 _PROCESS_PREFIX = "[process]."
-_MAX_MESSAGE_BYTES = 256 << 20  # of a message: more is no profile, but a bomb
+_MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
 
 _INT64, _UINT64, _STRING, _MESSAGE = 3, 4, 9, 11  # FieldDescriptorProto.Type
 _TYPES = {"int64": _INT64, "uint64": _UINT64, "string": _STRING}
-# As much of the schema as is read: message → field → (number, type); a type that ends with * is repeated.
+# The part of the schema that is read: message → field → (number, type); a type that ends with * is repeated.
 _SCHEMA = {
     "Profile": {
         "sample_type": (1, "ValueType*"),
@@ -58,7 +57,7 @@ _SCHEMA = {
 
 
 class ProfileError(ValueError):
-    """A body that is no profile with wall and CPU time."""
+    """The body is not a profile with wall and CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ class Place:
     """A line of a function.
 
     Attributes:
-        function: its qualified name.
-        file, line: where; line 0 if not known.
+        function: qualified name.
+        file, line: source line; line 0 if not known.
         kind: ``application``, ``library``, ``standard-library``; empty if not known.
         distribution: name and version (``requests==2.32.3``), as far as known.
     """
@@ -87,7 +86,7 @@ class TimeTotals:
     wall: int = 0
 
     def add(self, cpu: int, wall: int) -> None:
-        """Add that much."""
+        """Add nanoseconds of CPU and wall time."""
         self.cpu += cpu
         self.wall += wall
 
@@ -97,10 +96,10 @@ class Function:
     """The times of one function in one endpoint.
 
     Attributes:
-        place: where it was met first.
-        own: while it was executing itself.
-        direct: the same, and while library code that it had called was, without one of the application nearer.
-        total: with all that it called.
+        place: its line in the first sample.
+        own: time at the leaf of the stack.
+        direct: time as the application's function nearest to the leaf.
+        total: time anywhere on the stack.
     """
 
     place: Place
@@ -118,7 +117,7 @@ class Endpoint:
     functions: dict[str, Function] = field(default_factory=dict)
 
     def add(self, stack: list[Place], samples: int, cpu: int, wall: int) -> None:
-        """Count one aggregate, whose frames are leaf first."""
+        """Add one aggregate; the frames of `stack` are leaf first."""
         self.samples += samples
         self.spent.add(cpu, wall)
         seen: set[str] = set()
@@ -140,16 +139,16 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Profiles:
-    """Profiles added up.
+    """The sums of profiles.
 
     Attributes:
         records: log records.
-        samples: what their samples count.
-        spent: the time of all of them.
+        samples: samples in them.
+        spent: time of all samples.
         services: records by service.
-        first_ns, last_ns: begin of the first and end of the last one, nanoseconds since the epoch.
-        periods_ms: records by the distance of their snapshots.
-        endpoints: by name; `OUTSIDE`, `UNNAMED` and `NOT_SAMPLED` are among them.
+        first_ns, last_ns: start of the first and end of the last profile, nanoseconds since the epoch.
+        periods_ms: records by sampling period.
+        endpoints: times by endpoint, `OUTSIDE`, `UNNAMED` and `NOT_SAMPLED` included.
     """
 
     records: int = 0
@@ -165,7 +164,7 @@ class Profiles:
         """Add the profile that is the body of a log record.
 
         Raises:
-            ProfileError: it is none; nothing was added.
+            ProfileError: the body is not a profile; nothing was added.
         """
         message = _decode_body(body)
         try:
@@ -202,7 +201,7 @@ def _decode_body(body: str) -> Any:
 
 
 def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict[str, str]]]:
-    """Stack, count, CPU and wall time, and the labels that are texts, of each sample."""
+    """Yield the stack, count, CPU and wall time, and the string labels of each sample."""
     texts = list(message.string_table)
     kinds = [texts[each.type] for each in message.sample_type]
     count_at, cpu_at, wall_at = (kinds.index(kind) for kind in ("samples", "cpu", "wall"))
@@ -228,7 +227,7 @@ def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int,
 
 
 def _kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:
-    """Kind and distribution of a mapping; of one that does not say, as of other senders, what the path tells."""
+    """Return kind and distribution from the name of a mapping; other senders do not name them: judge the path."""
     kind, _, name = mapping.partition("/")
     if kind in (APPLICATION, "library", "standard-library"):
         return kind, build_id or name

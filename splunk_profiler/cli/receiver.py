@@ -1,7 +1,7 @@
-"""The local collector's server: OTLP/gRPC requests in, lines of the store out, and counts for a person.
+"""The server of the local collector: saves OTLP/gRPC requests in the store and counts their contents.
 
-Requests run on the server's own threads. A request is answered with success only when the store has it.
-Imports gRPC and the protocol's messages, so only `collect` imports this.
+Requests run on the server's threads. A request succeeds only when the store has it. Imports gRPC and the
+protocol's messages, so only `collect` imports this module.
 
 Specification: OTLP 1.x, "OTLP/gRPC", "Failures"; JSON as in "JSON Protobuf Encoding".
 """
@@ -28,10 +28,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
-from splunk_profiler.cli.store import LineFile, Store, StoreError
+from splunk_profiler.cli.store import PROFILE_SCOPE, LineFile, Store, StoreError
 
-PROFILE_SCOPE = "otel.profiling"
-
+_Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 _SERVICE = "opentelemetry.proto.collector.{0}.v1.{1}Service"
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 MAX_ITEMS = 250_000
@@ -41,28 +40,28 @@ MAX_NAME_LENGTH = 100
 _MAX_REQUESTS = 128
 _WORKER_COUNT = 4
 _STOP_GRACE_S = 5.0
-# gRPC itself answers what is larger than this, before anything of ours could count it.
+# gRPC itself refuses larger requests, so they are not in `Counts.oversize`.
 _TRANSPORT_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has been received since the start.
+    """Counts of what has been received since the start.
 
     Attributes:
         requests: requests that were saved and acknowledged.
-        samples: log records of the profiling scope that are one sample; `samples_in_spans` of them carry a span id.
-        profiles: those that are an aggregated profile.
+        samples: log records of the profiling scope that are one sample.
+        samples_in_spans: samples with a span id.
+        profiles: log records of the profiling scope that are an aggregated profile.
         logs: log records of any other scope.
         spans: spans.
-        metrics: requests with metrics, which are acknowledged and not kept.
+        metrics: requests with metrics, which are acknowledged and dropped.
         malformed: requests that could not be parsed.
-        oversize: requests that were larger, or held more, than allowed.
-        refused: requests that could not be saved; their senders were told to try again.
-        services: names of the services that sent first, `MAX_SERVICES` at most, each cut to `MAX_NAME_LENGTH`
-            characters.
-        unnamed_services: how often another service sent.
-        problem: why requests are being refused; empty while they are not.
+        oversize: requests with too many bytes or items.
+        refused: requests that could not be saved; the answer asks the sender to try again.
+        services: the first `MAX_SERVICES` names of services, cut to `MAX_NAME_LENGTH` characters.
+        unnamed_services: how often a service was received that is not in `services`.
+        problem: why requests are being refused; empty while they are saved.
     """
 
     requests: int = 0
@@ -83,16 +82,15 @@ class Counts:
 class Receiver:
     """An OTLP/gRPC server that saves logs and traces in `store`.
 
-    Its memory is bounded, whatever is sent: `_WORKER_COUNT` requests are read at once, in bytes, and one at a time is
-        parsed
-    and saved. Others wait with their senders, up to `_MAX_REQUESTS`; gRPC itself refuses what comes besides
-    (RESOURCE_EXHAUSTED). A request holds `MAX_ITEMS` records, spans, attributes and values at most.
+    Its memory is bounded. `_WORKER_COUNT` requests are read at once; one at a time is parsed and saved. Up to
+    `_MAX_REQUESTS` wait; gRPC refuses more (RESOURCE_EXHAUSTED). A request holds at most `MAX_ITEMS` records, spans,
+    attributes and values.
 
     Args:
-        store: where requests go.
-        host, port: where to listen; port 0 takes a free one.
-        max_request_bytes: requests larger than this are refused for good.
-        on_problem: called with one sentence when requests begin to be refused and when they no longer are.
+        store: files for the requests.
+        host, port: address to listen on; port 0 takes a free one.
+        max_request_bytes: limit of a request; larger ones are refused for good.
+        on_problem: called with one sentence when refusals begin and when they end.
 
     Raises:
         CommandError: nothing can listen on that address.
@@ -118,8 +116,8 @@ class Receiver:
         )
         self._server.add_generic_rpc_handlers(
             (
-                _make_service("logs", "Logs", self._handle_logs),
-                _make_service("trace", "Trace", self._handle_traces),
+                _make_service("logs", "Logs", self._one_at_a_time(self._save_logs)),
+                _make_service("trace", "Trace", self._one_at_a_time(self._save_traces)),
                 _make_service("metrics", "Metrics", self._handle_metrics),
             )
         )
@@ -133,41 +131,39 @@ class Receiver:
         self._server.start()
 
     def counts(self) -> Counts:
-        """What has been received until now."""
+        """Return the counts so far."""
         with self._counts_lock:
             return self._counts
 
     def stop(self) -> None:
-        """Refuse new requests, finish those that are under way (5 seconds at most), and end."""
+        """Refuse new requests, finish running ones (5 seconds at most), and end."""
         self._server.stop(_STOP_GRACE_S).wait()
 
-    def _handle_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._request_lock:
-            return self._save_logs(body, context)
+    def _one_at_a_time(self, save: _Handler) -> _Handler:
+        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
+            with self._request_lock:
+                return save(body, context)
 
-    def _handle_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._request_lock:
-            return self._save_traces(body, context)
+        return handle
 
     def _save_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportLogsServiceRequest, body, context)
-        added = Counts(requests=1, services=_service_names(request.resource_logs))
-        for resource in request.resource_logs:
-            for scope in resource.scope_logs:
-                if scope.scope.name == PROFILE_SCOPE:
-                    samples = [record for record in scope.log_records if not _is_profile(record)]
-                    in_spans = sum(1 for record in samples if record.span_id)
-                    added = replace(
-                        added,
-                        samples=added.samples + len(samples),
-                        samples_in_spans=added.samples_in_spans + in_spans,
-                        profiles=added.profiles + len(scope.log_records) - len(samples),
-                    )
-                else:
-                    added = replace(added, logs=added.logs + len(scope.log_records))
-        if added.samples or added.profiles or added.logs:
+        scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
+        profiling = [record for scope in scopes if scope.scope.name == PROFILE_SCOPE for record in scope.log_records]
+        samples = [record for record in profiling if not _is_profile(record)]
+        record_count = sum(len(scope.log_records) for scope in scopes)
+        if record_count:
             self._save(self._store.logs, request, context)
-        self._add(added)
+        self._add(
+            Counts(
+                requests=1,
+                samples=len(samples),
+                samples_in_spans=sum(1 for record in samples if record.span_id),
+                profiles=len(profiling) - len(samples),
+                logs=record_count - len(profiling),
+                services=_service_names(request.resource_logs),
+            )
+        )
         return _encode(ExportLogsServiceResponse())
 
     def _save_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
@@ -183,20 +179,14 @@ class Receiver:
         return _encode(ExportMetricsServiceResponse())
 
     def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
+        problem = ""
         if len(body) > self._max_request_bytes:
+            problem = f"has {len(body)} bytes, {self._max_request_bytes} are allowed"
+        elif exceeds_item_limit(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
+            problem = f"holds more than {MAX_ITEMS} records, spans, attributes and values"
+        if problem:
             self._add(Counts(oversize=1))
-            _refuse(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the request has {len(body)} bytes, {self._max_request_bytes} are allowed; send smaller batches",
-            )
-        if exceeds_item_limit(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
-            self._add(Counts(oversize=1))
-            _refuse(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the request holds more than {MAX_ITEMS} records, spans, attributes and values; send smaller batches",
-            )
+            _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request {problem}; send smaller batches")
         try:
             return kind.FromString(body)
         except DecodeError:
@@ -239,7 +229,7 @@ class Receiver:
 
 
 def to_json(request: Message) -> dict[str, Any]:
-    """`request` as OTLP/JSON: enumerations are numbers, trace and span ids are hex."""
+    """Return `request` as OTLP/JSON: enumerations are numbers, trace and span ids are hex."""
     value: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
     for resource in value.get("resourceLogs", ()):
         for scope in resource.get("scopeLogs", ()):
@@ -279,16 +269,14 @@ def _service_names(resources: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name[:MAX_NAME_LENGTH] for name in names if name))
 
 
-def _make_service(
-    signal: str, name: str, export: Callable[[bytes, grpc.ServicerContext], bytes]
-) -> grpc.GenericRpcHandler:
-    # Without a deserializer the handler gets the bytes, so that it is we who answer what cannot be parsed.
+def _make_service(signal: str, name: str, export: _Handler) -> grpc.GenericRpcHandler:
+    # Without a deserializer the handler gets bytes, and can count and answer malformed requests itself.
     handler = grpc.unary_unary_rpc_method_handler(export)
     return grpc.method_handlers_generic_handler(_SERVICE.format(signal, name), {"Export": handler})
 
 
 def _check_address_free(host: str, port: int) -> None:
-    """Have the system's own word on why nothing can listen there; gRPC only knows that it is so."""
+    """Raise an error with the system's reason if nothing can listen there; gRPC gives no reason."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

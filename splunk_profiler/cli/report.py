@@ -1,6 +1,6 @@
-"""``splunk-profiler report``: what saved profiles say, for a person or as JSON.
+"""``splunk-profiler report``: draws the counts of `analysis`, or prints them as JSON.
 
-Runs on the main thread. Draws what `analysis` has counted; reads no data itself.
+Runs on the main thread; reads no data itself.
 """
 
 from __future__ import annotations
@@ -61,22 +61,10 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
 
 
 def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spans: int = 12) -> None:
-    """Write the report."""
+    """Print the report."""
     tables.heading(console, "Profile")
     console.print(_summary(analysis, path))
-    ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].sort_key)
-    if ranked or analysis.unknown_span.samples:
-        tables.heading(console, "Spans")
-        console.print(_span_table(analysis, ranked[:spans]))
-        if len(ranked) > spans:
-            console.print(text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
-    for name, tally in ranked[:spans]:
-        if tally.ran.samples:
-            tables.heading(console, f"Hottest functions in {name}")
-            console.print(_function_table(tally.ran, top))
-    if analysis.outside.ran.samples:
-        tables.heading(console, "Hottest functions outside of spans")
-        console.print(_function_table(analysis.outside.ran, top))
+    _draw_spans(console, analysis, top, spans)
     if analysis.running < analysis.samples:
         tables.heading(console, "Where threads waited")
         console.print(_wait_table(analysis, top, spans))
@@ -94,8 +82,22 @@ def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spa
         console.print(text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
 
 
+def _draw_spans(console: Terminal, analysis: Analysis, top: int, spans: int) -> None:
+    ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].sort_key)
+    if ranked or analysis.unknown_span.samples:
+        tables.heading(console, "Spans")
+        console.print(_span_table(analysis, ranked[:spans]))
+        if len(ranked) > spans:
+            console.print(text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
+    titled = [(f"in {name}", tally) for name, tally in ranked[:spans]]
+    for title, tally in [*titled, ("outside of spans", analysis.outside)]:
+        if tally.ran.samples:
+            tables.heading(console, f"Hottest functions {title}")
+            console.print(_function_table(tally.ran, top))
+
+
 def to_dict(analysis: Analysis, path: Path) -> dict[str, Any]:
-    """The report's numbers as plain values."""
+    """Return the report's numbers for JSON."""
     return {
         "path": str(path.resolve()),
         "files": [str(file.resolve()) for file in analysis.files],
@@ -124,7 +126,7 @@ def to_dict(analysis: Analysis, path: Path) -> dict[str, Any]:
             for name, seen in analysis.threads.items()
         },
         "profiles": profile_tables.to_dict(analysis.profiles),
-        "record": analysis.record and {"span": analysis.record[0], "as_received": analysis.record[1]},
+        "record": analysis.record and {"span": analysis.record.span, "as_received": analysis.record.record},
     }
 
 
@@ -142,8 +144,7 @@ def _functions_to_dicts(functions: Functions) -> list[dict[str, Any]]:
     return [
         {
             "function": name,
-            "file": functions.place(name)[0],
-            "line": functions.place(name)[1],
+            **functions.place(name)._asdict(),
             "own": functions.own[name],
             "total": total,
         }
@@ -216,13 +217,13 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
 
 
 def _other_samples(analysis: Analysis) -> list[tuple[str, Tally]]:
-    """Samples whose span has no name here."""
+    """Return the samples whose span has no known name."""
     others = ("span not received", analysis.unknown_span), ("outside of spans", analysis.outside)
     return [(title, tally) for title, tally in others if tally.samples]
 
 
 def _wait_table(analysis: Analysis, top: int, spans: int) -> Table:
-    """For each span, those with the most samples first, what threads waited in and whose code led there."""
+    """Show for each span the functions in which threads waited, and their nearest caller in the application."""
     table = tables.table("span, function", "waited", "share", "called by")
     waiting = [item for item in analysis.by_span.items() if item[1].waited.samples]
     waiting.sort(key=lambda item: -item[1].waited.samples)
@@ -240,15 +241,15 @@ def _wait_table(analysis: Analysis, top: int, spans: int) -> Table:
 
 
 def _function_table(tally: Functions, top: int) -> Table:
-    """The functions that were executing most, then those of the application that led there."""
+    """Show the functions that executed most, then the application's functions that called them."""
     table = tables.table("function", "own", "", "total", "at")
     names = [name for name, _ in tally.own.most_common(top)]
     callers = (name for name, _ in tally.total.most_common() if name not in names)
-    names += [name for name in callers if not is_library(tally.place(name)[0])][:top]
+    names += [name for name in callers if not is_library(tally.place(name).file)][:top]
     for name in names:
         own, total = tally.own[name], tally.total[name]
         table.add_row(
-            text(name, style="bold" if own and not is_library(tally.place(name)[0]) else ""),
+            text(name, style="bold" if own and not is_library(tally.place(name).file) else ""),
             tables.percent(own, tally.samples) if own else "",
             tables.bar(own, tally.samples),
             tables.percent(total, tally.samples),
@@ -295,7 +296,7 @@ def _draw_transaction(console: Terminal, span: dict[str, Any], ids: Counter[str]
 
 
 def _format_record(record: dict[str, Any]) -> str:
-    """JSON with one line for each field, and one for each attribute."""
+    """Format JSON with one line for each field, and one for each attribute."""
     lines = []
     for name, value in record.items():
         if isinstance(value, list):

@@ -1,20 +1,24 @@
-"""How much a protobuf message holds, found before it is parsed: two bytes of it can become hundreds in memory.
+"""A limit on the items of a protobuf message, checked before it is parsed: two bytes can become hundreds in memory.
 
-Pure. Reads the wire format and the descriptors of messages, no messages. Imports nothing of ours.
+Pure. Reads the wire format and the descriptors of messages. Imports nothing of ours.
 
 Specification: Protocol Buffers, "Encoding".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
-# The fields of a message that may hold many things: by number, those of the message in it (empty for texts).
+# Fields that count as items, by number, each with the fields of its own message (empty for strings).
 Fields = dict[int, "Fields"]
 
 _VARINT_BITS = 70
-_VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_VARINT, _LENGTH = 0, 2
+_FIXED_SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # 64 bits, start and end of a group, 32 bits
+_END = -1
 
 
 @cache
@@ -36,43 +40,47 @@ def fields_of(descriptor: Any) -> Fields:
 
 
 def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
-    """Return True if there are more than `max_items` messages and repeated texts in a message, at all depths.
+    """Return True if a message has more than `max_items` messages and repeated strings in it, at all depths.
 
-    Reads no byte twice. False for bytes that are no message: the parser says what is wrong with them.
+    Reads no byte twice. Returns False for malformed bytes, which the parser rejects.
     """
-    count = 0
-    pending = [(fields, 0, len(message))]
     try:
-        while pending:
-            fields, position, end = pending.pop()
-            while position < end:
-                tag, position = _varint(message, position)
-                kind = tag & 7
-                if kind == _LENGTH:
-                    size, position = _varint(message, position)
-                    if position + size > end:
-                        return False
-                    inner = fields.get(tag >> 3)
-                    if inner is not None:
-                        count += 1
-                        if count > max_items:
-                            return True
-                        if inner and size:
-                            pending.append((inner, position, position + size))
-                    position += size
-                elif kind == _VARINT:
-                    _, position = _varint(message, position)
-                elif kind in (_FIXED64, _FIXED32):
-                    position += 8 if kind == _FIXED64 else 4
-                elif kind not in (_GROUP, _END_GROUP):
-                    return False
-    except IndexError:  # the message ends too early
+        return next(islice(_iter_items(message, fields), max_items, None), _END) is not _END
+    except LookupError:
         return False
-    return False
+
+
+def _iter_items(message: bytes, fields: Fields) -> Iterator[int]:
+    """Yield the size of each item.
+
+    Raises:
+        LookupError: the message is malformed.
+    """
+    pending = [(fields, 0, len(message))]
+    while pending:
+        fields, position, end = pending.pop()
+        while position < end:
+            tag, position = _varint(message, position)
+            kind = tag & 7
+            if kind == _VARINT:
+                _, position = _varint(message, position)
+                continue
+            if kind != _LENGTH:
+                position += _FIXED_SIZES[kind]
+                continue
+            size, position = _varint(message, position)
+            if position + size > end:
+                raise IndexError("a field beyond the end of its message")
+            inner = fields.get(tag >> 3)
+            if inner is not None:
+                yield size
+                if inner and size:
+                    pending.append((inner, position, position + size))
+            position += size
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return the number at that place, and the place after it."""
+    """Return the number at that position, and the position after it."""
     value = message[position]
     if value < 0x80:
         return value, position + 1

@@ -1,11 +1,11 @@
-"""``splunk-profiler run``: execute a command so that every Python process in it starts the profiler.
+"""``splunk-profiler run``: executes a command so that every Python process in it starts the profiler.
 
-Runs on the main thread, before `exec`: what it imports is paid for by each start of a service. Must not
-import the profiler or OpenTelemetry.
+Runs on the main thread before `exec`. Must not import the profiler or OpenTelemetry, which would slow each start of a
+service.
 
-The command's Python is told by PYTHONPATH to import `autostart/sitecustomize.py` first, so the application
-needs no change, and the processes it starts (gunicorn's and Celery's workers, multiprocessing) inherit it. LD_PRELOAD
-has the dynamic loader load the library by which host profilers read labels, at the start as its specification asks.
+PYTHONPATH makes Python import `autostart/sitecustomize.py` first, so the application needs no change; child processes
+(workers of gunicorn and Celery, multiprocessing) inherit it. LD_PRELOAD loads the library of the custom labels at the
+start, as its specification asks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPTIONS_WITH_VALUE = "cmWX"
 
 
 def _setting_option(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
-    """An option for the setting `name`, which takes what the setting takes."""
+    """Return a click option for the setting `name`, with the setting's parser."""
     setting = next(item for item in SETTINGS if item.name == name)
 
     def check(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
@@ -112,11 +112,11 @@ def _setting_text(value: str | bool) -> str:
 
 
 def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """`env` for the command: `chosen` settings over it, the profiler on unless `env` says off."""
+    """Return `env` with the `chosen` settings, and with the profiler on unless `env` switches it off."""
     env = {**env, **chosen}
     if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
         env["SPLUNK_PROFILER_ENABLED"] = "true"
-    resolved = from_env(env)  # start() says what is wrong with a value, in the process that it concerns
+    resolved = from_env(env)  # its warnings are dropped: start() logs them in each process
     config = resolved.config
     if not config.runs and env["SPLUNK_PROFILER_ENABLED"].strip().lower() == "false":
         return env
@@ -135,10 +135,11 @@ def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dic
 
 
 def find_program(name: str, search_path: str) -> str:
-    """The file that a shell would execute for `name`.
+    """Return the file that a shell would execute for `name`.
 
     Raises:
-        CommandNotFoundError, CommandNotExecutableError: there is none, or it may not be executed.
+        CommandNotFoundError: there is no such file.
+        CommandNotExecutableError: it may not be executed.
     """
     found = shutil.which(name, path=search_path)
     if found:
@@ -151,7 +152,7 @@ def find_program(name: str, search_path: str) -> str:
 
 
 def find_isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
-    """The option by which the Python to be run ignores PYTHONPATH or runs no ``sitecustomize``; None if none does."""
+    """Return the Python option in the command that disables PYTHONPATH or ``sitecustomize``; None if there is none."""
     words = [path, *arguments]
     if not _PYTHON.fullmatch(Path(path).name):
         words = _read_shebang(path)
@@ -180,7 +181,7 @@ def _read_shebang(path: str) -> list[str]:
 
 
 def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> None:
-    # Python ignores these two in its own process, and a process that is executed inherits that.
+    # Python ignores these signals, and an executed program inherits that.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.stdout.flush()
@@ -189,7 +190,7 @@ def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> Non
         os.execve(path, command, env)
     except OSError as error:
         if error.errno == errno.ENOEXEC:
-            # A script without a first line that names its interpreter: a shell would run it by itself.
+            # A script without a shebang: run it by a shell, as a shell does.
             os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], env)
         if error.errno == errno.ENOENT:
             raise CommandNotFoundError(f"{path} names an interpreter that does not exist") from None

@@ -1,7 +1,7 @@
-"""Waiting that a signal ends, for commands that must not be interrupted between two steps.
+"""Waits that SIGINT or SIGTERM end, for commands that must not be interrupted in the middle of a step.
 
-Runs on the main thread, which has SIGINT and SIGTERM blocked: they are taken synchronously, so that none arrives while
-a thread of another process is held, or a file is half written.
+Runs on the main thread. Signals are blocked and taken synchronously, so none arrives while a thread of another process
+is stopped, or while a file is half written.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _SETTLE_INTERVAL_S = 0.02
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """What is to end the command ends it between two steps; what came besides until then, as an impatient second Ctrl-C
-    while the last results are printed, has been heard as well."""
+    """Block SIGINT and SIGTERM; discard those still pending on exit, such as a second Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield
@@ -29,10 +28,10 @@ def block_signals() -> Iterator[None]:
 
 
 def wait_for_signal(timeout_s: float) -> bool:
-    """Wait up to `timeout_s` seconds for a signal inside `block_signals`; True if one came, which is gone then."""
+    """Wait up to `timeout_s` seconds for a signal inside `block_signals` and take it; False if none came."""
     if hasattr(signal, "sigtimedwait"):
         return signal.sigtimedwait(_STOP_SIGNALS, timeout_s) is not None
-    until = time.monotonic() + timeout_s  # macOS has only the other two calls
+    until = time.monotonic() + timeout_s  # macOS has no sigtimedwait
     while signal.sigpending().isdisjoint(_STOP_SIGNALS):
         if (left_s := until - time.monotonic()) <= 0:
             return False
@@ -46,7 +45,7 @@ def wait_until_deadline(deadline: float, detach_pending: Callable[[], bool]) -> 
 
     Args:
         deadline: seconds.
-        detach_pending: lets threads go that have stopped late; called again and again while it returns False.
+        detach_pending: releases threads that stopped late; called repeatedly until it returns True.
     """
     while (left_s := deadline - time.monotonic()) > 0:
         if not detach_pending():

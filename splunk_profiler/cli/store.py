@@ -1,13 +1,12 @@
-"""What a collector has received, as files of JSON lines: OTLP requests, one in a line.
+"""The collector's files: lines of JSON, one OTLP request in each.
 
-This is the format that the OpenTelemetry Collector's file exporter writes, so its receivers, `jq` and this
-package's report read it. Called by the threads of the receiving server, one at a time for each file.
-Imports nothing of ours but errors and how private files are made.
+This is the format of the OpenTelemetry Collector's file exporter. The threads of the receiver call this module, one at
+a time for each file.
 
-Only their owner can read the files, and the directory where it is made here: what was open to others before is closed.
+Only their owner can read the files, and the directory if it is made here; existing files are made private.
 
-A line that has been appended has been handed to the operating system whole, and survives the end of the
-collector's process; with `sync` it is on the disk. A line that could not be written whole leaves no trace.
+An appended line has been handed to the operating system whole, so it survives the end of the process; with `sync` it is
+on the disk. A line that could not be written whole leaves no trace.
 """
 
 from __future__ import annotations
@@ -24,16 +23,17 @@ from splunk_profiler.system.private_files import make_directory, make_private, o
 
 LOGS = "logs.jsonl"
 TRACES = "traces.jsonl"
+PROFILE_SCOPE = "otel.profiling"
 
 _BLOCK_BYTES = 1 << 16
 
 
 class StoreError(CommandError):
-    """A line could not be saved; what was saved before is whole."""
+    """A line could not be saved; the lines before it are whole."""
 
 
 class LineFile:
-    """A file that only ever holds whole lines, written by one process at a time.
+    """A file of whole lines, written by one process at a time.
 
     Raises:
         StoreError: the file cannot be opened for writing, or another collector writes to it.
@@ -73,7 +73,7 @@ class LineFile:
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             try:
-                # Also clears away what an earlier failure could not.
+                # Removes the part of a line that a failed `_truncate` left.
                 os.ftruncate(self._descriptor, self._size)
                 remaining = memoryview(line)
                 while remaining:
@@ -88,7 +88,7 @@ class LineFile:
             self._size += len(line)
 
     def close(self) -> None:
-        """Close the file, and give up the right to write to it."""
+        """Close the file and release its lock."""
         with self._lock:
             os.close(self._descriptor)
 
@@ -96,10 +96,10 @@ class LineFile:
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError:
-            return  # the next append begins with the same
+            return  # the next append truncates first
 
     def _recover_whole_lines(self) -> int:
-        """The size of the file without the piece of a line that a killed collector left at its end."""
+        """Return the size without the partial line that a killed collector left; complete a line without its end."""
         size = os.fstat(self._descriptor).st_size
         end = size
         tail = b""
@@ -114,7 +114,7 @@ class LineFile:
             json.loads(partial_line)
         except ValueError:
             return size - len(partial_line)
-        # A whole line, only its end is missing: another program wrote it.
+        # A whole line without its newline, as other programs write it.
         os.pwrite(self._descriptor, b"\n", size)
         return size + 1
 
@@ -141,7 +141,7 @@ class Store:
 
     @property
     def size(self) -> int:
-        """Bytes saved, those of earlier runs included."""
+        """Saved bytes, those of earlier runs included."""
         return self.logs.size + self.traces.size
 
     def close(self) -> None:

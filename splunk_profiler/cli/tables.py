@@ -1,7 +1,4 @@
-"""What the parts of a report look alike in: headings, tables, shares and times.
-
-Pure apart from the console it is given. Imports nothing of ours but that.
-"""
+"""The common elements of reports: headings, tables, shares and times."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ from rich.text import Text
 
 from splunk_profiler.cli.terminal import Terminal, text
 
-BAR_CELLS = 12
+_BAR_CELLS = 12
 
 
 def heading(console: Terminal, title: str) -> None:
-    """A blank line and a title."""
+    """Print a blank line and a title."""
     console.print()
     console.rule(text(title, style="bold"), align="left", style="dim")
 
 
 def grid() -> Table:
-    """Two columns: what, and how much of it."""
+    """Return a table of two columns: names and values."""
     created = Table.grid(padding=(0, 2))
     created.add_column(style="cyan", no_wrap=True)
     created.add_column(overflow="fold")
@@ -29,7 +26,7 @@ def grid() -> Table:
 
 
 def table(first: str, *others: str) -> Table:
-    """A table whose first column is a name, and whose others are numbers unless their title says otherwise."""
+    """Return a table whose first column is a name; the others are numbers, except those with a title of texts."""
     created = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
     created.add_column(first, overflow="fold", max_width=66)
     for title in others:
@@ -38,14 +35,14 @@ def table(first: str, *others: str) -> Table:
     return created
 
 
-def bar(part: float, whole: float, min_cells: int = 0) -> Text:
-    """A part of a whole, as long as its share."""
-    cells = round(part / whole * BAR_CELLS) if whole else 0
-    return text("█" * max(min_cells, min(cells, BAR_CELLS)), style="cyan")
+def bar(part: float, whole: float) -> Text:
+    """Return a bar whose length is the share of `part` in `whole`."""
+    cells = round(part / whole * _BAR_CELLS) if whole else 0
+    return text("█" * min(cells, _BAR_CELLS), style="cyan")
 
 
 def percent(part: int, whole: int) -> str:
-    """A part's share."""
+    """Return the share of `part` in `whole`."""
     if not whole:
         return "0 %"
     share = 100 * part / whole
@@ -53,11 +50,11 @@ def percent(part: int, whole: int) -> str:
 
 
 def place(file: str, line: int | None) -> Text:
-    """Where a function is; its own name tells the directories."""
+    """Return the place of a function, without directories: the function's name has the package."""
     name = file.rpartition("/")[2]
     return text(f"{name}:{line}" if line else name, style="dim")
 
 
 def duration(nanoseconds: int) -> str:
-    """Seconds or milliseconds."""
+    """Format a duration in seconds or milliseconds."""
     return f"{nanoseconds / 1e9:,.2f} s" if nanoseconds >= 10_000_000 else f"{nanoseconds / 1e6:.1f} ms"

@@ -1,7 +1,7 @@
-"""The console of the commands that draw, and the texts that they draw: outside text is safe in both.
+"""The console of the commands that draw, and the `Text` objects that they draw.
 
-A string is shown as it is: rich's markup, emoji codes and highlighting are off, and what is not printable is written as
-an escape before the layout is made. The rest of the command line makes no console and no `rich.text.Text` of its own.
+Untrusted strings are safe in both. Rich's markup, emoji codes and highlighting are off. Unprintable characters
+become escapes before the layout. No other module of the command line makes a console or a `rich.text.Text`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Terminal(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any) -> Text:
-        """Return the string as `Text`; rich calls this for each string that is printed, also in cells of tables."""
+        """Return the string as `Text`; rich calls this for each printed string, cells of tables included."""
         return Text(printable(text), style=style, justify=justify, overflow=overflow)
 
 
 def make_console() -> Terminal:
-    """Return a console as wide as the terminal, within reason; without a terminal as wide as a page."""
+    """Return a console as wide as the terminal (140 columns at most), or of 100 columns without a terminal."""
     console = Terminal()
     return Terminal(width=min(console.width, _MAX_WIDTH) if console.is_terminal else PAGE_WIDTH)
 

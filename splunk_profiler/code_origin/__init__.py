@@ -1,0 +1,1 @@
+"""The origin of code: the application, a library or the standard library."""

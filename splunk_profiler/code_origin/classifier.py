@@ -1,9 +1,9 @@
-"""Whose code a source file is: the application's, a library's (and of which version), or the standard library's.
+"""The origin of a source file: the application, a library with its version, or the standard library.
 
-Belongs to the exporting thread, which reads on before it encodes a profile: each entry of ``sys.path`` once, a bounded
-time at a stretch, letting others run in between. Until an entry has been read, what is under it counts as what its
-path looks like. Answers are kept for each file. Runs no code of the application and imports nothing as it works; must
-not import settings, formats or OpenTelemetry.
+The exporting thread runs all of it. It reads each entry of ``sys.path`` once, for a bounded time before
+each profile, and offers the GIL in between. Files under an unread entry are classified by their paths
+alone. Runs no code of the application and imports nothing at run time. Must not import settings,
+formats or OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ APPLICATION = CodeOrigin(OriginKind.APPLICATION)
 LIBRARY = CodeOrigin(OriginKind.LIBRARY)
 STANDARD_LIBRARY = CodeOrigin(OriginKind.STANDARD_LIBRARY, "python", platform.python_version())
 
-_PROFILER = CodeOrigin(OriginKind.LIBRARY, OWN_NAME)  # of which version, its distribution says, where it is installed
-_MAX_READ_S = 0.3  # at a stretch: a fork waits for it, and so does the end of the process
+_PROFILER = CodeOrigin(OriginKind.LIBRARY, OWN_NAME)  # an installed distribution adds the version
+_MAX_READ_S = 0.3  # of one call; forks and the end of the process wait for it
 _PAUSE_INTERVAL_NS = 1_000_000
 _MAX_ENTRIES = 512
 _MAX_CACHED = 16_384
@@ -42,11 +42,11 @@ _FROZEN = "<frozen "
 
 
 class CodeClassifier:
-    """Says where code comes from.
+    """Finds the origin of code.
 
     Args:
-        entries: where modules are found, as of now.
-        parent: in a forked child, what its parent had; what that has read is not read again.
+        entries: returns the current entries of ``sys.path``.
+        parent: in a forked child, the classifier of the parent; entries that it has read are not read again.
         monotonic: the clock, in seconds.
     """
 
@@ -68,10 +68,10 @@ class CodeClassifier:
         self._reading: tuple[str, Steps] | None = None
 
     def read(self, pause: Callable[[], None] = lambda: None) -> bool:
-        """Read on about what is installed, for a third of a second at most. True if everything has been read.
+        """Read installed distributions for 0.3 s at most; return True if all are read.
 
         Args:
-            pause: called again and again in between, so that other threads may run.
+            pause: called repeatedly, to let other threads run.
         """
         until = self._now() + _MAX_READ_S
         paused_ns = time.thread_time_ns()
@@ -86,19 +86,19 @@ class CodeClassifier:
             except Exception:
                 logger.debug("what is installed in %s cannot be read", entry, exc_info=True)
                 self._finish_entry(entry, {})
-            # Reading lets go of the GIL by itself, and to get it back beside busy threads takes tens of milliseconds.
+            # Each read releases the GIL already. Beside busy threads, getting it back takes tens of milliseconds.
             if time.thread_time_ns() - paused_ns >= _PAUSE_INTERVAL_NS:
                 pause()
                 paused_ns = time.thread_time_ns()
         return True
 
     def refresh(self, pause: Callable[[], None]) -> Callable[[str, str], CodeOrigin]:
-        """`classify`, after some reading (`read`): what those who encode a profile ask."""
+        """Call `read` and return `classify`, for the encoder of a profile."""
         self.read(pause)
         return self.classify
 
     def classify(self, file: str, namespace: str) -> CodeOrigin:
-        """Whose code is in `file`, which a code object names, of a module or class `namespace`."""
+        """Return the origin of the code object's `file`, in the module or class `namespace`."""
         key = file if file.startswith("/") else (file, namespace)
         found = self._origin_cache.get(key)
         if found is None:
@@ -109,18 +109,13 @@ class CodeClassifier:
 
     def _next_entry(self) -> tuple[str, Steps] | None:
         for entry in list(self._entries()):
-            # Nothing is installed in '', the current directory.
-            if (
-                type(entry) is str
-                and entry
-                and entry not in self._entries_read
-                and len(self._entries_read) < _MAX_ENTRIES
-            ):
-                return entry, read_entry(entry)
+            # '' is the current directory, where nothing is installed.
+            if type(entry) is str and entry and entry not in self._entries_read:
+                return (entry, read_entry(entry)) if len(self._entries_read) < _MAX_ENTRIES else None
         return None
 
     def _finish_entry(self, entry: str, found: dict[str, CodeOrigin]) -> None:
-        # In this order: a child that is forked in between reads the entry again.
+        # The order matters: a child that is forked in between reads the entry again.
         for place, origin in found.items():
             if self._origins_by_path.get(place, _PROFILER) is _PROFILER:
                 self._origins_by_path[place] = origin
@@ -132,16 +127,15 @@ class CodeClassifier:
         if file.startswith("/"):
             found = self._origin_of_path(file) or self._origin_of_path(self._real_path(file))
             if found is None and (module_file := _module_file_of(namespace)) != file and not _exists(file):
-                found = self._origin_of_path(
-                    module_file.removesuffix("c")
-                )  # delivered as it was compiled somewhere else
+                # Delivered as bytecode that was compiled elsewhere.
+                found = self._origin_of_path(module_file.removesuffix("c"))
             return found or APPLICATION
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
         if frozen in sys.stdlib_module_names:
             return STANDARD_LIBRARY
         if not frozen and not file.startswith("<") and (found := self._origin_of_path(file)) is not None:
-            return found  # a relative entry of sys.path, for instance a zip file that is run
-        # Code that was generated belongs to the module in whose name it runs.
+            return found  # under a relative entry of sys.path, such as a zip file that is run
+        # Generated code belongs to the module whose globals it has.
         if (module_file := _module_file_of(namespace)).startswith("/"):
             return self.classify(module_file, namespace)
         top = namespace.partition(".")[0]
@@ -166,18 +160,18 @@ class CodeClassifier:
             if len(self._real_directories) >= _MAX_CACHED:
                 self._real_directories.clear()
             real = directory
-            with suppress(OSError, ValueError):  # a name that no file can have
+            with suppress(OSError, ValueError):  # the name is invalid
                 real = os.path.realpath(directory)
             self._real_directories[directory] = real
         return f"{real}/{name}"
 
 
 def _builtin_origins() -> dict[str, CodeOrigin]:
-    """The standard library and the profiler itself."""
-    # Not by `sysconfig`, which loads what it knows of the build.
+    """Return the paths of the standard library and of the profiler."""
+    # Avoids `sysconfig`, which imports the build's data.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     paths = {f"{sys.base_exec_prefix}/{sys.platlibdir}/python{version}"}
-    file = module_globals(os).get("__file__")  # there is none where modules are built into the program
+    file = module_globals(os).get("__file__")  # none if modules are built into the program
     if type(file) is str and file.startswith("/"):
         paths.add(posixpath.dirname(file))
     name = f"/python{version.replace('.', '')}.zip"
@@ -194,7 +188,7 @@ def _exists(file: str) -> bool:
 
 
 def _module_file_of(namespace: str) -> str:
-    """The file of the module that `namespace`, a module or a class in one, is in; empty if it is not known."""
+    """Return the file of the module that is, or has the class, `namespace`; empty if not known."""
     while namespace:
         module = sys.modules.get(namespace)
         if module is not None:

@@ -1,9 +1,8 @@
-"""Every setting of the profiler, parsed strictly: the only reader of the environment.
+"""The settings of the profiler, parsed strictly; the only reader of the environment.
 
-Owns `Config`. A wrong value never raises: it becomes one warning that names the setting, the value and what is used
-instead. Where it says where records go, nothing is: no samples are taken then. A `Config` made in code is checked when
-it is made and does raise. Runs on the caller's thread; `settings` is the table, `parsers` the forms of
-values, `otlp_transport` the part for connections. Imports nothing else of ours.
+Owns `Config`. A wrong variable never raises: it becomes one warning that names the setting, the
+value and its replacement. A wrong destination has no replacement: no samples are taken. A `Config`
+made in code raises. Runs on the caller's thread; imports nothing else of ours.
 
 Specification: Splunk profiling conventions, "Activation", "Call Stack Sampling" and "Call Stack Ingest"; Elastic
 universal profiling integration, "Configuration Options".
@@ -16,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from splunk_profiler.config.otlp_transport import Transport
-from splunk_profiler.config.otlp_transport import parse as parse_transport
+from splunk_profiler.config.otlp_transport import Transport, parse_transport
 from splunk_profiler.config.parsers import (
     Agent,
     Collector,
@@ -49,45 +47,49 @@ _DEFAULT_PROFILES_INTERVAL_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The profiler's settings; made once, in force for the life of the process.
+    """The profiler's settings, constant for the life of the process.
 
     Attributes:
-        enabled: whether `splunk_profiler.start()` starts anything (``SPLUNK_PROFILER_ENABLED``).
+        enabled: True if all threads are sampled (``SPLUNK_PROFILER_ENABLED``).
         call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
-        max_overhead: percent of one core that the profiler itself may use, above 0 and at most 100, or ``off``; it
-            samples less often rather than use more.
-        logs_endpoint: where records go, as ``http(s)://host:port``, ``dns:host:port`` or ``unix:path``; None follows
-            ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
-        logs_headers: headers that go with the records, ``name=value,name=value``; None follows
-            ``OTEL_EXPORTER_OTLP_LOGS_HEADERS``, then, if the host is the same, ``OTEL_EXPORTER_OTLP_HEADERS``.
-        export_interval_ms: milliseconds that samples are gathered before they are sent, 1 to 600,000; None is 1,000
-            for ``text``, 10,000 for ``pprof-gzip-base64`` and files, 60,000 for a Datadog agent.
+        max_overhead: percent of one core that the profiler may use, above 0 and at most 100, or ``off``;
+            above it, the profiler samples less often.
+        logs_endpoint: destination of the records: ``http(s)://host:port``, ``dns:host:port`` or
+            ``unix:path``; None follows ``OTEL_EXPORTER_OTLP_ENDPOINT``, then
+            ``https://localhost:4317``.
+        logs_headers: headers of the records, ``name=value,name=value``; None follows
+            ``OTEL_EXPORTER_OTLP_LOGS_HEADERS``, then, on the same host,
+            ``OTEL_EXPORTER_OTLP_HEADERS``.
+        export_interval_ms: milliseconds between two exports, 1 to 600,000; None is 1,000 for
+            ``text``, 10,000 for ``pprof-gzip-base64`` and files, 60,000 for a Datadog agent.
         max_stack_depth: frames kept of a stack, counted from the leaf, 1 to 65,536.
-        include_internal_stacks: also send the threads of the profiler, the OpenTelemetry SDK and gRPC.
-        tracing_stacks_only: send only samples that were taken inside a span.
-        data_format: ``text``, a record for each sample, or ``pprof-gzip-base64``, one for all of an export interval.
-        output: ``otlp`` (a collector), ``file:DIRECTORY``, or ``datadog:`` and the address of a Datadog agent,
-            ``http(s)://HOST:PORT`` or ``unix:///SOCKET``; the last two take profiles only, whatever `data_format` says.
-        gc_events: whether collections of garbage are sampled, with their durations, where profiles are sent: ``true``,
-            ``false`` or ``auto`` (with the native walker).
-        span_runtime_id: whether the application's spans carry the id of the process: ``true``, ``false`` or ``auto``
-            (with a Datadog agent).
-        walker: ``auto`` (native where it can be had), ``native`` or ``portable``.
-        correlation: whether the context of each thread is published by Elastic's ABI, ``true``, ``false`` or
+        include_internal_stacks: True to send the threads of the profiler, the SDK and gRPC as well.
+        tracing_stacks_only: True to send only samples that were taken inside a span.
+        data_format: ``text``, one record a sample, or ``pprof-gzip-base64``, one record an export.
+        output: ``otlp`` (a collector), ``file:DIRECTORY``, or ``datadog:`` and the address of an
+            agent, ``http(s)://HOST:PORT`` or ``unix:///SOCKET``; the last two take profiles only,
+            regardless of `data_format`.
+        gc_events: sampling of garbage collections where profiles are sent: ``true``, ``false`` or
+            ``auto`` (with the native walker).
+        span_runtime_id: the id of the process on the application's spans: ``true``, ``false`` or
+            ``auto`` (with a Datadog agent).
+        walker: ``auto`` (native where it is available), ``native`` or ``portable``.
+        correlation: publishing of each thread's context by Elastic's ABI: ``true``, ``false`` or
             ``auto`` (as `enabled`).
-        socket_directory: where the socket for host profilers is made; None is the system's for temporary files.
-        correlation_buffer_size: how many ended transactions may wait for what host profilers say of them, 1 to
-            1,000,000.
-        custom_labels: whether it is published by the Custom Labels ABI, ``true``, ``false`` or ``auto``.
-        preload: whether ``splunk-profiler run`` loads the library of these labels at the start of the command: ``true``
-            (and of all processes that it starts), ``false`` or ``auto`` (of the command alone).
-        memory_enabled: known, not built yet.
-        snapshot_enabled: whether selected traces are profiled closely, also with `enabled` false.
-        snapshot_interval_ms: milliseconds between two samples of the threads that work for them, 1 to 3,600,000.
+        socket_directory: directory of the socket for host profilers; None is the system's directory
+            for temporary files.
+        correlation_buffer_size: ended transactions that may wait for messages of host profilers,
+            1 to 1,000,000.
+        custom_labels: publishing by the Custom Labels ABI: ``true``, ``false`` or ``auto``.
+        preload: loading of the labels' library by ``splunk-profiler run``: ``true`` (also in all
+            child processes), ``false`` or ``auto`` (in the command alone).
+        memory_enabled: memory profiling, not implemented.
+        snapshot_enabled: True if selected traces are profiled, also with `enabled` false.
+        snapshot_interval_ms: milliseconds between two samples of a selected trace, 1 to 3,600,000.
         snapshot_probability: share of traces that are selected, 0 to 1.
 
     Raises:
-        ConfigError: a value that its setting does not take.
+        ConfigError: a field has a value that its setting does not accept.
     """
 
     enabled: bool = False
@@ -135,49 +137,49 @@ class Config:
 
     @property
     def overhead_limit(self) -> float | None:
-        """The part of one core that the profiler may use; None if there is no limit."""
+        """Share of one core that the profiler may use; None if there is no limit."""
         return None if self.max_overhead.lower() == "off" else float(self.max_overhead) / 100
 
     @property
     def export_interval_ns(self) -> int:
-        """Nanoseconds that samples are gathered before they are sent."""
+        """Nanoseconds between two exports."""
         default_ms = _DEFAULT_PROFILES_INTERVAL_MS if self.sends_profiles else _DEFAULT_SAMPLES_INTERVAL_MS
         return (self.export_interval_ms or self.destination.default_export_interval_ms or default_ms) * 1_000_000
 
     @property
     def destination(self) -> Destination:
-        """What takes the records."""
+        """Destination of the records."""
         return parse_destination(self.output)
 
     @property
     def sends_profiles(self) -> bool:
-        """Whether profiles are sent, not samples."""
+        """True if profiles are sent, not samples."""
         return self.data_format != "text" or not self.destination.accepts_samples
 
     def samples_gc(self, *, native: bool) -> bool:
-        """Whether collections of garbage are sampled, with the native walker or the portable one."""
+        """Return True if garbage collections are sampled with the native or the portable walker."""
         choice = self.gc_events.lower()
         return self.sends_profiles and (native if choice == "auto" else choice == "true")
 
     @property
     def adds_span_runtime_id(self) -> bool:
-        """Whether the application's spans carry the id of the process."""
+        """True if the application's spans carry the id of the process."""
         choice = self.span_runtime_id.lower()
         return isinstance(self.destination, Agent) if choice == "auto" else choice == "true"
 
     @property
     def publishes_correlation(self) -> bool:
-        """Whether Elastic's ABI is published; `correlation` may ask for it with sampling off."""
+        """True if Elastic's ABI is published, possibly with sampling off."""
         return self._resolve_auto(self.correlation)
 
     @property
     def publishes_labels(self) -> bool:
-        """Whether the Custom Labels ABI is published; `custom_labels` may ask for it with sampling off."""
+        """True if the Custom Labels ABI is published, possibly with sampling off."""
         return self._resolve_auto(self.custom_labels)
 
     @property
     def samples(self) -> bool:
-        """Whether stacks are sampled: of all threads, of selected traces, or both."""
+        """True if stacks are sampled: of all threads, of selected traces, or both."""
         return self.enabled or self.snapshot_enabled
 
     @property
@@ -187,7 +189,7 @@ class Config:
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to start."""
+        """True if the settings start anything."""
         return self.samples or self.publishes_correlation or self.publishes_labels
 
     def _resolve_auto(self, choice: str) -> bool:
@@ -196,74 +198,67 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What the environment says.
+    """The settings in effect, with what else the environment defines.
 
     Attributes:
-        config: the settings in effect.
-        destination: what takes the records.
-        endpoint: where a `Collector` is; None if a setting for it cannot be used.
+        config: the settings.
+        destination: destination of the records.
+        endpoint: address of a `Collector`; None if the setting for it is not usable.
         sdk_disabled: True if ``OTEL_SDK_DISABLED`` switches all of OpenTelemetry off.
-        origins: `Config` field → where its value came from (``default`` or the variable's name).
-        warnings: one sentence for each value that could not be used.
+        origins: `Config` field → origin of its value: a variable or ``Config``; none for a default.
+        warnings: one sentence for each value that is not usable.
         transport: headers, timeout, compression and certificates of the exports.
-        resource_attributes: the resource attributes that the environment gives the service (``OTEL_SERVICE_NAME``,
-            ``OTEL_RESOURCE_ATTRIBUTES``), for the time before a `TracerProvider` says more.
-        tags: what ``DD_TAGS`` says.
+        resource_attributes: attributes from ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES``,
+            for the time before there is a `TracerProvider`.
+        tags: tags from ``DD_TAGS``.
     """
 
     config: Config
     destination: Destination | NoDestination
     endpoint: Endpoint | None
     sdk_disabled: bool
-    origins: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    transport: Transport = field(default_factory=Transport)
-    resource_attributes: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+    transport: Transport
+    resource_attributes: Mapping[str, str]
+    tags: Mapping[str, str]
 
     @property
     def samples(self) -> bool:
-        """Whether stacks are sampled: it is asked for, and there is somewhere to send to."""
+        """True if the settings ask for samples and the destination is usable."""
         return self.config.samples and not isinstance(self.destination, NoDestination)
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to start."""
+        """True if the settings start anything."""
         return self.samples or self.config.publishes_correlation or self.config.publishes_labels
 
 
-_NOT_IMPLEMENTED = {
-    "memory_enabled": (True, "memory profiling is not part of this version; the setting has no effect"),
-}
-
-
-def _not_implemented_warnings(config: Config) -> list[str]:
-    return [
-        f"{setting_for_field(name).name}={str(value).lower()}: {message}"
-        for name, (value, message) in _NOT_IMPLEMENTED.items()
-        if getattr(config, name) == value
-    ]
-
-
 def _no_effect_warnings(config: Config, origins: Mapping[str, str]) -> list[str]:
-    if config.data_format != "text" or "data_format" not in origins or not config.sends_profiles:
-        return []
-    return [
-        "SPLUNK_PROFILER_DATA_FORMAT=text has no effect:"
-        f" SPLUNK_PROFILER_OUTPUT={quote_redacted(config.output)} takes profiles"
-        " in pprof's format only, which are sent instead"
-    ]
+    warnings = []
+    if config.memory_enabled:
+        warnings.append(
+            "SPLUNK_PROFILER_MEMORY_ENABLED=true:"
+            " memory profiling is not part of this version; the setting has no effect"
+        )
+    if config.data_format == "text" and "data_format" in origins and config.sends_profiles:
+        warnings.append(
+            "SPLUNK_PROFILER_DATA_FORMAT=text has no effect:"
+            f" SPLUNK_PROFILER_OUTPUT={quote_redacted(config.output)} takes profiles"
+            " in pprof's format only, which are sent instead"
+        )
+    return warnings
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment, for a launcher that hands one on to another process."""
+    """Return a copy of the process's environment, for a launcher that passes it on."""
     return dict(os.environ)
 
 
 def from_env(env: Mapping[str, str] | None = None) -> Resolved:
-    """The settings that `env` (default: the process's environment) asks for. Never raises.
+    """Resolve the settings in `env`, by default the process's environment. Never raises.
 
-    A variable that is empty or blank counts as not set (OpenTelemetry's rule).
+    An empty or blank variable counts as not set (OpenTelemetry's rule).
     """
     env = os.environ if env is None else env
     values: dict[str, Any] = {}
@@ -287,7 +282,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
 
 
 def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolved:
-    """As `from_env`, for settings that were made in code; the endpoint's defaults still come from `env`."""
+    """Resolve settings made in code; defaults of the connection still come from `env`."""
     origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
     return _resolve(config, os.environ if env is None else env, origins, [], [])
 
@@ -308,16 +303,15 @@ def _format_default(setting: Setting) -> str:
 def _resolve(
     config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str], destination_errors: list[str]
 ) -> Resolved:
-    if env.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() == "false":  # whoever runs the service has the last word
+    if env.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() == "false":  # the operator overrides the code
         if config.samples:
             warnings = [*warnings, "SPLUNK_PROFILER_ENABLED=false: the profiler stays off, whatever else asks for it"]
         config = replace(config, enabled=False, snapshot_enabled=False)
-    warnings = warnings + _not_implemented_warnings(config) + _no_effect_warnings(config, origins)
+    warnings = warnings + _no_effect_warnings(config, origins)
     sdk_disabled = bool(_read_boolean(env, "OTEL_SDK_DISABLED", warnings))
-    destination, endpoint = config.destination, None
-    transport = Transport()
+    destination, endpoint, transport = config.destination, None, Transport()
     if not isinstance(destination, Collector):
-        destination_errors = []  # an endpoint that is not needed cannot be wrong
+        destination_errors = []  # no endpoint is needed
     elif not destination_errors:
         endpoint = _resolve_endpoint(
             config, env, origins, _read_boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings), destination_errors
@@ -327,22 +321,19 @@ def _resolve(
         transport, transport_warnings = parse_transport(env, config.logs_headers or "", is_other_host=is_other_host)
         warnings += transport_warnings if config.samples else ()
     name = env.get("OTEL_SERVICE_NAME", "").strip()
-    resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", "")) | (
-        {"service.name": name} if name else {}
-    )
-    tags = parse_tags(env.get("DD_TAGS", ""))
-    resolved_destination = NoDestination("; ".join(destination_errors)) if destination_errors else destination
-    all_warnings = (*destination_errors, *warnings)
+    resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    if name:
+        resource_attributes["service.name"] = name
     return Resolved(
-        config,
-        resolved_destination,
-        endpoint,
-        sdk_disabled,
-        origins,
-        all_warnings,
-        transport,
-        resource_attributes,
-        tags,
+        config=config,
+        destination=NoDestination("; ".join(destination_errors)) if destination_errors else destination,
+        endpoint=endpoint,
+        sdk_disabled=sdk_disabled,
+        origins=origins,
+        warnings=(*destination_errors, *warnings),
+        transport=transport,
+        resource_attributes=resource_attributes,
+        tags=parse_tags(env.get("DD_TAGS", "")),
     )
 
 
@@ -353,7 +344,7 @@ def _resolve_endpoint(
     insecure: bool | None,
     destination_errors: list[str],
 ) -> Endpoint | None:
-    """The first that is set; if that one cannot be used, none, and one more line in `destination_errors`."""
+    """Return the first endpoint that is set; add to `destination_errors` if it is not usable."""
     general = env.get(_GENERAL_ENDPOINT, "").strip()
     if config.logs_endpoint:
         name, text = origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint
@@ -367,7 +358,7 @@ def _resolve_endpoint(
 
 
 def _sends_to_other_host(endpoint: Endpoint, env: Mapping[str, str]) -> bool:
-    """Whether records go to another host than the general endpoint, whose headers and credentials are its own."""
+    """Return True if `endpoint` is not on the host of the general one."""
     try:
         general = parse_endpoint(env.get(_GENERAL_ENDPOINT, "").strip() or DEFAULT_ENDPOINT)
     except ConfigError:
@@ -376,7 +367,6 @@ def _sends_to_other_host(endpoint: Endpoint, env: Mapping[str, str]) -> bool:
 
 
 def _read_boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool | None:
-    """None if it is not set."""
     text = env.get(name, "").strip()
     try:
         return parse_boolean(text) if text else None

@@ -1,9 +1,9 @@
-"""How records travel: the standard OTEL_EXPORTER_OTLP_* settings but for the endpoint, parsed strictly.
+"""The standard OTEL_EXPORTER_OTLP_* settings except the endpoint, parsed strictly.
 
-The OpenTelemetry exporters read these variables themselves, but raise on a value they do not take (also on
-one that an argument overrides) and never name it. Here such a value becomes one warning. A variable for logs
-(``OTEL_EXPORTER_OTLP_LOGS_TIMEOUT``) goes before the general one, as in the exporters. What may hold a token of the
-general endpoint goes to no other host. Pure: reads the mapping it is given, never the environment, and opens no file.
+OpenTelemetry's exporters raise on a wrong value, even on one that an argument overrides, and never
+name it. Here it becomes one warning. A variable for logs (``OTEL_EXPORTER_OTLP_LOGS_TIMEOUT``)
+takes precedence over the general one, as in the exporters. General headers and credentials may hold
+a token, so they go to no other host. Pure: reads only the given mapping and opens no file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from splunk_profiler.config.parsers import quote_redacted
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _GENERAL_PREFIX = "OTEL_EXPORTER_OTLP_"
 _CREDENTIAL_PROVIDER_SETTING = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
 LOGS_HEADERS_SETTING = "SPLUNK_PROFILER_LOGS_HEADERS"
-_HEADER_NAME_PATTERN = re.compile(r"[0-9a-z_.-]+")
+_HEADER_NAME_PATTERN = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _HEADER_VALUE_PATTERN = re.compile(r"[ -~]*")
 _MAX_TIMEOUT_S = 600
 
@@ -30,10 +30,10 @@ class Certificates:
     """PEM files of a TLS connection; empty where not set.
 
     Attributes:
-        ca_certificate: trusted certificates; the system's own list if empty.
+        ca_certificate: trusted certificates; the system's list if empty.
         key: the client's private key.
         chain: the client's certificate chain.
-        settings: the variables that `ca_certificate`, `key` and `chain` came from, for messages.
+        settings: variables of `ca_certificate`, `key` and `chain`, for messages.
     """
 
     ca_certificate: str = ""
@@ -53,16 +53,16 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What an export needs to know besides the endpoint.
+    """The properties of an export besides its endpoint.
 
     Attributes:
         headers: gRPC metadata of each call.
-        timeout_s: how long one export may take, in seconds.
-        gzip: whether requests are compressed.
-        certificates: of the connection for logs.
-        trace_certificates: what the trace exporter takes from the same environment.
-        credential_provider: entry point that makes the TLS credentials instead; empty if there is none.
-        trace_credential_provider: the trace exporter's.
+        timeout_s: limit of one export, in seconds.
+        gzip: True if requests are compressed.
+        certificates: files for the connection for logs.
+        trace_certificates: files that the trace exporter reads from the same environment.
+        credential_provider: entry point that replaces the files; empty if there is none.
+        trace_credential_provider: the trace exporter's entry point.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
@@ -74,14 +74,21 @@ class Transport:
     trace_credential_provider: str = ""
 
 
-def parse(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> tuple[Transport, list[str]]:
-    """Return the transport that `env` asks for, and one sentence for each value that is not used.
+class ParsedTransport(NamedTuple):
+    """A transport, with one sentence for each value that is not used."""
+
+    transport: Transport
+    warnings: list[str]
+
+
+def parse_transport(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> ParsedTransport:
+    """Parse the transport in `env`.
 
     Args:
         env: the variables.
-        headers: those for profiles alone; they go before all others.
-        is_other_host: records go to another host than ``OTEL_EXPORTER_OTLP_ENDPOINT`` names, for which general headers
-            and credentials are not meant.
+        headers: headers for profiles alone; they replace all others.
+        is_other_host: True withholds general headers and credentials, because records go to
+            another host than that of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
     """
     warnings: list[str] = []
     transport = Transport(
@@ -93,22 +100,17 @@ def parse(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = Fa
         credential_provider=_read_credential_provider(env, "LOGS_"),
         trace_credential_provider=_read_credential_provider(env, "TRACES_"),
     )
-    if (
-        is_other_host
-        and transport.credential_provider
-        and not env.get(_CREDENTIAL_PROVIDER_SETTING.format("LOGS_"), "").strip()
-    ):
+    general, own = (_CREDENTIAL_PROVIDER_SETTING.format(signal) for signal in ("", "LOGS_"))
+    if is_other_host and transport.credential_provider and not env.get(own, "").strip():
         transport = replace(transport, credential_provider="")
-        warnings.append(
-            _withheld_warning(_CREDENTIAL_PROVIDER_SETTING.format(""), _CREDENTIAL_PROVIDER_SETTING.format("LOGS_"))
-        )
-    return transport, warnings
+        warnings.append(_withheld_warning(general, own))
+    return ParsedTransport(transport, warnings)
 
 
 def _select_headers(
     env: Mapping[str, str], headers: str, warnings: list[str], *, is_other_host: bool
 ) -> tuple[str, str]:
-    """The variable whose headers are sent, and its text."""
+    """Return the variable of the headers and its text."""
     if headers:
         return LOGS_HEADERS_SETTING, headers
     variable, text = _find_variable(env, "HEADERS")
@@ -126,7 +128,7 @@ def _withheld_warning(variable: str, own: str) -> str:
 
 
 def _find_variable(env: Mapping[str, str], name: str) -> tuple[str, str]:
-    """The variable for logs if it is set, else the general one, and its text."""
+    """Return the variable for logs if it is set, else the general one, and its text."""
     for variable in (f"{_GENERAL_PREFIX}LOGS_{name}", _GENERAL_PREFIX + name):
         if text := env.get(variable, "").strip():
             return variable, text
@@ -160,20 +162,15 @@ def _parse_compression(text: str) -> bool:
 
 
 def _parse_headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple[str, str], ...]:
-    """``name=value,name=value`` with values percent-encoded; one that gRPC cannot send is left out."""
+    """Parse ``name=value,name=value``, percent-encoded; leave out what gRPC cannot send."""
     found: list[tuple[str, str]] = []
     for position, item in enumerate(text.split(","), 1):
         if not item.strip():
             continue
         name, separator, value = item.partition("=")
         name, value = unquote(name).strip().lower(), unquote(value).strip()
-        if (
-            not separator
-            or not _HEADER_NAME_PATTERN.fullmatch(name)
-            or name.endswith("-bin")
-            or name.startswith("grpc-")
-        ):
-            # The text is not repeated: it may be a secret that lost its name.
+        if not separator or not _HEADER_NAME_PATTERN.fullmatch(name):
+            # The warning does not repeat the text: it may be a secret without its name.
             warnings.append(f"{variable}: number {position} is no name=value that gRPC can send; it is left out")
         elif not _HEADER_VALUE_PATTERN.fullmatch(value):
             warnings.append(f"{variable}: the value of number {position} is not printable ASCII; it is left out")
@@ -183,7 +180,7 @@ def _parse_headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple
 
 
 def _read_certificates(env: Mapping[str, str], signal: str) -> Certificates:
-    """The signal's own files if it names an authority of its own, else the general ones (never a mixture)."""
+    """Return all files of `signal` if it names its own authority, else all general ones."""
     own = env.get(f"{_GENERAL_PREFIX}{signal}CERTIFICATE", "").strip()
     prefix = _GENERAL_PREFIX + signal if own else _GENERAL_PREFIX
     names = (f"{prefix}CERTIFICATE", f"{prefix}CLIENT_KEY", f"{prefix}CLIENT_CERTIFICATE")

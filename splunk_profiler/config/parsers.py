@@ -1,4 +1,4 @@
-"""The forms that values of settings take: text in, a value or a `ConfigError` that says what is wrong with it.
+"""Parsers of setting values: text → a value, or a `ConfigError` that names the mistake.
 
 Owns the errors that this package raises. Pure; imports nothing of ours.
 """
@@ -23,27 +23,27 @@ _SECRET_PATTERN = re.compile(
 )
 _MAX_SECRET_CHARS = 20
 _MAX_SHOWN_CHARS = 300
-_MAX_SOCKET_PATH_BYTES = 107  # of the path of a Unix socket
+_MAX_SOCKET_PATH_BYTES = 107
 _HOST_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.%]+\]")
 
 
 class ProfilerError(Exception):
-    """Base of every error that this package raises; its text says what is wrong and what to do."""
+    """Base of every error that this package raises; its text names the problem and the remedy."""
 
 
 class ConfigError(ProfilerError, ValueError):
-    """A value that a setting does not take."""
+    """A value that a setting does not accept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where records are sent.
+    """The address of a collector.
 
     Attributes:
-        url: as the user wrote it, for messages (`redact`).
-        target: for gRPC: ``host:port``, ``dns:host:port``, ``dns:///host:port`` or ``unix:path``.
+        url: the user's text, redacted for messages.
+        target: gRPC target: ``host:port``, ``dns:host:port``, ``dns:///host:port`` or ``unix:path``.
         is_secure: True if the connection uses TLS.
-        setting: the setting it came from, for messages.
+        setting: its setting, for messages.
     """
 
     url: str
@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def path(self) -> str:
-        """The file of a Unix socket; empty for a host and port."""
+        """Path of the Unix socket; empty for a host and port."""
         return unquote(self.target.removeprefix("unix:")) if self.target.startswith("unix:") else ""
 
     @property
@@ -63,39 +63,35 @@ class Endpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port as the socket interface takes them; not for a Unix socket."""
+        """Host and port for the `socket` module; not for a Unix socket."""
         host, _, port = self.authority.rpartition(":")
         return host.strip("[]"), int(port)
 
     @property
     def normalized_host(self) -> str:
-        """The host in a form that can be compared; ``localhost`` for all that is this machine."""
+        """The host, normalized for comparison; ``localhost`` for a loopback address or a socket."""
         host = "localhost" if self.path else self.address[0].lower().rstrip(".")
         return "localhost" if host in ("127.0.0.1", "::1") else host
 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Records go to the endpoint of the settings for it, as log records over OTLP/gRPC: samples, or profiles.
+    """A collector, which takes samples or profiles as log records over OTLP/gRPC.
 
     Attributes:
-        description: the place, in words for a log line; empty where the endpoint says it.
-        accepts_samples: whether each sample may be a record, or profiles are all that is taken.
-        default_export_interval_ms: how much time a profile covers if nothing else is asked for; None: as long as usual.
+        description: the destination in words for a log line; empty because the endpoint names it.
+        accepts_samples: False if the destination takes profiles only.
+        default_export_interval_ms: default time of one profile; None: the general default.
     """
 
+    description: ClassVar[str] = ""
     accepts_samples: ClassVar[bool] = True
     default_export_interval_ms: ClassVar[int | None] = None
-
-    @property
-    def description(self) -> str:
-        """See above."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Profiles are written to files in the directory `path`."""
+    """The directory `path`, which takes profiles as files."""
 
     path: str
     accepts_samples: ClassVar[bool] = False
@@ -103,20 +99,20 @@ class Directory:
 
     @property
     def description(self) -> str:
-        """See `Collector`."""
+        """The destination in words for a log line."""
         return f"files in {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Profiles are posted to a Datadog agent.
+    """A Datadog agent, which takes profiles over HTTP.
 
     Attributes:
-        url: as the user wrote it.
-        host: where it listens.
-        port: the same.
+        url: the user's text.
+        host: its host.
+        port: its port; 0 with a Unix socket.
         is_secure: True if the connection uses TLS.
-        path: the file of the Unix socket that it listens at, in place of host and port; empty if it does not.
+        path: path of its Unix socket, used in place of host and port; empty if it has none.
     """
 
     url: str
@@ -129,7 +125,7 @@ class Agent:
 
     @property
     def description(self) -> str:
-        """See `Collector`."""
+        """The destination in words for a log line."""
         return f"the Datadog agent at {self.url}"
 
 
@@ -138,16 +134,16 @@ Destination = Collector | Directory | Agent
 
 @dataclass(frozen=True, slots=True)
 class NoDestination:
-    """Records go nowhere, because a setting that says where to cannot be used; `reason` is the line of the log."""
+    """The destination where a setting for it is not usable; `reason` is the line for the log."""
 
     reason: str
 
 
 def redact(text: str) -> str:
-    """Return the text of a setting for messages, without what may be secret.
+    """Return a setting's text without possible secrets, for messages.
 
-    Leaves out the user's name, the password and the query of a URL. Cuts what has a line break or looks like a key
-    after 20 characters. All that a message says of a setting's value comes from here.
+    Hides the user name, the password and the query of a URL. Cuts text with a line break or a key
+    after 20 characters. Every message that shows a setting's value uses this function.
     """
     scheme, slashes, rest = text.partition("//")
     if not slashes:
@@ -160,12 +156,12 @@ def redact(text: str) -> str:
 
 
 def quote_redacted(value: object) -> str:
-    """Return a setting's value as `redact`, in quotes and on one line."""
+    """Return a setting's value like `redact`, in quotes and on one line."""
     return repr(redact(value)) if isinstance(value, str) else redact(repr(value))
 
 
 def parse_boolean(text: str) -> bool:
-    """``true`` or ``false`` in any case, nothing else (OpenTelemetry's rule for boolean settings)."""
+    """Parse ``true`` or ``false`` in any case (OpenTelemetry's rule for booleans)."""
     lowered = text.lower()
     if lowered not in ("true", "false"):
         raise ConfigError("neither true nor false")
@@ -173,7 +169,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def integer_parser(low: int, high: int) -> Callable[[str], int]:
-    """A whole number from `low` to `high`."""
+    """Return a parser of whole numbers from `low` to `high`."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
@@ -187,7 +183,7 @@ def integer_parser(low: int, high: int) -> Callable[[str], int]:
 
 
 def choice_parser(*choices: str) -> Callable[[str], str]:
-    """One of these words, exactly."""
+    """Return a parser that accepts exactly one of `choices`."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -198,7 +194,7 @@ def choice_parser(*choices: str) -> Callable[[str], str]:
 
 
 def parse_auto_boolean(text: str) -> str:
-    """``true``, ``false`` or ``auto`` in any case."""
+    """Parse ``true``, ``false`` or ``auto`` in any case."""
     lowered = text.lower()
     if lowered not in ("true", "false", "auto"):
         raise ConfigError("not one of true, false, auto")
@@ -206,7 +202,7 @@ def parse_auto_boolean(text: str) -> str:
 
 
 def parse_directory(text: str) -> str:
-    """An absolute path without ``..``."""
+    """Parse an absolute path without ``..``."""
     if not text.startswith("/"):
         raise ConfigError("not an absolute path")
     if "\0" in text or ".." in text.split("/"):
@@ -217,26 +213,26 @@ def parse_directory(text: str) -> str:
 
 
 def parse_probability(text: str) -> float:
-    """A decimal number from 0 to 1."""
+    """Parse a decimal number from 0 to 1."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+(e-[0-9]{1,3})?", text) or not 0 <= float(text) <= 1:
         raise ConfigError("not a number from 0 to 1")
     return float(text)
 
 
 def parse_overhead(text: str) -> str:
-    """A decimal number above 0, at most 100, or ``off``."""
+    """Parse a decimal number above 0 and at most 100, or ``off``."""
     if text.lower() != "off" and not (re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and 0 < float(text) <= 100):
         raise ConfigError("neither a number above 0, at most 100, nor off")
     return text.lower()
 
 
 def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "") -> Endpoint:
-    """Parse a target for gRPC: one of `ENDPOINT_FORMS`.
+    """Parse one of `ENDPOINT_FORMS`.
 
     Args:
         url: the text.
-        insecure: whether a target without ``http(s)://`` is plaintext; None: only a Unix socket is.
-        setting: where it comes from.
+        insecure: True if a target without ``http(s)://`` is plaintext; None: only a Unix socket is.
+        setting: its setting, for messages.
     """
     try:
         return Endpoint(redact(url), *_parse_target(url, insecure), setting)
@@ -245,7 +241,7 @@ def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "")
 
 
 def _parse_target(url: str, insecure: bool | None) -> tuple[str, bool]:
-    """Target and `Endpoint.is_secure`."""
+    """Return the target and `Endpoint.is_secure`."""
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
@@ -269,11 +265,11 @@ def _parse_host_and_port(text: str) -> str:
 
 
 def _split_host_and_port(url: str) -> tuple[str, int | None]:
-    """The host, in brackets if it is a number of IPv6, and the port, if there is one."""
+    """Return the host, an IPv6 address in brackets, and the port, if there is one."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # whose text has a part of ours in it, which may be a password
+    except ValueError:  # its text may hold a password
         raise ConfigError("it is not a URL, or its port is none") from None
     if "@" in parts.netloc:
         raise ConfigError("it holds a user name, which cannot be sent")
@@ -284,22 +280,18 @@ def _split_host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _parse_socket_path(rest: str) -> str:
-    """The path behind ``unix:``; with ``//`` before it, it is absolute."""
+    """Parse the path after ``unix:``; after ``//`` it is absolute."""
     path = rest.removeprefix("//")
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
-    if (
-        not path
-        or "\0" in path
-        or _SECRET_PATTERN.search(path)
-        or len(path.encode(errors="replace")) > _MAX_SOCKET_PATH_BYTES
-    ):
+    is_too_long = len(path.encode(errors="replace")) > _MAX_SOCKET_PATH_BYTES
+    if not path or is_too_long or "\0" in path or _SECRET_PATTERN.search(path):
         raise ConfigError(f"the socket has no path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
     return path
 
 
 def validate_endpoint(text: str) -> str:
-    """The text itself, if `parse_endpoint` takes it."""
+    """Return `text` if `parse_endpoint` accepts it."""
     parse_endpoint(text)
     return text
 
@@ -320,7 +312,7 @@ def _parse_agent(url: str) -> Agent:
     return Agent(url, host.strip("[]"), port or DEFAULT_AGENT_PORT, is_secure=scheme == "https")
 
 
-# What the setting begins with → what the rest of it is.
+# Kind of destination → parser of the text after the colon.
 _DESTINATION_PARSERS: dict[str, Callable[[str], Destination]] = {
     "file": lambda path: Directory(parse_directory(path)),
     "datadog": _parse_agent,
@@ -341,18 +333,18 @@ def parse_destination(text: str) -> Destination:
 
 
 def validate_destination(text: str) -> str:
-    """The text itself, if `parse_destination` takes it."""
+    """Return `text` if `parse_destination` accepts it."""
     parse_destination(text)
     return text
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """OpenTelemetry's form: ``key=value,key=value``, percent-encoded; what has no ``=`` is left out."""
+    """Parse OpenTelemetry's ``key=value,key=value``, percent-encoded; skip items without ``=``."""
     pairs = (item.partition("=") for item in text.split(",") if "=" in item)
     return {key.strip(): unquote(value.strip()) for key, _, value in pairs}
 
 
 def parse_tags(text: str) -> dict[str, str]:
-    """Datadog's form: ``key:value,key:value``, or with white space between them if there is no comma."""
+    """Parse Datadog's ``key:value,key:value``; white space separates if there is no comma."""
     pairs = (item.partition(":") for item in (text.split(",") if "," in text else text.split()))
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}

@@ -1,7 +1,4 @@
-"""The settings of the profiler: the table that everything about a single setting comes from.
-
-The documentation's and the doctor's lists are checked against it. `parsers` has the forms that values take.
-"""
+"""The table of settings; tests check the documentation's and the doctor's lists against it."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from splunk_profiler.config.parsers import (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One environment variable: its name, the `Config` field it fills, its parser, its meaning, and if it is secret."""
+    """An environment variable: name, `Config` field, parser, meaning, and True if it is secret."""
 
     name: str
     field: str
@@ -36,11 +33,11 @@ class Setting:
     is_secret: bool = False
 
     def redact(self, value: object) -> str:
-        """See `parsers.redact`; nothing at all of a secret."""
+        """Return `value` like `parsers.redact`, or ``***`` for a secret."""
         return "***" if self.is_secret else redact(str(value))
 
     def quote_redacted(self, value: object) -> str:
-        """See `parsers.quote_redacted`; nothing at all of a secret."""
+        """Return `value` like `parsers.quote_redacted`, or ``***`` for a secret."""
         return "'***'" if self.is_secret else quote_redacted(value)
 
 
@@ -173,5 +170,5 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def setting_for_field(field: str) -> Setting:
-    """The one that fills this field of `Config`."""
+    """Return the setting of a `Config` field."""
     return next(setting for setting in SETTINGS if setting.field == field)

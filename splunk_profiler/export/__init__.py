@@ -1,0 +1,1 @@
+"""Sinks, which send records to a collector, files or a Datadog agent."""

@@ -1,8 +1,8 @@
-"""Where records go: for each destination that the settings can name, the sink that it takes.
+"""The choice of a sink for a destination.
 
-The one place where sinks are chosen: a destination is a value (`config/parsers.py`), a file in this package, and a line
-here. Called on the exporting thread, or by the doctor; loads what a sink needs, which is much (gRPC, OpenTelemetry's
-messages, HTTP), only when that sink is made.
+A new destination is a value in `config/parsers.py`, a module in this package and a line here. Runs
+on the exporting thread or in the doctor. Loads the modules of the chosen sink alone, because gRPC,
+OpenTelemetry's messages and HTTP are large.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SINK_MODULES: dict[type, str] = {
 
 
 def load_sink_module(resolved: Resolved) -> Any:
-    """Import what the sink takes; its module. A process must not fork meanwhile.
+    """Import and return the module of the sink. The process must not fork meanwhile.
 
     Raises:
-        ConfigError: records go nowhere.
+        ConfigError: there is no destination.
     """
     if isinstance(resolved.destination, NoDestination):
         raise ConfigError(resolved.destination.reason)
@@ -41,10 +41,10 @@ def load_sink_module(resolved: Resolved) -> Any:
 def make_sink(
     resolved: Resolved, resource: Callable[[], Any], classifier: CodeClassifier | None = None, *, share_connection: bool
 ) -> Sink[Any]:
-    """The sink for the records of a process. See `SinkContext` for the arguments.
+    """Make the sink of a process; `SinkContext` explains the arguments.
 
     Raises:
-        ConfigError: they go nowhere.
+        ConfigError: there is no destination.
     """
     sink: Sink[Any] = load_sink_module(resolved).open_sink(
         SinkContext(resolved, resource, classifier, share_connection)
@@ -53,7 +53,7 @@ def make_sink(
 
 
 def describe(resolved: Resolved) -> str:
-    """In words for a log line: where records go, and which setting says so."""
+    """Return the destination and its setting in words for a log line."""
     endpoint = resolved.endpoint
     if endpoint is not None:
         return f"{endpoint.url} (from {endpoint.setting})"

@@ -1,16 +1,17 @@
-"""Writes each profile to a file of its own in a directory that many processes may share, and keeps that bounded.
+"""A sink that writes each profile to its own file, in a directory that processes may share.
 
-`export` runs on the exporting thread, the rest on any. Beside busy threads to look through a large directory takes
-seconds, since each of its entries costs the GIL: that is done when the profile is written, seldom, and ends when
-somebody waits. Only their owner can read the files, and the directory where it is made here. A profile is written
-under a name that begins with a dot and then renamed, so that whoever looks sees whole profiles only. The file is locked
-while it is written: a temporary one that is not locked belongs to a process that is gone, however it ended and in
-whichever container it ran. Nothing is synced to the disk: what is written outlives the process, not a crash of the
-machine, and nobody waits for the disk.
+`export` runs on the exporting thread, the rest on any. Scanning a large directory takes seconds
+beside busy threads, because each entry costs the GIL. A scan therefore runs seldom, after the
+profile is written, and ends early if another thread waits for the export.
 
-What is kept is bounded for each service, whichever of its processes wrote it: a service is restarted again and again,
-and its workers are many. On a full disk too the oldest go: as much of them for each profile as it takes itself, so that
-a disk that others fill does not cost what there is.
+Only the owner can read the files, and the directory if it is made here. A profile is written under
+a name with a leading dot and then renamed, so readers see whole profiles only. The writer locks the
+file: an unlocked temporary file belongs to a process that has ended, in any container. Nothing is
+synced to the disk: files outlive the process, but not a crash of the machine.
+
+The limits count all files of a service, because a service restarts and has many workers. On a full
+disk, each profile removes only as many old bytes as it needs. A disk that others have filled
+therefore does not cost all profiles.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
 
 MAX_FILES = 10_000
 MAX_BYTES = 512 << 20
-_MIN_FILES_BETWEEN_SCANS = 16  # files of ours between two looks at how much there is, at least
-_SCAN_INTERVAL_RATIO = 0.01  # of the files that there were
+_MIN_FILES_BETWEEN_SCANS = 16
+_SCAN_INTERVAL_RATIO = 0.01  # files between two scans, as a share of those that the last one found
 _MAX_FINAL_SCAN_S = 0.3
 _LOCK_GRACE_S = 2.0  # a file is made before it is locked
-_ABANDONED_AFTER_S = 3600.0  # where the file system knows no locks
-_MAX_CLOCK_SKEW_NS = 3600 * 1_000_000_000  # clocks of machines that share a directory differ by less
+_ABANDONED_AFTER_S = 3600.0  # on a file system without locks
+_MAX_CLOCK_SKEW_NS = 3600 * 1_000_000_000  # between machines that share a directory
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _MAX_SERVICE_NAME_LENGTH = 80
 _KIND_SUFFIXES = "|".join(each.value for each in (*DataType, *InstrumentationSource))
@@ -56,13 +57,14 @@ _FILE_NAME_PATTERN = (
 
 
 class DirectorySink:
-    """Files in a directory.
+    """A directory that takes profiles as files.
 
     Args:
-        directory: where; made when it is missing.
-        resource: the resource of the process, for the name of the service and the process's ids.
-        classifier: whose code is in which file.
-        max_files, max_bytes: how much of the service's is kept, about; the oldest go first.
+        directory: its path; made if it is missing.
+        resource: returns the resource of the process, for the service's name and the runtime id.
+        classifier: classifies code by its file.
+        max_files: approximate limit of the service's files; the oldest are removed first.
+        max_bytes: approximate limit of their size in all.
     """
 
     def __init__(
@@ -78,18 +80,18 @@ class DirectorySink:
         self._resource = resource
         self._classifier = classifier or CodeClassifier()
         self._max_files, self._max_bytes = max_files, max_bytes
-        self._run_id = os.urandom(4).hex()  # containers that share a directory have processes of the same id
+        self._run_id = os.urandom(4).hex()  # processes in two containers may have the same id
         self._files_written = 0
-        self._next_scan_at = 1  # the number of the file after which is looked
+        self._next_scan_at = 1  # in files written
         self._is_interrupted = False
         self._max_scan_s = math.inf
         self._has_warned = False
-        self._disk_full_profile: Profile | None = None  # the disk was full; room has been made for it
+        self._disk_full_profile: Profile | None = None  # old files have been removed for it
         self._is_closed = False
         self._lock = real_lock()
 
     def export(self, batch: Batch[Profile]) -> ExportResult:
-        """See `Sink.export`. A profile is in the directory whole or not at all."""
+        """Write `batch`, each profile whole or not at all."""
         with self._lock:
             if self._is_closed:
                 return ExportResult(ExportStatus.RETRY, "the sink is closed")
@@ -101,23 +103,22 @@ class DirectorySink:
                 text = f"profiles cannot be written to {self._directory} ({reason}); see SPLUNK_PROFILER_OUTPUT"
                 return ExportResult(ExportStatus.RETRY, text)
             except Exception as error:
-                return ExportResult(
-                    ExportStatus.REJECTED, f"the profile cannot be encoded: {type(error).__name__}: {error}"
-                )
+                text = f"the profile cannot be encoded: {type(error).__name__}: {error}"
+                return ExportResult(ExportStatus.REJECTED, text)
             finally:
                 self._is_interrupted = False
             return ExportResult(ExportStatus.DELIVERED)
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """See `Sink.set_shutdown_deadline`: a write to a file cannot be made faster, but what is done besides can."""
+        """Limit the next scans to a part of `timeout_s`; a write itself has no limit."""
         self._max_scan_s = min(timeout_s / 4, _MAX_FINAL_SCAN_S)
 
     def interrupt(self) -> None:
-        """See `Sink.interrupt`: nor be ended early, but what is done besides is."""
+        """End a scan early; a write goes on."""
         self._is_interrupted = True
 
     def shutdown(self) -> None:
-        """See `Sink.shutdown`."""
+        """End a scan early and refuse later exports."""
         self._is_closed = True
 
     def _write_profile(self, profile: Profile) -> None:
@@ -156,21 +157,21 @@ class DirectorySink:
     def _write(self, name: str, content: bytes) -> None:
         with _locked_temporary_file(self._directory / f".{name}.tmp") as (path, descriptor):
             remaining = memoryview(content)
-            while remaining:  # a full disk takes a part before it refuses
+            while remaining:  # a disk takes a part before it is full
                 remaining = remaining[os.write(descriptor, remaining) :]
-            # Some file systems say only at the end that they had no room. The lock goes with the last descriptor.
+            # Some file systems report a full disk on close only. The other descriptor keeps the lock.
             os.close(os.dup(descriptor))
             path.rename(self._directory / name)
 
     def _remove_old_files(self, service: str, needed_bytes: int, *, full: bool = False) -> int:
-        """Remove what the dead have left half-written, and the oldest profiles until there is room.
+        """Remove abandoned temporary files and the oldest profiles; return the number of profiles.
 
-        Ends early, with nothing removed, when somebody waits for it. Returns how many profiles there were.
+        Returns 0, with no profile removed, if another thread ends the scan.
 
         Args:
-            service: whose.
-            needed_bytes: what is about to be written.
-            full: the disk is; so many bytes go even if no more are there than are kept.
+            service: name of the service whose files count.
+            needed_bytes: size of the profile that is to be written.
+            full: True if the disk is full: `needed_bytes` are removed even below the limits.
         """
         start_s = time.monotonic()
         name_pattern = _FILE_NAME_PATTERN.format(re.escape(service))
@@ -181,17 +182,17 @@ class DirectorySink:
             for entry in entries:
                 if self._should_stop_scan(start_s):
                     return 0
-                with suppress(OSError):  # another process makes room too; or the file is somebody else's
+                with suppress(OSError):  # another process removed the file, or owns it
                     if match := profile_name.fullmatch(entry.name):
-                        # From before the clock was set back, they would be the newest for as long as that was.
+                        # Files from before the clock was set back must not count as the newest.
                         is_past = match[1] <= latest
                         files.append((is_past, entry.name, entry.stat(follow_symlinks=False).st_size))
                     elif temporary_name.fullmatch(entry.name):
                         _remove_abandoned(Path(entry.path))
-        files.sort()  # of one service, the name begins with the time
+        files.sort()  # by time, which follows the service in the name
         file_count, total_bytes = len(files) + bool(needed_bytes), sum(size for _, _, size in files) + needed_bytes
         max_bytes = self._max_bytes
-        if full and total_bytes >= 2 * needed_bytes:  # else there is not so much that could go
+        if full and total_bytes >= 2 * needed_bytes:  # else the old files are too small
             max_bytes = min(max_bytes, total_bytes - needed_bytes)
         for _, name, size in files:
             if file_count <= self._max_files and total_bytes <= max_bytes:
@@ -202,12 +203,12 @@ class DirectorySink:
         return len(files)
 
     def _should_stop_scan(self, start_s: float) -> bool:
-        """Whether to look no further. A process that ends takes its time too: some write one profile only."""
+        """Return True if the scan must end. An ending process scans too: it may write one only."""
         return self._is_interrupted or self._is_closed or time.monotonic() - start_s > self._max_scan_s
 
 
 def open_sink(context: SinkContext) -> DirectorySink:
-    """The sink for a `Directory`."""
+    """Make the sink for a `Directory`."""
     destination = context.resolved.destination
     assert isinstance(destination, Directory)
     return DirectorySink(Path(destination.path), context.resource, context.classifier)
@@ -215,7 +216,7 @@ def open_sink(context: SinkContext) -> DirectorySink:
 
 @contextmanager
 def _locked_temporary_file(path: Path) -> Iterator[tuple[Path, int]]:
-    """A new file at `path`, locked; removed if it is still there under that name in the end."""
+    """Make a locked file at `path`; on exit, remove it unless it was renamed."""
     descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with suppress(OSError):  # not every file system has locks
@@ -231,11 +232,11 @@ def _locked_temporary_file(path: Path) -> Iterator[tuple[Path, int]]:
 def _remove_abandoned(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        age_s = abs(time.time() - os.fstat(descriptor).st_mtime)  # or the clock was set back
+        age_s = abs(time.time() - os.fstat(descriptor).st_mtime)  # negative after the clock was set back
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             abandoned = age_s > _LOCK_GRACE_S
-        except BlockingIOError:  # somebody writes it
+        except BlockingIOError:  # a process is writing it
             abandoned = False
         except OSError:
             abandoned = age_s > _ABANDONED_AFTER_S
@@ -246,18 +247,18 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _service_and_pid(resource: Resource) -> tuple[str, int]:
-    """The service's name, as it may stand in that of a file, and the process's id."""
+    """Return the service's name, escaped for a file name, and the process's id."""
     name = str(resource.attributes.get("service.name", "")).lstrip(".")
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_MAX_SERVICE_NAME_LENGTH] or "unknown", os.getpid()
 
 
 def _pprof_comments(resource: Resource) -> tuple[str, ...]:
-    """A file has no resource around it: this is what leads from the spans of a process to its profiles."""
+    """Return the comments that link a file, which has no resource, to spans."""
     runtime_id = resource.attributes.get("runtime-id", "")
     return (f"runtime-id={runtime_id}",) if runtime_id else ()
 
 
 def _format_time(time_ns: int) -> str:
-    """In UTC, to the millisecond; sorts as a text as it does as a time."""
+    """Format a time in UTC, to the millisecond; its text sorts like the time."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc)
     return f"{moment:%Y%m%dT%H%M%S}{time_ns // 1_000_000 % 1000:03}Z"

@@ -1,10 +1,10 @@
 """A sink that is opened late, on the exporting thread.
 
-gRPC and the OpenTelemetry SDK are large and import much else (`ssl`, `socket`): loading them while the
-application is still importing would slow its start, could meet it half-way through a circular import, and
-would come before the application could patch those modules (gevent). So they are loaded when nobody has
-imported anything for a moment. A fork waits for that as long as it gets on: in a child, a module that the exporting
-thread was importing would stay locked for ever. Imports the model and `system` only.
+gRPC and the OpenTelemetry SDK are large and import `ssl` and `socket`. Loading them while the
+application imports would slow its start and could enter a circular import half-way. It could also
+come before gevent patches those modules. They are loaded once no thread has imported for a moment.
+A fork waits for that while it makes progress: in a child, the lock of a module that the exporting
+thread was importing would never be released. Imports the model and `system` only.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _THREAD_POOL_MODULE = "concurrent.futures.thread"
 
 
 class LazySink(Generic[Record]):
-    """Opens its sink before the first batch is sent.
+    """A sink that opens the real sink before the first export.
 
     Args:
-        open_sink: makes the real one; called once, on the exporting thread.
-        is_service_known: whether it is known which service sends; asked once the sink is made.
-        load: imports all that this takes; called before. No fork comes in the middle of it.
-        detect: finds out what else it takes, perhaps over the network; called in between. A fork waits for no more
-            than what it imports.
+        open_sink: makes the real sink; called once, on the exporting thread.
+        is_service_known: returns True once the service has a name; called after `open_sink`.
+        load: imports the modules of the sink; called first. No fork happens during it.
+        detect: runs resource detectors, perhaps over the network; called after `load`. A fork waits
+            only for its imports.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class LazySink(Generic[Record]):
         self._is_service_known = is_service_known
         self._load, self._detect = load, detect
         self._sink: Sink[Record] | None = None
-        self._opener: ThreadProgress | None = None  # of the thread that makes it, while it does
-        self._is_loading = False  # set before `_forking_idents` is looked at, and looked at after that was added to
-        self._forking_idents: list[int] = []  # idents of the threads between `hold_for_fork` and `release_after_fork`
-        self._importing_at_fork: set[int] = set()  # threads that a fork has left behind, of which a child knows none
+        self._opener: ThreadProgress | None = None  # of the thread that opens the sink
+        self._is_loading = False  # set before `_forking_idents` is read; read after it is added to
+        self._forking_idents: list[int] = []  # threads between `hold_for_fork` and `release_after_fork`
+        self._importing_at_fork: set[int] = set()  # threads that do not exist in the child
         self._fork_finished = WakeEvent()
-        self._idents_before_detect: frozenset[int] | None = None  # idents of threads
+        self._idents_before_detect: frozenset[int] | None = None  # threads
         self._shutdown_begun = WakeEvent()
         self._shutdown_timeout_s: float | None = None
         self._is_closed = False
         self._open_error = ""
 
     def open(self) -> None:
-        """Wait until nothing is being imported, at most 10 seconds, then make the sink. Never raises.
+        """Wait until no thread imports, at most 10 seconds, then open the sink. Never raises.
 
-        Waits on, until 5 seconds after the start, for an application that has yet to say which service it is:
-        records under the name ``unknown_service`` would look like another one.
+        Then waits for the service's name, until 5 seconds after the start: records of
+        ``unknown_service`` would look like those of another service.
         """
         last_import_s = start_s = time.monotonic()
         while not self._is_shutting_down():
@@ -83,7 +83,7 @@ class LazySink(Generic[Record]):
                 break
             self._shutdown_begun.wait(_POLL_INTERVAL_S)
         else:
-            return  # the process ends: what there is to send decides whether the sink is needed
+            return  # the process ends; an export opens the sink if there is a batch
         self._open_once()
         while (
             not self._is_shutting_down()
@@ -93,7 +93,7 @@ class LazySink(Generic[Record]):
             self._shutdown_begun.wait(_POLL_INTERVAL_S)
 
     def export(self, batch: Batch[Record]) -> ExportResult:
-        """See `Sink.export`."""
+        """Open the sink if necessary and send `batch`."""
         if self._sink is None:
             self._open_once()
         if self._sink is None:
@@ -101,28 +101,28 @@ class LazySink(Generic[Record]):
         return self._sink.export(batch)
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """See `Sink.set_shutdown_deadline`. Waits no longer for the application's imports, either."""
+        """End the wait for the application's imports and pass the deadline on."""
         self._shutdown_timeout_s = timeout_s
         self._shutdown_begun.set()
         if self._sink is not None:
             self._sink.set_shutdown_deadline(timeout_s)
 
     def interrupt(self) -> None:
-        """See `Sink.interrupt`."""
+        """End an export in flight."""
         if self._sink is not None:
             self._sink.interrupt()
 
     def shutdown(self) -> None:
-        """See `Sink.shutdown`."""
+        """End an export in flight and refuse later ones."""
         self._is_closed = True
         self._shutdown_begun.set()
         if self._sink is not None:
             self._sink.shutdown()
 
     def hold_for_fork(self) -> None:
-        """Wait until nothing is imported here and let nothing be until `release_after_fork`; as long as that gets on.
+        """Wait for our imports and prevent new ones until `release_after_fork`.
 
-        If it waits for the calling thread, which is importing itself, it cannot.
+        The wait ends when the imports make no progress, or wait for the calling thread.
         """
         own_ident = _thread.get_ident()
         had_thread_pools = import_locks.is_loaded(_THREAD_POOL_MODULE)
@@ -138,18 +138,18 @@ class LazySink(Generic[Record]):
             WakeEvent().wait(_FORK_POLL_INTERVAL_S)
         self._importing_at_fork = self._importing_idents() - {own_ident}
         if not had_thread_pools and import_locks.is_loaded(_THREAD_POOL_MODULE):
-            # Its hook before the fork came too late for this one, and that after the fork releases what it would take.
+            # Its hook before this fork was registered too late; the hook after the fork releases this lock.
             sys.modules[_THREAD_POOL_MODULE]._global_shutdown_lock.acquire(blocking=False)
 
     def release_after_fork(self) -> None:
-        """Go on after `hold_for_fork`, in the parent; does nothing on a thread that does not hold."""
+        """Allow imports again, in the parent; does nothing on a thread that does not hold."""
         own_ident = _thread.get_ident()
         if own_ident in self._forking_idents:
             self._forking_idents.remove(own_ident)
             self._fork_finished.set()
 
     def abandon(self) -> bool:
-        """In a forked child: have modules imported anew that were being imported here. False if much is half-done."""
+        """Discard unfinished imports in a forked child; return False if they cannot be repeated."""
         opener, self._opener = self._opener, None
         if opener is None or opener.ident == _thread.get_ident():
             return True
@@ -158,11 +158,11 @@ class LazySink(Generic[Record]):
 
     def _is_importing(self, opener: ThreadProgress, own_ident: int) -> bool:
         if opener.ident == own_ident:
-            return False  # it forks itself, and is there in the child
+            return False  # the opener forks, so it exists in the child
         return self._is_loading or bool(import_locks.modules_held_by(self._importing_idents() - {own_ident}))
 
     def _importing_idents(self) -> set[int]:
-        """Threads that may import for us: who makes the sink, and those that detectors run on."""
+        """Return the threads that may import for us: the opener and those of the detectors."""
         opener, idents_before = self._opener, self._idents_before_detect
         threads = set() if opener is None else {opener.ident}
         if idents_before is not None and not threads_are_greenlets():
@@ -209,6 +209,6 @@ class LazySink(Generic[Record]):
         sink = self._open_sink()
         if self._shutdown_timeout_s is not None:
             sink.set_shutdown_deadline(self._shutdown_timeout_s)
-        if self._is_closed:  # while it was being made
+        if self._is_closed:  # set while the sink was being opened
             sink.shutdown()
         self._sink = sink

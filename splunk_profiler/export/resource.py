@@ -1,4 +1,4 @@
-"""The resource that records carry: that of the running `TracerProvider`, with this process's own id.
+"""The resource of the records: that of the `TracerProvider`, with this process's id.
 
 Runs on the exporting thread; loads the OpenTelemetry SDK. Specification: Splunk profiling conventions,
 "ResourceLogs".
@@ -15,25 +15,25 @@ from splunk_profiler.otel.spans import tracer_provider
 
 
 def current_resource() -> Resource:
-    """The provider's resource (attributes set in code too), else what the environment describes.
+    """Return the provider's resource, or the detected one if there is no provider.
 
-    ``process.pid`` is always the running process's: a provider made before a fork says its parent's.
+    ``process.pid`` is always this process's: a provider made before a fork has its parent's.
     """
     resource, pid = getattr(tracer_provider(), "resource", None), os.getpid()
     return _with_pid(resource if isinstance(resource, Resource) else _detect_resource(pid), pid)
 
 
 @lru_cache(maxsize=1)
-def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may say which process it is
+def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may read it
     try:
         return _drop_instance_id(Resource.create())
-    except RuntimeError:  # it asks its detectors on a thread pool, which an interpreter that ends cannot start
+    except RuntimeError:  # an ending interpreter cannot start the thread pool of the detectors
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
 def _drop_instance_id(resource: Resource) -> Resource:
-    """Without the id that newer SDKs make up: a provider that comes later may have another one, and its spans too."""
-    environment_attributes = OTELResourceDetector().detect().attributes  # by the environment
+    """Remove the id that newer SDKs invent: a later provider and its spans may have another one."""
+    environment_attributes = OTELResourceDetector().detect().attributes
     others = {
         key: value
         for key, value in resource.attributes.items()
@@ -48,7 +48,7 @@ def _with_pid(resource: Resource, pid: int) -> Resource:
 
 
 def is_service_known() -> bool:
-    """Whether a `TracerProvider` is configured or the environment names the service."""
+    """Return True if a `TracerProvider` is configured or the environment names the service."""
     if tracer_provider() is not None:
         return True
     name = current_resource().attributes.get(SERVICE_NAME)

@@ -1,7 +1,4 @@
-"""The facts that a sink is made from. Each destination of `export` has a function `open_sink` that takes them.
-
-Runs nowhere; imports the settings, and what it names for a type checker only.
-"""
+"""The argument of `open_sink`, which each module of a sink defines. Imports the settings only."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Facts of the process that sends.
+    """The properties of the exporting process.
 
     Attributes:
         resolved: the settings.
-        resource: the resource of the process, asked for with each export.
-        classifier: whose code is in which file, for profiles.
-        share_connection: False in a forked child, where the trace exporter's connection is the parent's.
+        resource: returns the resource of the process; called with each export.
+        classifier: classifies code by its file, for profiles.
+        share_connection: False in a forked child: the parent owns the trace exporter's connection.
     """
 
     resolved: Resolved

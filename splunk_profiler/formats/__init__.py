@@ -1,0 +1,1 @@
+"""Encoders of samples and profiles: text, pprof, and what Datadog expects."""

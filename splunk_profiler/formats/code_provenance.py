@@ -1,7 +1,7 @@
-"""Whose code the files of a profile are, as Datadog's profilers attach it: ``code-provenance.json``.
+"""The origins of a profile's files, as Datadog's profilers attach them: ``code-provenance.json``.
 
-Pure: data in, bytes out; imports the model. A file that is listed nowhere is the application's, so that those of
-the application are left out.
+Pure: data in, bytes out; imports the model. Datadog counts files that are not listed as the
+application's, so the application's own are left out.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 
 from splunk_profiler.model import CodeOrigin, Frame, OriginKind, Profile
 
-_PAUSE_EVERY = 64  # aggregates, or frames, between two calls of `pause`
-_KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unknown"}  # of what is in no distribution
+_PAUSE_EVERY = 64  # aggregates or frames between two calls of `pause`
+_KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unknown"}  # for files of no distribution
 
 
 def message(
     profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] = lambda: None
 ) -> bytes:
-    """The attachment for `profiles`, not compressed.
+    """Return the attachment for `profiles`, not compressed.
 
     Args:
-        profiles: those it goes with.
-        origin_of: file and namespace of a frame → whose code it is.
-        pause: called again and again in between, so that other threads may run.
+        profiles: the profiles of the same request.
+        origin_of: returns the origin of a frame by file and namespace.
+        pause: called repeatedly, to let other threads run.
     """
     frames: set[Frame] = set()
     aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)
@@ -41,9 +41,7 @@ def message(
     libraries = [
         {
             "kind": origin.kind.value,
-            "name": _KIND_NAMES[origin.kind]
-            if origin.kind is OriginKind.STANDARD_LIBRARY or not origin.name
-            else origin.name,
+            "name": (origin.kind is OriginKind.LIBRARY and origin.name) or _KIND_NAMES[origin.kind],
             "version": origin.version,
             "paths": sorted(paths),
         }

@@ -1,8 +1,7 @@
 """A profile as messages of pprof's ``profile.proto``, gzipped, and in base64 for a log record.
 
-Pure: data in, bytes out; imports the model and its own wire format. Runs on the exporting thread, in slices where the
-caller passes in what lets others run. What samples share (texts, functions, places in the code, labels) is encoded
-once for all of them, so that a sample is a few look-ups and a join.
+Pure: data in, bytes out; imports the model and its wire format. Runs on the exporting thread. Strings,
+functions, locations and labels are encoded once and shared, so a sample costs a few look-ups and a join.
 
 Specification: ``proto/profile.proto`` of the pprof project; labels and body: Splunk profiling conventions,
 ``pprof-gzip-base64``.
@@ -21,37 +20,32 @@ from splunk_profiler.formats.profile_proto import field, number, varint
 from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
 
 MAX_BODY_BYTES = 1 << 20
-MAX_TEXT_CHARACTERS = 4096  # of a text; all parts of a profile have to repeat one that all of its samples have
+MAX_TEXT_CHARACTERS = 4096  # of one text; each part of a profile repeats the texts of its samples
 VALUE_TYPES = ("samples", "wall", "cpu")
 
-_GZIP_LEVEL = 2  # of 9: a third of the time of level 6, the usual one, and bodies that are 5 to 8 % longer
-_GZIP_WBITS = 16 + zlib.MAX_WBITS  # with gzip's header, in which zlib leaves time and name empty
+_GZIP_LEVEL = 2  # takes a third of the time of level 6, the default, for 5 to 8 % longer bodies
+_GZIP_WBITS = 16 + zlib.MAX_WBITS  # with a gzip header, without time and name
 _PAUSE_EVERY = 64  # samples between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
-_LABEL_UNITS = {
-    "source.event.period": "milliseconds"
-}  # not of source.event.time: a time of day would be shown in hours
+# Without source.event.time: readers would show a time of day in hours.
+_LABEL_UNITS = {"source.event.period": "milliseconds"}
 _NO_EVENT = 2 * varint(0)
 _UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)
 
-OriginOf = Callable[[str, str], CodeOrigin]  # file and namespace of a frame → whose code it is
+OriginOf = Callable[[str, str], CodeOrigin]  # by file and namespace of a frame
 
 _Key = TypeVar("_Key")
 _FunctionKey = tuple[str, str, str, int]  # namespace, name, file, first line
 _LocationKey = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
 
 
-def _unknown_origin(_file: str, _namespace: str) -> CodeOrigin:
-    return _UNKNOWN
-
-
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """A profile, or as much of one as fits into a body, complete in itself.
+    """A complete message for a profile, or for as much of one as fits into a body.
 
     Attributes:
-        gzipped: the message as `go tool pprof` reads it from a file.
-        frame_count: frames of all its samples (``profiling.data.total.frame.count``).
+        gzipped: the message, as `go tool pprof` reads it from a file.
+        frame_count: frames of all samples (``profiling.data.total.frame.count``).
     """
 
     gzipped: bytes
@@ -63,22 +57,22 @@ def parts(
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     pause: Callable[[], None] = lambda: None,
-    origin_of: OriginOf = _unknown_origin,
+    origin_of: OriginOf = lambda _file, _namespace: _UNKNOWN,
 ) -> list[EncodedPart]:
-    """`profile` in as many parts as its size takes, which together have every sample once.
+    """Encode `profile` in as many parts as its size needs; together they have every sample once.
 
     Args:
-        profile: what to encode.
-        max_body_bytes: how long the `body` of a part may be. A part of one sample is as long as it is.
-        pause: called again and again in between, so that other threads may run.
-        origin_of: says which mapping a frame belongs to; asked once for each.
+        profile: the profile to encode.
+        max_body_bytes: maximum length of a part's `body`. A part of one sample may be longer.
+        pause: called repeatedly, to let other threads run.
+        origin_of: returns the origin of a frame, which becomes its mapping; called once for each.
     """
     encoded_whole = encode_whole(profile, pause=pause, origin_of=origin_of)
     count = len(profile.aggregates)
     times = 4 * -(-len(encoded_whole.gzipped) // 3) / max_body_bytes
     if times <= 1 or count <= 1:
         return [encoded_whole]
-    each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: parts repeat what they have in common
+    each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: each part repeats shared data
     found = []
     for first in range(0, count, each):
         part = replace(
@@ -95,16 +89,17 @@ def encode_whole(
     *,
     pause: Callable[[], None] = lambda: None,
     value_types: tuple[str, str, str] = VALUE_TYPES,
-    origin_of: OriginOf = _unknown_origin,
+    origin_of: OriginOf = lambda _file, _namespace: _UNKNOWN,
     comments: tuple[str, ...] = (),
 ) -> EncodedPart:
-    """`profile` in one part, however long.
+    """Encode `profile` in one part, however long.
 
     Args:
-        profile: what to encode.
-        pause, origin_of: see `parts`.
-        value_types: what the number of samples, their wall time and their CPU time are called, where it has these.
-        comments: what there is to say of it as a whole.
+        profile: the profile to encode.
+        pause: see `parts`.
+        value_types: names of the number of samples, their wall time and their CPU time, if the profile has these.
+        origin_of: see `parts`.
+        comments: comments on the whole profile.
     """
     encoded, frame_count = _encode(profile, pause, value_types, origin_of, comments)
     compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
@@ -112,13 +107,8 @@ def encode_whole(
 
 
 def body(part: EncodedPart) -> str:
-    """The body of a log record whose ``profiling.data.format`` is ``pprof-gzip-base64``."""
+    """Return the body of a log record with the ``profiling.data.format`` ``pprof-gzip-base64``."""
     return base64.b64encode(part.gzipped).decode("ascii")
-
-
-def message(profile: Profile, origin_of: OriginOf = _unknown_origin) -> bytes:
-    """`profile` as one message, however long, not compressed."""
-    return _encode(profile, lambda: None, VALUE_TYPES, origin_of)[0]
 
 
 def _encode(
@@ -126,16 +116,16 @@ def _encode(
     pause: Callable[[], None],
     value_types: tuple[str, str, str],
     origin_of: OriginOf,
-    comments: tuple[str, ...] = (),
+    comments: tuple[str, ...],
 ) -> tuple[bytes, int]:
-    """The message, and how many frames its samples have."""
+    """Return the message and the number of frames of all samples."""
     strings: _IdTable[str] = _IdTable(0)
-    _ = strings[""]  # has to be number 0
+    _ = strings[""]  # must have the id 0
     values = _SampleValues(profile, value_types, strings)
     functions: _IdTable[_FunctionKey] = _IdTable(1)
     location_ids: _IdTable[_LocationKey] = _IdTable(1)
     mappings: _IdTable[CodeOrigin] = _IdTable(1)
-    _ = mappings[_UNKNOWN]  # the first one gives a profile its name
+    _ = mappings[_UNKNOWN]  # the first mapping names the profile
     stacks = _Stacks(_Locations(functions, location_ids, mappings, origin_of))
     labels = _Labels(strings)
     pieces = [field(proto.PROFILE_SAMPLE_TYPE, each) for each in values.types]
@@ -154,7 +144,9 @@ def _encode(
     pause()
     pieces += [_function(function, encoded_id, strings) for function, encoded_id in functions.items()]
     pause()
-    pieces += [field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings]  # the last to be asked
+    pieces += [
+        field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings
+    ]  # last, when all have ids
     pieces += (
         number(proto.PROFILE_TIME_NANOS, profile.time_ns),
         number(proto.PROFILE_DURATION_NANOS, profile.duration_ns),
@@ -175,9 +167,9 @@ def _value_type(kind: bytes, unit: bytes) -> bytes:
 
 
 def _mapping(origin: CodeOrigin, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
-    """A distribution. Says that names, files and lines are known, so that no reader looks for symbols."""
+    """Encode a distribution; the flags for names, files and lines keep readers from looking for symbols."""
     content = proto.MAPPING_ID + encoded_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
-    if origin.name and origin.version:  # of one text only, since readers merge mappings that have the same
+    if origin.name and origin.version:  # unique, since readers merge mappings with equal build ids
         content += proto.MAPPING_BUILD_ID + strings[f"{origin.name}=={origin.version}"]
     for known in (proto.MAPPING_HAS_FUNCTIONS, proto.MAPPING_HAS_FILENAMES, proto.MAPPING_HAS_LINE_NUMBERS):
         content += number(known, 1)
@@ -185,7 +177,7 @@ def _mapping(origin: CodeOrigin, encoded_id: bytes, strings: _IdTable[str]) -> b
 
 
 def _mapping_name(origin: CodeOrigin) -> str:
-    """``library/requests``: filters of `go tool pprof` look for names of mappings too."""
+    """Return a name such as ``library/requests``, which filters of `go tool pprof` can match."""
     if origin.kind is OriginKind.UNKNOWN:
         return "python"
     kind = origin.kind.value.replace(" ", "-")
@@ -200,18 +192,16 @@ def _location(function_id: bytes, line: int, mapping_id: bytes, encoded_id: byte
 
 def _function(function: _FunctionKey, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
     namespace, name, file, first_line = function
-    # If both names were the same, `go tool pprof` would read them as C++ and leave out what it takes for the
-    # arguments of a template: "<frozen runpy>".
+    # With equal names, `go tool pprof` would read them as C++ and remove "<frozen runpy>" as template arguments.
     content = proto.FUNCTION_ID + encoded_id + proto.FUNCTION_NAME + strings[f"{namespace}.{name}"]
     content += proto.FUNCTION_SYSTEM_NAME + strings[name] + proto.FUNCTION_FILENAME + strings[file]
     return field(proto.PROFILE_FUNCTION, content + number(proto.FUNCTION_START_LINE, first_line))
 
 
 class _IdTable(dict[_Key, bytes]):
-    """What a table holds → its id as a varint; ids count up from `first` as they are asked for."""
+    """Ids as varints by key; each new key gets the next id, from `first`."""
 
     def __init__(self, first: int) -> None:
-        super().__init__()
         self._first = first
 
     def __missing__(self, key: _Key) -> bytes:
@@ -220,12 +210,12 @@ class _IdTable(dict[_Key, bytes]):
 
 
 class _SampleValues:
-    """The values of samples: the timer's three in profiles of its data type, then two for each kind of event.
+    """The value types of a profile: three of the timer, if it has its data type, then two for each kind of event.
 
     Args:
-        profile: whose.
-        timer: what the first three are called.
-        strings: what they are called as numbers.
+        profile: the profile with the values.
+        timer: names of the first three.
+        strings: the string table.
     """
 
     def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _IdTable[str]) -> None:
@@ -246,7 +236,7 @@ class _SampleValues:
             self.types += [_value_type(strings[each.name], strings[each.unit]) for each in (kind.count, kind.amount)]
 
     def encode_values(self, aggregate: Aggregate) -> bytes:
-        """The values of one sample. Fails for one of an event of which the profile says nothing."""
+        """Encode the values of one sample; raises `KeyError` for a kind of event that the profile lacks."""
         values = b""
         if self._has_timer:
             values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
@@ -258,7 +248,7 @@ class _SampleValues:
 
 
 class _Locations(dict[Frame, bytes]):
-    """Frame → the id of its location as a varint, the same one for frames that say the same."""
+    """Location ids as varints by frame; frames with equal content have the same."""
 
     def __init__(
         self,
@@ -267,22 +257,20 @@ class _Locations(dict[Frame, bytes]):
         mappings: _IdTable[CodeOrigin],
         origin_of: OriginOf,
     ) -> None:
-        super().__init__()
-        self._functions, self._places, self._mappings = functions, location_ids, mappings
+        self._functions, self._location_ids, self._mappings = functions, location_ids, mappings
         self._origin_of = origin_of
 
     def __missing__(self, frame: Frame) -> bytes:
         function_id = self._functions[frame.namespace, frame.function, frame.file, frame.first_line]
         mapping_id = self._mappings[self._origin_of(frame.file, frame.namespace)]
-        found = self[frame] = self._places[function_id, frame.line or 0, mapping_id]
+        found = self[frame] = self._location_ids[function_id, frame.line or 0, mapping_id]
         return found
 
 
 class _Stacks(dict[Stack, bytes]):
-    """Stack → a sample's field with its locations, leaf first."""
+    """Fields with the locations of a sample, leaf first, by stack."""
 
     def __init__(self, locations: _Locations) -> None:
-        super().__init__()
         self._locations = locations
 
     def __missing__(self, stack: Stack) -> bytes:
@@ -292,10 +280,9 @@ class _Stacks(dict[Stack, bytes]):
 
 
 class _Labels(dict[tuple[str, str | int], bytes]):
-    """(key, value) → a sample's field with this label; nothing for an empty text, which would read as the number 0."""
+    """Fields with a label of a sample, by key and value; none for an empty text, which would read as the number 0."""
 
     def __init__(self, strings: _IdTable[str]) -> None:
-        super().__init__()
         self._strings = strings
 
     def __missing__(self, label: tuple[str, str | int]) -> bytes:
@@ -316,7 +303,7 @@ class _Labels(dict[tuple[str, str | int], bytes]):
 
 
 def _printable(text: str) -> str:
-    """`text`, cut where it is too long, with what UTF-8 cannot carry and what a terminal would obey written out."""
+    """Return `text`, shortened if too long, with unprintable characters and surrogates escaped."""
     if len(text) > MAX_TEXT_CHARACTERS:
         text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

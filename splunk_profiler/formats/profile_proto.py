@@ -1,7 +1,8 @@
-"""The wire format of ``profile.proto``, as far as a profile of ours has it: tags of fields, and how these are written.
+"""The wire format of the fields of ``profile.proto`` that our profiles have.
 
-Pure, imports nothing. A tag is the number that ``proto/profile.proto`` of the pprof project gives to a field, times 8,
-plus 0 where a varint follows or 2 where a length and as many bytes do. All numbers are below 16: a tag is one byte.
+Pure, imports nothing. Written by hand, as the CPU time per sample counts (docs/performance.md). A tag
+is the number of a field in ``proto/profile.proto`` of the pprof project, times 8, plus 0 for a varint
+or 2 for a length with as many bytes. All numbers are below 16, so a tag is one byte.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 _VARINT, _BYTES = 0, 2
 _UINT64 = (1 << 64) - 1
 _ONE_BYTE = tuple(bytes((value,)) for value in range(128))
-_CONTINUED_BYTE = tuple(bytes((value | 128,)) for value in range(128))  # a byte of a varint that is not its last
+_CONTINUED_BYTE = tuple(bytes((value | 128,)) for value in range(128))  # all bytes of a varint but the last
 
 
 def _tag(number: int, kind: int) -> bytes:
@@ -63,20 +64,20 @@ FUNCTION_START_LINE = _tag(5, _VARINT)
 
 
 def number(tag: bytes, value: int) -> bytes:
-    """A field with a number; nothing for 0, which is what a field that is not there says."""
-    if 0 < value < 128:  # most are, and a call less is a third of the time
+    """Return a field with a number; nothing for 0, the value of a missing field."""
+    if 0 < value < 128:  # most values are, and saving a call saves a third of the time
         return tag + _ONE_BYTE[value]
     return tag + varint(value) if value else b""
 
 
 def field(tag: bytes, content: bytes) -> bytes:
-    """A field with a message, a text in UTF-8 or numbers that are packed."""
+    """Return a field with a message, a text in UTF-8 or packed numbers."""
     length = len(content)
     return tag + (_ONE_BYTE[length] if length < 128 else varint(length)) + content
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; of a number that is negative its two's complement of 64 bits."""
+    """Return seven bits a byte, lowest first; a negative number as its 64-bit two's complement."""
     if 0 <= value < 128:
         return _ONE_BYTE[value]
     if 0 < value < 1 << 14:

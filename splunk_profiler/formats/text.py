@@ -16,7 +16,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def body(sample: Sample) -> str:
-    """The record's body: metadata line, state line, frames leaf first, each line ended by a newline."""
+    """Return the body of a record: metadata line, state line, frames leaf first, a newline after each."""
     seen = sample.thread
     thread = seen.thread
     return (
@@ -27,20 +27,20 @@ def body(sample: Sample) -> str:
 
 
 def format_stack(stack: Stack) -> str:
-    """The lines of the frames, leaf first."""
+    """Return the lines of the frames, leaf first."""
     return "".join([format_frame(frame) for frame in stack.frames])
 
 
 @lru_cache(maxsize=16_384)
 def format_frame(frame: Frame) -> str:
-    """``\\tat namespace.function(file:line)`` and a newline; without ``:line`` where there is none."""
+    """Return a tab and ``at namespace.function(file:line)``, with a newline; without a line number no ``:line``."""
     line = "" if frame.line is None else f":{frame.line}"
     return f"\tat {frame.namespace}.{frame.function}({frame.file}{line})\n"
 
 
 @lru_cache(maxsize=4096)
 def escape_name(name: str) -> str:
-    """A thread's name as it can stand between double quotes on one line of UTF-8 text."""
+    """Return a thread's name, escaped for double quotes on one line of UTF-8 text."""
     return "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in name)
 
 

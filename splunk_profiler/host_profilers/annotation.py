@@ -1,7 +1,7 @@
-"""Copies of ended spans with what the host profiler has said about them; the originals stay as they are.
+"""Copies of ended spans with stack-trace ids and the host id; the originals stay as they are.
 
-Called on whichever thread forwards a span. Takes spans as they come and loads nothing of the SDK: what a span is made
-of tells where the SDK's types are. Rebuilding a span through its public properties would lose what it has dropped.
+Runs on the thread that forwards a span. Loads nothing of the SDK: its types come from the spans. A
+span rebuilt through its public properties would lose its counts of dropped items.
 
 Specification: Elastic universal profiling integration, "Correlation Attribute" and, for ``host.id``, "Profiler
 Registration Message".
@@ -22,13 +22,13 @@ _MAX_RESOURCES = 64
 
 
 def transaction_key(context: Any) -> int:
-    """Trace id and span id as one number, as a message has them: 128 bits, then 64. `context` is a ``SpanContext``."""
-    key: int = context[0] << 64 | context[1]  # which is a tuple; its properties take ten times as long
+    """Return trace id (128 bits) and span id (64 bits) of a ``SpanContext`` as one number, as messages have them."""
+    key: int = context[0] << 64 | context[1]  # a context is a tuple; its properties take ten times as long
     return key
 
 
 def is_transaction(span: Any, context: Any) -> bool:
-    """Whether a span is a sampled local root, by its context and its parent's."""
+    """Return True if `span` is a sampled local root."""
     if not context[3] & 1:
         return False
     parent = span.parent
@@ -36,7 +36,7 @@ def is_transaction(span: Any, context: Any) -> bool:
 
 
 def encode_stack_ids(stacks: Mapping[bytes, int]) -> list[str]:
-    """Each stack-trace id as often as it was seen, in base64 for URLs and without padding."""
+    """Return each id as often as it was seen, in URL-safe base64 without padding."""
     ids: list[str] = []
     for stack_trace_id, count in list(stacks.items()):
         ids += [urlsafe_b64encode(stack_trace_id).rstrip(b"=").decode()] * count
@@ -44,7 +44,7 @@ def encode_stack_ids(stacks: Mapping[bytes, int]) -> list[str]:
 
 
 def copy_with_stacks(span: Any, stacks: Mapping[bytes, int]) -> Any:
-    """A copy of `span` that has `STACK_TRACE_IDS`, also beyond the limit of attributes."""
+    """Return a copy of `span` with `STACK_TRACE_IDS`, even beyond the limit of attributes."""
     span_copy = copy.copy(span)
     before = span._attributes
     attributes = BoundedAttributes(
@@ -56,24 +56,22 @@ def copy_with_stacks(span: Any, stacks: Mapping[bytes, int]) -> Any:
 
 
 class HostId:
-    """Which host this is, by the host profiler's word, and the resources that say so.
-
-    A resource that has an id of its own keeps it.
+    """The host id that a host profiler sent, and resources with it. A resource keeps its own id.
 
     Args:
-        on_mismatch: called with the own id of a resource and with the profiler's, if they differ.
+        on_mismatch: called with a resource's own id and the profiler's, if they differ.
 
     Attributes:
-        value: empty until a profiler has said it.
+        value: id; empty until a profiler has sent one.
     """
 
     def __init__(self, on_mismatch: Callable[[str, str], None]) -> None:
         self.value = ""
         self._on_mismatch = on_mismatch
-        self._resources: dict[tuple[int, str], tuple[Any, Any]] = {}  # by id(): comparing them would take longer
+        self._resources: dict[tuple[int, str], tuple[Any, Any]] = {}  # by id(): faster than equality
 
     def add_to_span(self, span: Any) -> Any:
-        """`span`, or a copy of it whose resource has the id."""
+        """Return `span`, or a copy whose resource has the id."""
         if not self.value:
             return span
         resource = self.resource(span.resource)
@@ -84,7 +82,7 @@ class HostId:
         return span_copy
 
     def resource(self, resource: Any) -> Any:
-        """`resource`, or one with the id."""
+        """Return `resource`, or one with the id."""
         value = self.value
         if not value:
             return resource
@@ -97,5 +95,5 @@ class HostId:
         merged_resource = resource if own else resource.merge(type(resource)({HOST_ID: value}))
         if len(self._resources) >= _MAX_RESOURCES:
             self._resources = {}
-        self._resources[id(resource), value] = (resource, merged_resource)  # kept, so that the id stays its own
+        self._resources[id(resource), value] = (resource, merged_resource)  # kept: its id() must not be reused
         return merged_resource

@@ -1,8 +1,8 @@
-"""Has every `attach` and `detach` of OpenTelemetry published: through the runtime-context *instance* that is loaded, so
-that callers who imported OpenTelemetry's functions early are seen too.
+"""Publication at every `attach` and `detach` of OpenTelemetry's runtime context.
 
-The stock implementation is replaced by one in C that does the same and publishes; any other, or one that is decorated
-already, is called and followed by publishing. Runs on the application's threads: must be short and must not raise.
+The patch is on the loaded *instance*: it also works for callers that imported OpenTelemetry's
+functions early. C functions replace the stock methods; other or patched methods are called, followed
+by `publish`. Runs on the application's threads: must be short and must not raise.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def patch_runtime_context(
     detach: Callable[[Any], None],
     publish: Callable[[], None],
 ) -> MethodPatch:
-    """Decorate `runtime`; `MethodPatch.remove` undoes it.
+    """Patch OpenTelemetry's runtime context; `MethodPatch.remove` undoes it.
 
     Args:
-        runtime: OpenTelemetry's runtime context.
+        runtime: runtime context.
         attach: sets its variable and publishes.
         detach: resets its variable and publishes.
-        publish: publishes what is current; does nothing once publishing has stopped.
+        publish: publishes the current context; does nothing once publishing has stopped.
     """
     patch = MethodPatch(runtime)
     if _is_stock(runtime):

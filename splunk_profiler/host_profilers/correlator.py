@@ -1,10 +1,12 @@
-"""Takes what host profilers say, and has it written on the transactions that it is about.
+"""Receives the messages of host profilers, and has their stack-trace ids written on transactions.
 
-`Correlator` owns two threads while it listens: one only empties the socket, in C and without the GIL; the other counts
-what has come and forwards the transactions that have waited long enough, so that everything that came before is counted
-first. Nothing runs, and no span is touched, before there is a socket; in `auto`, before a profiler has been heard of.
+`Correlator` owns two threads while it listens. One only empties the socket, in C and without the GIL.
+The other is the worker thread: it counts all messages that have come, then forwards the transactions
+that have waited long enough. No thread runs and no span is touched before there is a socket; in
+`auto`, before a profiler has sent a message.
 
-Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
+Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of
+correlation data".
 """
 
 from __future__ import annotations
@@ -12,47 +14,35 @@ from __future__ import annotations
 import _thread
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from errno import EBADF
 from typing import Any, NamedTuple
 
-from splunk_profiler.config.parsers import redact
-from splunk_profiler.host_profilers.annotation import HOST_ID, HostId
-from splunk_profiler.host_profilers.messages import MalformedMessage, ProfilerRegistration, TraceCorrelation, decode
+from splunk_profiler.host_profilers.message_handler import MessageHandler
+from splunk_profiler.host_profilers.pending_spans import PendingSpans
 from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
-from splunk_profiler.host_profilers.transactions import Transactions
 from splunk_profiler.otel.providers import WeakIdentitySet
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _NS_PER_S = 1_000_000_000
-_DEFAULT_DELAY_NS = 1 * _NS_PER_S  # while no profiler has said how long it takes
-_DELAY_MARGIN_NS = 20_000_000
-_MAX_DELAY_MS = 60_000
 _IDLE_S = 3600.0
-_BATCH_INTERVAL_S = (
-    0.02  # transactions are forwarded in lots: a thread that wakes for each of them costs more than they do
-)
+_BATCH_INTERVAL_S = 0.02  # a wake-up for each transaction would cost more than the transaction
 _MIN_PAUSE_S = 0.005
 _MAX_PAUSE_S = 0.1
-_RECEIVE_COST_S = 2e-6  # what a message has cost before it is taken
+_RECEIVE_COST_S = 2e-6  # of one message, before `take`
 _JOIN_S = 0.5
-_MAX_KINDS = 64
-_OTHER_KINDS = -1
-_MAX_HOST_ID_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationConfig:
-    """How the correlation is to be done.
+    """Settings of the correlation.
 
     Attributes:
-        at_once: transactions wait from when the socket is listened to; else only after a profiler has been heard of.
-        buffer_size: how many transactions may wait.
+        at_once: defer transactions as soon as there is a socket, not only after a message.
+        buffer_size: number of transactions that may wait.
     """
 
     at_once: bool
@@ -60,16 +50,16 @@ class CorrelationConfig:
 
 
 class Counts(NamedTuple):
-    """What has come until now.
+    """Numbers of messages and samples until now.
 
     Attributes:
         received: messages.
         too_long: messages that were discarded, for their length.
         malformed: messages that were discarded because an end of them was missing.
-        unknown: messages of types that are not known.
+        unknown: messages of unknown types.
         matched: samples that were counted to a transaction.
-        unmatched: samples of transactions that are not known: not sampled, or forwarded already.
-        beyond: samples of a transaction that had too many.
+        unmatched: samples of unknown transactions: not sampled, or forwarded already.
+        beyond: samples beyond `MAX_STACK_IDS` of one transaction.
         refused: transactions that could not wait because the buffer was full.
     """
 
@@ -84,63 +74,42 @@ class Counts(NamedTuple):
 
 
 class Correlator:
-    """One process's correlation; goes on in a forked child.
+    """The correlation of one process; continues in a forked child.
 
     Args:
-        correlation_config: how.
-        make_mailbox: file descriptor of a socket → what gathers its messages
-            (``splunk_profiler._context.SocketReader``).
-        make_patch: makes a decoration of an object.
-        monotonic_ns: the clock.
+        make_reader: makes a ``splunk_profiler._context.SocketReader`` from a socket's descriptor.
     """
 
     def __init__(
         self,
         correlation_config: CorrelationConfig,
-        make_mailbox: Callable[[int], Any],
-        make_patch: Callable[[Any], MethodPatch],
+        make_reader: Callable[[int], Any],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._config = correlation_config
-        self._make_mailbox = make_mailbox
+        self._make_reader = make_reader
         self._now_ns = monotonic_ns
         self._guard = Guard("reading the messages of host profilers")
-        self._host_id = HostId(self._warn_host_id_mismatch)
-        self._own_host_id = ""
-        self._transactions = Transactions(correlation_config.buffer_size)
-        self._forwarder = SpanForwarder(self._transactions, self._host_id, self._submit, monotonic_ns)
-        self._deferral = SpanDeferral(
-            self._transactions,
-            self._forwarder,
-            self._host_id,
-            make_patch,
-            self._wake_if_idle,
-            monotonic_ns=monotonic_ns,
-        )
-        self._processor_sets = WeakIdentitySet()  # of processors
-        self._mailbox: Any = None
-        self._closed_mailbox_counts = (0, 0)  # what mailboxes have counted that are no more
+        self._handler = MessageHandler(self._activate)
+        self._pending = PendingSpans(correlation_config.buffer_size, self._handler.host_id)
+        self._forwarder = SpanForwarder(self._pending, self._submit, monotonic_ns)
+        self._deferral = SpanDeferral(self._pending, self._forwarder, self._wake_if_idle, monotonic_ns)
+        self._processor_sets = WeakIdentitySet()
+        self._reader: Any = None
+        self._closed_reader_counts = (0, 0)
         self._last_received = 0  # messages, by the last turn
         self._threads: list[Worker] = []
-        self._on_closed: Callable[[], None] = lambda: None
-        self._delay_ns = _DEFAULT_DELAY_NS
         self._is_idle = False
         self._is_stopping = False
         self._submitted: list[Callable[[], None]] = []
         self._wake_event = WakeEvent()  # ends a pause
-        self._malformed: Counter[str] = Counter()
-        self._unknown: Counter[int] = Counter()
-        self._logged_messages: set[str] = set()
-
-    # ---- called by whoever publishes ----
 
     def describe(self, attributes: Mapping[str, object]) -> None:
-        """The attributes of this service's resource."""
-        own = attributes.get(HOST_ID)
-        self._own_host_id = own if isinstance(own, str) else ""
+        """Take the attributes of the service's resource."""
+        self._handler.describe(attributes)
 
     def attach(self, processors: Any) -> None:
-        """A provider's set of span processors has been found."""
+        """Take a provider's set of span processors."""
         self._processor_sets.add(processors)
         if self._deferral.is_active:
             self._deferral.attach(processors)
@@ -148,25 +117,24 @@ class Correlator:
     def listen(
         self, descriptor: int, on_closed: Callable[[], None], is_open: Callable[[], bool] = lambda: True
     ) -> None:
-        """Take messages from this socket from now on.
+        """Receive the messages of a socket from now on.
 
         Args:
-            descriptor: of the socket, which must stay until `close`.
-            on_closed: called, on a thread of ours, when somebody else has closed it.
-            is_open: whether the descriptor still stands for the socket. The application may have closed it and opened
-                something else, which must not be read.
+            descriptor: descriptor of the socket, which must stay until `close`.
+            on_closed: called on a thread of ours when the application has closed the socket.
+            is_open: returns False if the descriptor no longer belongs to the socket. The
+                application may have closed it and opened something else.
 
         Raises:
             OSError, RuntimeError: it cannot be read, or the process can make no more threads.
         """
         self.close()
-        mailbox = self._make_mailbox(descriptor)
+        reader = self._make_reader(descriptor)
         if not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
-        self._mailbox = mailbox
-        self._on_closed = on_closed
-        reader_thread = Worker("inbox", lambda: self._read(mailbox))
-        correlator_thread = Worker("correlator", lambda: self._correlate(mailbox))
+        self._reader = reader
+        reader_thread = Worker("inbox", lambda: self._read(reader, on_closed))
+        correlator_thread = Worker("correlator", lambda: self._correlate(reader))
         try:
             correlator_thread.start()
             self._threads = [correlator_thread]
@@ -179,22 +147,22 @@ class Correlator:
             self._activate()
 
     def close(self) -> None:
-        """Take no more messages; what waits stays."""
-        mailbox = self._mailbox
-        if mailbox is not None:
-            mailbox.stop()  # first: a signal handler may raise at any moment
+        """Receive no more messages. Transactions that wait stay."""
+        reader = self._reader
+        if reader is not None:
+            reader.stop()  # first: a signal handler may raise at any moment
         threads, self._threads = self._threads, []
-        self._mailbox = None
+        self._reader = None
         self._wake_event.set()
         own = _thread.get_ident()
         for thread in threads:
             if thread.ident != own:
                 thread.join(_JOIN_S)
-        self._closed_mailbox_counts = self._received_totals(mailbox)
+        self._closed_reader_counts = self._received_totals(reader)
 
     def stop(self, timeout_s: float) -> None:
-        """Forward all that waits, waiting for exporters as `SpanForwarder.drain_spans` says; then listen no more."""
-        self._is_stopping = True  # profilers go on sending: none of that is to begin anew what ends here
+        """Forward all that waits, as `SpanForwarder.drain_spans` does; then close."""
+        self._is_stopping = True  # profilers go on sending: their messages must not activate it again
         with self._guard.catching():
             self._deferral.detach(timeout_s)
         self.close()
@@ -202,183 +170,71 @@ class Correlator:
         if counts.received:
             logger.debug("from host profilers: %s", counts)
 
-    def hold(self, timeout_s: float) -> None:
-        """See `SpanForwarder.hold`."""
-        self._forwarder.hold(timeout_s)
+    def hold_for_fork(self, timeout_s: float) -> None:
+        """Keep the worker thread out of exporters; see `WorkerExport.hold_for_fork`."""
+        self._forwarder.worker_export.hold_for_fork(timeout_s)
 
-    def release(self) -> None:
-        """See `SpanForwarder.release`."""
-        self._forwarder.release()
+    def release_after_fork(self) -> None:
+        """Let the worker thread export again, in the parent."""
+        self._forwarder.worker_export.release_after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, before anything else: the threads, the socket and what waits are the parent's."""
-        self._mailbox = None
-        self._closed_mailbox_counts = (0, 0)
+        """Drop the parent's threads, socket and transactions in a forked child, before anything else."""
+        self._reader = None
+        self._closed_reader_counts = (0, 0)
         self._last_received = 0
         self._threads = []
-        self._is_stopping = False
+        self._is_idle = self._is_stopping = False
         self._submitted = []
         self._wake_event = WakeEvent()
-        self._is_idle = False
-        self._delay_ns = _DEFAULT_DELAY_NS
-        self._malformed.clear()
-        self._unknown.clear()
-        self._transactions = Transactions(self._config.buffer_size)
-        self._deferral.reset_after_fork(self._transactions)
+        self._handler.reset_after_fork()
+        self._deferral.reset_after_fork()
 
     def resource(self, resource: Any) -> Any:
-        """`resource`, with the ``host.id`` that the host profiler has said if it has none of its own."""
-        return self._host_id.resource(resource)
+        """Return `resource`, with the profiler's ``host.id`` if it has none of its own."""
+        return self._handler.host_id.resource(resource)
 
     def counts(self) -> Counts:
-        """What has come until now."""
-        received, too_long = self._received_totals(self._mailbox)
-        known = self._transactions
+        """Return the numbers until now."""
+        received, too_long = self._received_totals(self._reader)
+        transactions = self._pending.transactions
         return Counts(
             received,
             too_long,
-            self._malformed.total(),
-            self._unknown.total(),
-            known.matched,
-            known.unmatched,
-            known.beyond,
-            known.refused,
+            self._handler.malformed.total(),
+            self._handler.unknown.total(),
+            transactions.matched,
+            transactions.unmatched,
+            transactions.beyond,
+            transactions.refused,
         )
 
-    def _received_totals(self, mailbox: Any) -> tuple[int, int]:
-        """Messages, and those of them that were too long."""
-        received, too_long = (0, 0) if mailbox is None else mailbox.counts()
-        return self._closed_mailbox_counts[0] + received, self._closed_mailbox_counts[1] + too_long
-
-    # ---- called on the application's threads ----
+    def _received_totals(self, reader: Any) -> tuple[int, int]:
+        """Return the numbers of messages received and too long, of all readers until now."""
+        received, too_long = (0, 0) if reader is None else reader.counts()
+        return self._closed_reader_counts[0] + received, self._closed_reader_counts[1] + too_long
 
     def _wake_if_idle(self) -> None:
-        """A transaction waits."""
+        """Wake the worker thread for the first transaction that waits; on the application's threads."""
         if self._is_idle:
             self._is_idle = False
-            mailbox = self._mailbox
-            if mailbox is not None:
-                mailbox.wake()
+            reader = self._reader
+            if reader is not None:
+                reader.wake()
 
-    def _submit(self, work: Callable[[], None]) -> bool:
-        """Have `work` done on the thread that counts, once it has counted all that has come. False if there is none."""
-        mailbox = self._mailbox
-        if mailbox is None:
+    def _submit(self, work: Callable[[], None] | None) -> bool:
+        """Wake the worker thread, to run `work` after all messages are counted. False without one."""
+        reader = self._reader
+        if reader is None:
             return False
-        self._submitted.append(work)
-        mailbox.wake()
+        if work is not None:
+            self._submitted.append(work)
+        reader.wake()
         self._wake_event.set()
         return True
 
-    # ---- our threads ----
-
-    def _read(self, mailbox: Any) -> None:
-        if not mailbox.run() and self._mailbox is mailbox:
-            with self._guard.catching():
-                self._on_closed()
-
-    def _correlate(self, mailbox: Any) -> None:
-        while self._mailbox is mailbox:
-            done = False
-            with self._guard.catching():
-                self._correlate_once(mailbox)
-                done = True
-            if not done:
-                self._wake_event.wait(_MAX_PAUSE_S)  # what fails once may fail each time
-
-    def _correlate_once(self, mailbox: Any) -> None:
-        submitted, self._submitted = self._submitted, []
-        try:
-            messages = mailbox.take(0 if submitted else self._wait_s())
-            self._is_idle = False
-            began_ns = self._now_ns()
-            # Until then messages were in time for what is forwarded below; beside busy threads that was a while ago.
-            messages += mailbox.take(0)
-            for message in messages:
-                self._handle(message)
-            took_s = (self._now_ns() - began_ns) / _NS_PER_S
-        finally:
-            for work in submitted:
-                with self._guard.catching():
-                    work()
-        if self._mailbox is not mailbox:
-            return
-        self._forwarder.forward(began_ns - self._delay_ns)
-        received, too_long = self._received_totals(mailbox)
-        if too_long:
-            self._log_once(
-                logging.WARNING, "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
-            )
-        new_messages, self._last_received = received - self._last_received, received
-        if new_messages:
-            # However much is sent, it gets a tenth of a core: the mailbox fills, then the socket, and senders have to
-            # wait. That many short turns cost more than few long ones is the reason for the least pause.
-            self._wake_event.wait(min(max(9 * (took_s + new_messages * _RECEIVE_COST_S), _MIN_PAUSE_S), _MAX_PAUSE_S))
-
-    def _wait_s(self) -> float:
-        if self._forwarder.has_queued_spans:
-            return 0
-        self._is_idle = True
-        first_ns = self._transactions.first_end_ns()
-        if first_ns is None:
-            return _IDLE_S
-        self._is_idle = False
-        left_s = (first_ns + self._delay_ns - self._now_ns()) / _NS_PER_S
-        return max(left_s, _BATCH_INTERVAL_S if left_s > 0 else _MIN_PAUSE_S)
-
-    def _handle(self, datagram: bytes) -> None:
-        message = decode(datagram)
-        if isinstance(message, TraceCorrelation):
-            if self._activate():
-                logger.info("a host profiler sends stack traces: transactions wait %s ms for them", self._delay_ms)
-            self._transactions.count(*message)
-        elif isinstance(message, ProfilerRegistration):
-            self._handle_registration(message)
-        elif isinstance(message, MalformedMessage):
-            self._malformed[message.reason] += 1
-            if self._malformed[message.reason] == 1:
-                logger.debug("a message of a host profiler was discarded: %s", message.reason)
-        else:
-            self._count_unknown(message.message_type)
-
-    def _count_unknown(self, message_type: int) -> None:
-        kind = message_type
-        if kind not in self._unknown and len(self._unknown) >= _MAX_KINDS:
-            kind = _OTHER_KINDS
-        self._unknown[kind] += 1
-        if self._unknown[kind] == 1:
-            logger.debug("a message of a host profiler was ignored: type %s", message_type)
-
-    def _handle_registration(self, message: ProfilerRegistration) -> None:
-        delay_ms = message.samples_delay_ms
-        if delay_ms > _MAX_DELAY_MS:
-            self._log_once(
-                logging.WARNING,
-                f"a host profiler says that it takes up to {delay_ms} ms to report; transactions wait"
-                f" {_MAX_DELAY_MS} ms at most, and stack-trace ids on them may be incomplete",
-            )
-            delay_ms = _MAX_DELAY_MS
-        self._delay_ns = delay_ms * 1_000_000 + _DELAY_MARGIN_NS
-        own_host_id = self._own_host_id or self._host_id.value
-        if message.host_id and own_host_id and own_host_id != message.host_id:
-            self._warn_host_id_mismatch(own_host_id, message.host_id)
-        elif message.host_id:
-            self._host_id.value = message.host_id
-        self._activate()
-        self._log_once(
-            logging.INFO,
-            f"a host profiler has registered (host.id {_shorten(message.host_id) or 'not said'}): transactions wait"
-            f" {self._delay_ms} ms for its stack traces",
-        )
-        if self._mailbox is not None:
-            self._mailbox.wake()  # what waits may be due by the new delay
-
-    @property
-    def _delay_ms(self) -> int:
-        return self._delay_ns // 1_000_000
-
     def _activate(self) -> bool:
-        """Have transactions wait from now on. False if they do already, or are not to any more."""
+        """Defer transactions from now on. Return False if they are deferred already, or after `stop`."""
         if self._deferral.is_active or self._is_stopping:
             return False
         self._deferral.is_active = True
@@ -386,20 +242,55 @@ class Correlator:
             self._deferral.attach(processors)
         return True
 
-    def _warn_host_id_mismatch(self, own_host_id: str, profiler_host_id: str) -> None:
-        self._log_once(
-            logging.WARNING,
-            f"host.id is {_shorten(own_host_id)!r} here, and {_shorten(profiler_host_id)!r} for the host profiler;"
-            " the former"
-            " is kept, and what is derived from both (costs, CO2) will not match",
-        )
+    def _read(self, reader: Any, on_closed: Callable[[], None]) -> None:
+        if not reader.run() and self._reader is reader:
+            with self._guard.catching():
+                on_closed()
 
-    def _log_once(self, level: int, text: str) -> None:
-        if text not in self._logged_messages and len(self._logged_messages) < _MAX_KINDS:
-            self._logged_messages.add(text)
-            logger.log(level, "%s", text)
+    def _correlate(self, reader: Any) -> None:
+        while self._reader is reader:
+            try:
+                self._correlate_once(reader)
+            except Exception as error:
+                self._guard.note(error)
+                self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
 
+    def _correlate_once(self, reader: Any) -> None:
+        submitted, self._submitted = self._submitted, []
+        try:
+            messages = reader.take(0 if submitted else self._wait_s())
+            self._is_idle = False
+            began_ns = self._now_ns()
+            # Take again: the GIL may have come late, and messages until `began_ns` are in time.
+            messages += reader.take(0)
+            for message in messages:
+                self._handler.handle(message, self._pending.transactions)
+            took_s = (self._now_ns() - began_ns) / _NS_PER_S
+        finally:
+            for work in submitted:
+                with self._guard.catching():
+                    work()
+        if self._reader is not reader:
+            return
+        self._forwarder.forward(began_ns - self._handler.delay_ns)
+        received, too_long = self._received_totals(reader)
+        if too_long:
+            self._handler.log_once(
+                logging.WARNING, "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
+            )
+        new_messages, self._last_received = received - self._last_received, received
+        if new_messages:
+            # Messages get a tenth of a core at most: the buffer fills, then the socket, and senders
+            # wait. Many short turns cost more than few long ones, so there is a least pause.
+            self._wake_event.wait(min(max(9 * (took_s + new_messages * _RECEIVE_COST_S), _MIN_PAUSE_S), _MAX_PAUSE_S))
 
-def _shorten(host_id: str) -> str:
-    """For log lines: a message may hold 64 KiB, and a setting may have said what is sent."""
-    return redact(host_id[:_MAX_HOST_ID_LENGTH] + "…" if len(host_id) > _MAX_HOST_ID_LENGTH else host_id)
+    def _wait_s(self) -> float:
+        if self._pending.worker_queue:
+            return 0
+        self._is_idle = True
+        first_ns = self._pending.transactions.first_end_ns()
+        if first_ns is None:
+            return _IDLE_S
+        self._is_idle = False
+        left_s = (first_ns + self._handler.delay_ns - self._now_ns()) / _NS_PER_S
+        return max(left_s, _BATCH_INTERVAL_S if left_s > 0 else _MIN_PAUSE_S)

@@ -1,112 +1,101 @@
-"""Forwards all that waits now, as far as exporters take it: what a flush and a shutdown do.
+"""A flush or a shutdown: exports all that waits now, as far as the exporters take it.
 
-On the thread of whoever asks for it, with the right to wait that it is given. Knows no threads and no messages.
+Runs on the thread that flushes, or on the worker thread for a shutdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
+from splunk_profiler.host_profilers.pending_spans import ExportSpan, PendingSpans
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 from splunk_profiler.system.guard import logger
-
-if TYPE_CHECKING:
-    from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
+from splunk_profiler.system.threads import sleep_cooperatively
 
 BATCH_SIZE = 256  # transactions between two looks at the queues
 POLL_INTERVAL_S = 0.005
 _SLOW_NS = 10_000_000
 
-ExportSpan = Callable[[WrappedProcessor, Any], None]
 
-
+@dataclass(slots=True)
 class FlushLoop:
-    """Forwards all that has ended until now, without loss as far as exporters take it.
+    """One export of all spans that ended before its `run`.
 
-    Args:
-        now_ns: the clock.
-        deadline_ns: from then on nobody is waited for, and who then takes long for a span gets no more.
-        stall_timeout_ns: how long an exporter is waited for that is full and takes nothing. It is given the rest all
-            the same, and its SDK says what it drops for that.
-        pause: waits that many seconds.
+    Attributes:
+        deadline_ns: end of all waiting. An exporter that is slow for a span after it gets no more.
+        stall_timeout_ns: longest wait for a full exporter that makes no progress. It then gets the
+            rest all the same, and its SDK reports what it drops.
+        flushed: processor that may export on this thread. Spans without a taker then stay; without
+            `flushed` they are dropped.
+        excluded: processors that get nothing: their last call hangs, or was slow after the deadline.
+        lost_count: number of spans that are lost.
     """
 
-    def __init__(
-        self, now_ns: Callable[[], int], deadline_ns: int, stall_timeout_ns: int, pause: Callable[[float], object]
-    ) -> None:
-        self._now_ns = now_ns
-        self._deadline_ns = deadline_ns
-        self._stall_timeout_ns = stall_timeout_ns
-        self._pause = pause
+    pending: PendingSpans
+    now_ns: Callable[[], int]
+    deadline_ns: int
+    stall_timeout_ns: int
+    pause: Callable[[float], object] = sleep_cooperatively
+    flushed: WrappedProcessor | None = None
+    excluded: list[WrappedProcessor] = field(default_factory=list)
+    lost_count: int = 0
+    _stalled: list[WrappedProcessor] = field(default_factory=list, init=False)  # are not waited for
+    _last_progress_ns: int = field(default=0, init=False)
 
-    def run(
-        self,
-        forwarder: SpanForwarder,
-        export_span: ExportSpan,
-        *,
-        flushed: WrappedProcessor | None = None,
-        stuck_processor: WrappedProcessor | None = None,
-        lost_count: int = 0,
-    ) -> bool:
-        """Do it.
+    def run(self, export_span: ExportSpan) -> bool:
+        """Export through `export_span`. Return False if spans are left."""
+        began_ns = self._last_progress_ns = self.now_ns()
 
-        Args:
-            forwarder: of what.
-            export_span: hands over a span.
-            flushed: may export on this thread; what nobody takes in time then stays. Else it is dropped.
-            stuck_processor: gets nothing, because it has not come back with the last that it got.
-            lost_count: spans that are known to be lost already.
+        def export(wrapped: WrappedProcessor, span: Any) -> None:
+            self._export(export_span, wrapped, span)
 
-        Returns:
-            False if something is left.
-        """
-        began_ns = last_progress_ns = self._now_ns()
-        stuck_processors: list[WrappedProcessor] = []
-        slow_processors = [] if stuck_processor is None else [stuck_processor]
-
-        def try_export(wrapped: WrappedProcessor, span: Any) -> None:
-            nonlocal lost_count
-            if wrapped in slow_processors:
-                lost_count += 1
-                return
-            export_start_ns = self._now_ns()
-            export_span(wrapped, span)
-            done_ns = self._now_ns()
-            if done_ns > self._deadline_ns and done_ns - export_start_ns > _SLOW_NS:
-                slow_processors.append(wrapped)
-
-        for _ in forwarder.deliver_in_flight(try_export, is_flushing=flushed is not None):
-            if slow_processors and flushed is not None:
+        if self.flushed is None:  # a flush waits for the worker instead
+            self._exhaust(self.pending.deliver_queued(export))
+        if not self._exhaust(self.pending.deliver_in_flight(export)):
+            return False
+        while (first_ns := self.pending.transactions.first_end_ns()) is not None and first_ns <= began_ns:
+            free_slots = self._make_room()
+            if not free_slots:
+                continue
+            if not self._exhaust(self.pending.deliver_due(began_ns, free_slots, export)):
                 return False
-        while True:
-            first_ns = forwarder.first_end_ns()
-            if first_ns is None or first_ns > began_ns:
-                break
-            free_slots = {
-                wrapped: wrapped.free_slots
-                for wrapped in forwarder.wrapped_processors
-                if wrapped not in stuck_processors
-            }
-            full_processors = [wrapped for wrapped in free_slots if free_slots[wrapped] <= 0]
-            if flushed in full_processors:
-                flushed.force_flush()
-                stuck_processors += [flushed] if flushed.free_slots <= 0 else []
-                continue
-            if full_processors:
-                if self._now_ns() < min(self._deadline_ns, last_progress_ns + self._stall_timeout_ns):
-                    for wrapped in full_processors:
-                        wrapped.wake_exporter()
-                    self._pause(POLL_INTERVAL_S)
-                    continue
-                stuck_processors += full_processors
-                continue
-            for _ in forwarder.deliver_due(began_ns, min([BATCH_SIZE, *free_slots.values()]), try_export):
-                if slow_processors and flushed is not None:
-                    return False
-            last_progress_ns = self._now_ns()
-        if lost_count:
+            self._last_progress_ns = self.now_ns()
+        if self.lost_count:
             logger.warning(
-                "%d spans that waited for the host profiler were not sent: their exporter takes too long", lost_count
+                "%d spans that waited for the host profiler were not sent: their exporter takes too long",
+                self.lost_count,
             )
         return True
+
+    def _export(self, export_span: ExportSpan, wrapped: WrappedProcessor, span: Any) -> None:
+        if wrapped in self.excluded:
+            self.lost_count += 1
+            return
+        began_ns = self.now_ns()
+        export_span(wrapped, span)
+        done_ns = self.now_ns()
+        if done_ns > self.deadline_ns and done_ns - began_ns > _SLOW_NS:
+            self.excluded.append(wrapped)
+
+    def _exhaust(self, steps: Iterator[None]) -> bool:
+        """Take all steps. Return False if a flush has run out of time."""
+        return not any(self.excluded and self.flushed is not None for _ in steps)
+
+    def _make_room(self) -> int:
+        """Return how many spans all exporters take now; 0 after a wait for one that is full."""
+        free_slots = {item: item.free_slots for item in self.pending.processors if item not in self._stalled}
+        full = [wrapped for wrapped, count in free_slots.items() if count <= 0]
+        if not full:
+            return min([BATCH_SIZE, *free_slots.values()])
+        if self.flushed in full:
+            self.flushed.force_flush()
+            self._stalled += [self.flushed] if self.flushed.free_slots <= 0 else []
+        elif self.now_ns() < min(self.deadline_ns, self._last_progress_ns + self.stall_timeout_ns):
+            for wrapped in full:
+                wrapped.wake_exporter()
+            self.pause(POLL_INTERVAL_S)
+        else:
+            self._stalled += full
+        return 0

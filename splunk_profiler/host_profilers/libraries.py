@@ -1,6 +1,6 @@
-"""The two libraries that host profilers look for, where they are installed, and whether readers can follow them.
+"""Paths of the two libraries that host profilers look for. Their file names are ABI (docs/abi.md).
 
-Their file names are part of the ABIs (docs/abi.md). Must not load anything: the launcher asks, too.
+Must not load anything: the launcher imports this module.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-CUSTOM_LABELS = "libcustomlabels.so"
+_CUSTOM_LABELS = "libcustomlabels.so"
 
 
 def elastic_library() -> Path:
-    """``elastic-jvmti-linux-<arch>.so``, for the architecture of this machine; it may not be there."""
+    """Return the path of ``elastic-jvmti-linux-<arch>.so`` for this machine; it may not exist."""
     return _library_directory() / f"elastic-jvmti-linux-{os.uname().machine}.so"
 
 
 def labels_library() -> Path:
-    """``libcustomlabels.so``; it may not be there."""
-    return _library_directory() / CUSTOM_LABELS
+    """Return the path of ``libcustomlabels.so``; it may not exist."""
+    return _library_directory() / _CUSTOM_LABELS
 
 
 def _library_directory() -> Path:
-    """Beside the extension: an editable installation keeps what was compiled apart from the sources."""
+    """Return the extension's directory: editable installations keep compiled files apart."""
     extension = find_spec("splunk_profiler._context")
     if extension is not None and extension.origin is not None:
         return Path(extension.origin).resolve().parent
@@ -31,8 +31,8 @@ def _library_directory() -> Path:
 
 
 def remedy(library: Path) -> str:
-    """What makes the thread-local pointer of `library` readable where the loader has put it out of reach."""
+    """Return advice that makes the thread-local pointer of `library` readable for host profilers."""
     tunable = "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096 in the environment of the process"
-    if library.name == CUSTOM_LABELS:
+    if library.name == _CUSTOM_LABELS:
         return f"start it by splunk-profiler run, which preloads the library, or set {tunable}"
     return f"set {tunable} (with musl: LD_PRELOAD={library})"

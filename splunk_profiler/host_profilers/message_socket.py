@@ -1,8 +1,8 @@
-"""The socket that host profilers send to: a datagram socket with a name in the file system.
+"""The datagram socket, with a name in the file system, that host profilers send to.
 
-`MessageSocket` owns the socket and its file. Made on a thread of ours or on the one that forks, closed on the one that
-stops publishing. The application may close its descriptor at any moment. Must not import `socket`: gevent and eventlet
-may still have to replace what is in there, and this one has to be real.
+`MessageSocket` owns the socket and its file. A thread of ours or the one that forks makes it; the
+thread that stops publishing closes it. The application may close its descriptor at any moment. Must
+not import `socket`: gevent and eventlet may patch it later, and this socket has to be real.
 
 Specification: Elastic universal profiling integration, "Messaging Socket".
 """
@@ -27,14 +27,14 @@ _NAME_PATTERN = re.compile(rf"{_NAME_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
 class MessageSocketError(Exception):
-    """The socket cannot be had; the text says why."""
+    """The reason why there is no socket."""
 
 
 class MessageSocket:
     """A bound socket.
 
     Args:
-        directory: absolute path of the directory that its file is made in; made if it is missing.
+        directory: absolute path of the directory of its file; made if it is missing.
 
     Raises:
         MessageSocketError: it cannot be made there.
@@ -53,11 +53,11 @@ class MessageSocket:
                 self._socket, self._inode = _bind_socket(self.path)
                 return
             except OSError as error:
-                if error.errno != EBADF or attempt == _ATTEMPTS - 1:  # else the application has closed it meanwhile
+                if error.errno != EBADF or attempt == _ATTEMPTS - 1:  # EBADF: the application has closed it
                     raise MessageSocketError(f"{self._directory}: {error.strerror or error}") from None
 
     def reopen(self) -> None:
-        """Make the socket anew after somebody else has closed it. Profilers have read its path, and do not look again.
+        """Make the socket anew after the application has closed it, at the path that profilers have read.
 
         Raises:
             MessageSocketError: it cannot be made any more.
@@ -66,12 +66,12 @@ class MessageSocket:
         self._open()
 
     def remove_stale_sockets(self) -> None:
-        """Remove the sockets that killed processes have left in the directory. Takes long in a large one."""
+        """Remove the sockets of killed processes from the directory. Takes long in a large one."""
         _remove_stale(self._directory, Path(self.path).name)
 
     @property
     def address(self) -> bytes:
-        """The path, as it is told to host profilers."""
+        """Path in the process storage."""
         return os.fsencode(self.path)
 
     @property
@@ -81,32 +81,32 @@ class MessageSocket:
         return found is not None and found == self._inode
 
     def fileno(self) -> int:
-        """The socket's descriptor; it does not block."""
+        """Return the socket's descriptor, which does not block."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the socket. Its file goes with it, in the process that made it: a child's copy leaves it alone."""
+        """Close the socket. Only the process that made it removes its file."""
         if self.is_open:
-            with suppress(OSError):  # it was closed just now
+            with suppress(OSError):  # the application has just closed it
                 self._socket.close()
         else:
-            self._socket.detach()  # the number may be somebody else's by now
+            self._socket.detach()  # the application may have reused the number
             self._wake_reader()
         if self._pid == os.getpid():
-            with suppress(OSError):  # it is gone, or in a directory that nobody can write to any more
+            with suppress(OSError):  # it is gone, or its directory cannot be written to
                 Path(self.path).unlink()
 
     def _wake_reader(self) -> None:
-        """Whoever waits for messages keeps the socket alive, and hears of its end by the next message only."""
+        """Send an empty message: a reader keeps a closed socket alive until the next one."""
         if self._pid == os.getpid():
             sender = _datagram_socket()
-            with suppress(OSError):  # nobody waits
+            with suppress(OSError):  # there is no reader
                 sender.sendto(b"", self.path)
             sender.close()
 
 
 def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:
-    """What the socket's descriptor stands for, or None if that is closed."""
+    """Return device and inode of the socket's descriptor; None if it is closed."""
     try:
         found = os.fstat(new_socket.fileno())
     except OSError:
@@ -125,19 +125,17 @@ def _new_path(directory: str) -> str:
 
 
 def _bind_socket(path: str) -> tuple[_socket.socket, tuple[int, int] | None]:
-    """A socket with that name, and what its descriptor stands for."""
+    """Return a socket with that name, and its device and inode."""
     new_socket = _datagram_socket()
     inode = _inode(new_socket)
     try:
-        os.fchmod(
-            new_socket.fileno(), 0o600
-        )  # the file gets the mode of the socket: nobody else may write, at no moment
+        os.fchmod(new_socket.fileno(), 0o600)  # before `bind`: the file gets the mode of the socket
         new_socket.bind(path)
     except BaseException:
         if _inode(new_socket) == inode:
             new_socket.close()
         else:
-            new_socket.detach()  # the number may be somebody else's by now
+            new_socket.detach()  # the application may have reused the number
         raise
     return new_socket, inode
 
@@ -146,7 +144,7 @@ def _datagram_socket() -> _socket.socket:
     new_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
     if new_socket.fileno() >= _STANDARD_STREAMS:
         return new_socket
-    # One of the standard streams is closed. A daemon opens it anew, and counts on the number being free.
+    # A standard stream is closed. A daemon opens it anew, and expects that its number is free.
     try:
         descriptor = fcntl.fcntl(new_socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _STANDARD_STREAMS)
         return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM, 0, descriptor)
@@ -155,15 +153,14 @@ def _datagram_socket() -> _socket.socket:
 
 
 def _remove_stale(directory: str, own_name: str) -> None:
-    """Remove the sockets of processes that were killed before they could do it themselves.
+    """Remove the sockets that no process has bound. Process ids prove nothing: containers may share the directory.
 
-    A process id says nothing in a directory that containers share. What tells is that nobody has the socket bound. One
-    that is just being bound has its name before it can be reached, but is not listed then: both lock the directory.
+    A socket has its name before it can be reached, but is not listed then: both lock the directory.
     """
     with suppress(OSError):
         for entry in os.scandir(directory):
             if _NAME_PATTERN.fullmatch(entry.name) and entry.name != own_name:
-                with suppress(OSError):  # this one is somebody else's to remove, or was removed just now
+                with suppress(OSError):  # it is not ours to remove, or another process has just removed it
                     if _is_abandoned(entry):
                         Path(entry.path).unlink()
 

@@ -1,9 +1,10 @@
-"""What host profilers send, decoded: one datagram in, one value out.
+"""Decoding of host profilers' messages: one datagram in, one value out.
 
-Pure, and total: any bytes get an answer, none an exception. Must not import anything of ours.
+Pure and total: any bytes give a value, none an exception. Must not import anything of ours. Numbers
+have the machine's byte order.
 
-Specification: Elastic universal profiling integration, "Message Format", "Profiler Registration Message" and "CPU
-Profiler Trace Correlation Message". Numbers have the byte order of the machine, as all that is shared with profilers.
+Specification: Elastic universal profiling integration, "Message Format", "Profiler Registration
+Message" and "CPU Profiler Trace Correlation Message".
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _HOST_ID_START = _DELAY_END + _LENGTH.size
 
 
 class ProfilerRegistration(NamedTuple):
-    """A profiler says that it is there.
+    """The registration of a profiler.
 
     Attributes:
-        samples_delay_ms: within which it reports a sample, usually.
-        host_id: empty if it says none.
+        samples_delay_ms: usual time until it reports a sample.
+        host_id: empty if the message has none.
     """
 
     samples_delay_ms: int
@@ -36,12 +37,12 @@ class ProfilerRegistration(NamedTuple):
 
 
 class TraceCorrelation(NamedTuple):
-    """A stack was seen in a transaction.
+    """Samples of one stack in a transaction.
 
     Attributes:
         transaction: trace id and transaction id as one number of 192 bits (`annotation.transaction_key`).
         stack_trace_id: 16 bytes.
-        times: how often since the last report, 0 to 65,535.
+        times: number of samples since the last report, 0 to 65,535.
     """
 
     transaction: int
@@ -50,16 +51,16 @@ class TraceCorrelation(NamedTuple):
 
 
 class UnknownMessage(NamedTuple):
-    """A message of a type that is not known here: of a newer profiler."""
+    """A message of an unknown type, from a newer profiler."""
 
     message_type: int
 
 
 class MalformedMessage(NamedTuple):
-    """Not a message, or one of which an end is missing.
+    """A datagram that is no message, or a message without its end.
 
     Attributes:
-        reason: in words, the same for all of a kind.
+        reason: words for a log line, the same for all of a kind.
     """
 
     reason: str
@@ -73,10 +74,7 @@ _SHORT_REGISTRATION = MalformedMessage("a profiler registration message that is 
 
 
 def decode(datagram: bytes) -> Message:
-    """The message in `datagram`.
-
-    Of any minor version: new fields come at the end, and what follows the known ones is left alone.
-    """
+    """Return the message in `datagram`, of any minor version: new fields come last and are ignored."""
     if len(datagram) < _HEADER_BYTES:
         return _SHORT_HEADER
     message_type, _minor_version = _HEADER.unpack_from(datagram)

@@ -1,6 +1,6 @@
-"""What host profilers are told of the process: the bytes of Elastic's process storage, and the names in them.
+"""The bytes of Elastic's process storage, which name the service and its socket to host profilers.
 
-Pure: data in, bytes out. Must not import anything of ours, nor OpenTelemetry: attributes come as a mapping.
+Pure: data in, bytes out. Must not import anything of ours, nor OpenTelemetry.
 
 Specification: Elastic universal profiling integration, "Process Storage Layout"; docs/abi.md.
 """
@@ -11,24 +11,24 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LAYOUT_MINOR_VERSION = 1
-MAX_NAME_BYTES = 128  # readers refuse the whole process for a longer one
-MAX_PATH_BYTES = 89  # they send to /proc/<pid>/root<path>, which has to fit into a socket address
-_ENVIRONMENTS = ("deployment.environment.name", "deployment.environment")  # the newer convention goes first
+MAX_PATH_BYTES = 89  # readers send to /proc/<pid>/root<path>, which must fit into a socket address
+_LAYOUT_MINOR_VERSION = 1
+_MAX_NAME_BYTES = 128  # readers refuse the whole process for a longer one
+_ENVIRONMENTS = ("deployment.environment.name", "deployment.environment")  # the newer convention first
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Which service the process is: its name, never empty, and its environment, which may be."""
+    """The service of the process: its name, never empty, and its environment, perhaps empty."""
 
     name: str
     environment: str
 
 
 def service_of(attributes: Mapping[str, object]) -> Service | None:
-    """The service that resource attributes describe; None if they do not name it.
+    """Return the service that resource attributes describe; None if they do not name it.
 
-    ``unknown_service``, which SDKs fill in for a name that nobody gave, is no name.
+    ``unknown_service``, which SDKs fill in for a missing name, is no name.
     """
     name = attributes.get("service.name")
     if not isinstance(name, str) or not name.strip() or name.startswith("unknown_service"):
@@ -38,16 +38,12 @@ def service_of(attributes: Mapping[str, object]) -> Service | None:
     return Service(name, environment)
 
 
-def truncate_utf8(text: str, max_bytes: int) -> bytes:
-    """The UTF-8 of `text`, cut before the character that does not fit; what UTF-8 cannot hold becomes ``?``."""
-    return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore").encode()
+def _encode_name(text: str) -> bytes:
+    """Return the UTF-8 of `text`, cut between characters; surrogates become ``?``."""
+    return text.encode("utf-8", "replace")[:_MAX_NAME_BYTES].decode("utf-8", "ignore").encode()
 
 
 def encode(service: Service, socket_path: bytes) -> bytes:
-    """The process storage: the version, then three strings with their lengths, in the byte order of the machine."""
-    texts = (
-        truncate_utf8(service.name, MAX_NAME_BYTES),
-        truncate_utf8(service.environment, MAX_NAME_BYTES),
-        socket_path,
-    )
-    return struct.pack("=H", LAYOUT_MINOR_VERSION) + b"".join(struct.pack("=I", len(text)) + text for text in texts)
+    """Return the process storage: version, then three strings with lengths, in machine byte order."""
+    texts = (_encode_name(service.name), _encode_name(service.environment), socket_path)
+    return struct.pack("=H", _LAYOUT_MINOR_VERSION) + b"".join(struct.pack("=I", len(text)) + text for text in texts)

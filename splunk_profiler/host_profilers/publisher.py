@@ -1,12 +1,12 @@
-"""What host profilers can read of this process: the order in which it becomes visible, and in which it goes.
+"""The order in which a process becomes visible to host profilers, and invisible again.
 
-`Publisher` owns the C extension while it is installed, the socket and the process storage. Threads publish by
-themselves, in C, at every switch of context. Runs on whichever thread starts and stops it, and for the first span of
-a provider on the application's: must be short there and must not raise. Libraries, threads and directories are left to
-a thread of ours (`run_pending_work`); only a forked child makes its socket at once. Knows neither settings nor
-OpenTelemetry.
+`Publisher` owns the installed C extension, the socket and the process storage. Threads publish in C,
+at every switch of context. It runs on the threads that start and stop it. For the first span of a
+provider it runs on the application's, where it must be short and must not raise. A thread of ours
+does the work with libraries, threads and directories (`run_pending_work`). Only a forked child makes
+its socket at once. Knows neither settings nor OpenTelemetry.
 
-Readers look once, when they see a library appear. So all that it leads to is there before: socket, storage, library,
+Readers look once, when a library appears. So its targets exist before: socket, storage, library,
 pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
 """
 
@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
@@ -26,19 +27,19 @@ from splunk_profiler.otel.providers import SpanStartInstaller
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import real_lock
 
-_LOCK_TIMEOUT_S = 1.0  # for another thread that is making the process visible
-_MAX_SOCKETS = 4  # in the place of ones that the application has closed
+_LOCK_TIMEOUT_S = 1.0  # while another thread makes the process visible
+_MAX_SOCKETS = 4  # made anew after the application has closed them
 
 
 @dataclass(frozen=True, slots=True)
 class PublishConfig:
-    """What is to be published.
+    """Settings of the publishing.
 
     Attributes:
-        correlation: Elastic's ABI.
-        labels: the Custom Labels ABI.
-        socket_directory: where the socket is made.
-        socket_setting: the setting of that, for messages.
+        correlation: publish Elastic's ABI.
+        labels: publish the Custom Labels ABI.
+        socket_directory: directory of the socket.
+        socket_setting: name of the setting for it, for messages.
     """
 
     correlation: bool
@@ -49,13 +50,13 @@ class PublishConfig:
 
 @dataclass(frozen=True, slots=True)
 class ContextSource:
-    """Where the current context is.
+    """The places of the current context and labels.
 
     Attributes:
-        variable: OpenTelemetry's; holds a context.
-        span_key: under which a context holds its span.
-        labels: holds the user's labels.
-        context_type: what is found in an instance of exactly this type is there for good.
+        variable: OpenTelemetry's variable, which holds a context.
+        span_key: key of the span in a context.
+        labels: variable that holds the user's labels.
+        context_type: type of immutable contexts. The content of its exact instances may be cached.
     """
 
     variable: ContextVar[Any]
@@ -64,34 +65,12 @@ class ContextSource:
     context_type: type
 
 
-class Listener(Protocol):
-    """Whoever is interested in what host profilers send."""
-
-    def describe(self, attributes: Mapping[str, object], /) -> None:
-        """The attributes of the service's resource."""
-
-    def attach(self, processors: Any, /) -> None:
-        """A provider's set of span processors has been found."""
-
-    def listen(self, descriptor: int, on_closed: Callable[[], None], is_open: Callable[[], bool], /) -> None:
-        """There is a socket. `on_closed` is to be called when somebody else has closed it; OSError or RuntimeError."""
-
-    def stop(self, timeout_s: float, /) -> None:
-        """The socket is about to be closed."""
-
-    def after_fork(self) -> None:
-        """In a forked child: there is no socket any more, and no thread."""
-
-
 class Publisher:
-    """One process's publishing; goes on in a forked child.
+    """The publishing of one process; continues in a forked child.
 
     Args:
         extension: ``splunk_profiler._context``.
-        config: what is published.
-        source: where it is found.
-        listener: is told of the socket.
-        notify: called when there is something for `run_pending_work`; must be short.
+        notify: called when `run_pending_work` has something to do; must be short.
     """
 
     def __init__(
@@ -99,13 +78,13 @@ class Publisher:
         extension: Any,
         config: PublishConfig,
         source: ContextSource,
-        listener: Listener,
+        correlator: Correlator,
         notify: Callable[[], None],
     ) -> None:
         self._extension = extension
         self._config = config
         self._source = source
-        self._listener = listener
+        self._correlator = correlator
         self._notify = notify
         self._lock = real_lock()
         self._guard = Guard("publishing to host profilers")
@@ -113,18 +92,18 @@ class Publisher:
         self._providers = SpanStartInstaller(extension.assign_identity)
         self._message_socket: MessageSocket | None = None
         self._service: Service | None = None
-        self._is_visible = False  # Elastic's library is loaded and leads to a storage
+        self._is_visible = False  # Elastic's library is loaded and points to a storage
         self._correlates = config.correlation
         self._reopen_count = 0
         self._logged_messages: set[str] = set()
-        self._has_service_name = False  # by a provider: those that come later are not this service's
-        # What `run_pending_work` has to do. A child that is forked in the middle of something finds it there still.
-        self._pending_attributes: deque[Mapping[str, object]] = deque()  # attributes of resources
-        self._needs_listener = False  # nobody listens to the socket yet
+        self._has_service_name = False  # from a provider; later providers are other services
+        # Work for `run_pending_work`. It stays until it is done, also for a child forked midway.
+        self._pending_attributes: deque[Mapping[str, object]] = deque()  # of resources
+        self._needs_correlator = False
         self._needs_labels_library = config.labels
 
     def install(self) -> None:
-        """Install the hooks. Comes before `start`, with the decoration of OpenTelemetry's context in between.
+        """Install the hooks. Comes before the patch of OpenTelemetry's context and `start`.
 
         Raises:
             OSError: the hooks cannot be installed; nothing is left of them.
@@ -137,35 +116,35 @@ class Publisher:
             self._warn_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
 
     def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
-        """Publish from now on: every switch of context is seen by now. Readers find it after `run_pending_work`.
+        """Publish from now on. Readers find the process after `run_pending_work`.
 
         Args:
-            provider: the tracer provider, if there is one already.
-            attributes: of the resource, if it is known already which service this is.
+            provider: tracer provider, or None.
+            attributes: attributes of the service's resource, or None while they are unknown.
         """
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self._providers.attach(processors):
-            self._listener.attach(processors)
+            self._correlator.attach(processors)
         if attributes is not None:
             self._has_service_name = processors is not None and service_of(attributes) is not None
             self._pending_attributes.append(attributes)
         self._extension.publish()
-        self._extension.audit()  # threads that showed something before a stop, and have not switched since
+        self._extension.audit()  # for threads that published before a stop and have not switched since
 
     def stop_listening(self, timeout_s: float) -> None:
-        """Listen no more. Comes before `stop`, while every switch is still seen: it may take its time.
+        """Stop the correlator. Comes before `stop`, while switches are still published: it may take long.
 
         Args:
-            timeout_s: seconds that exporters are waited for, to be given what they have not been given yet.
+            timeout_s: seconds that exporters have to take the spans that wait.
         """
         has_lock = self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
         self._correlates = False
         if has_lock:
             self._lock.release()
-        self._listener.stop(timeout_s)
+        self._correlator.stop(timeout_s)
 
     def stop(self) -> None:
-        """Publish nothing any more, and leave nothing that a reader could follow."""
+        """Publish nothing any more, and leave readers no pointer to follow."""
         has_lock = self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
         try:
             self._correlates = self._needs_labels_library = False
@@ -178,7 +157,7 @@ class Publisher:
                 self._lock.release()
 
     def run_pending_work(self) -> None:
-        """Load what readers look for, make the process visible once its service is known, and listen to its socket.
+        """Load the libraries, make the process visible once its service is known, and start the correlator.
 
         For a thread of ours: takes long in a large directory or beside busy threads. Never raises.
         """
@@ -193,14 +172,14 @@ class Publisher:
                             self._publish_attributes(self._pending_attributes[0])
                     finally:
                         self._pending_attributes.popleft()
-                message_socket = self._message_socket if self._needs_listener and self._correlates else None
+                message_socket = self._message_socket if self._needs_correlator and self._correlates else None
                 if message_socket is not None:
                     self._start_listening(must_reopen=not message_socket.is_open)
             if message_socket is not None:
                 message_socket.remove_stale_sockets()
 
     def audit(self) -> None:
-        """Compare what each thread shows with what it should; what differs is repaired. Hooks go into new modules."""
+        """Repair the records of threads that differ from their contexts. Install hooks in new modules."""
         message_socket = self._message_socket
         if message_socket is not None and not message_socket.is_open:
             self._reopen()
@@ -210,31 +189,31 @@ class Publisher:
             self._logged_messages.add("repaired")
             logger.debug("what a thread showed to host profilers was not its context and has been repaired")
 
-    def hold(self, timeout_s: float) -> bool:
-        """Let nobody be half-way through making the process visible while it forks. True if `release` is due."""
+    def hold_for_fork(self, timeout_s: float) -> bool:
+        """Keep other threads from making the process visible. Return True if `release_after_fork` is due."""
         return self._lock.acquire(timeout=timeout_s)
 
-    def release(self) -> None:
-        """Go on after `hold`, in the parent."""
+    def release_after_fork(self) -> None:
+        """Let other threads continue, in the parent."""
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Go on in a forked child, with a socket and a storage of its own.
+        """Continue in a forked child, with its own socket and storage.
 
-        Readers look at the child as at a new process, perhaps at once: so the storage that it has inherited is
-        replaced in one step, and never absent.
+        Readers may look at the child at once. So its inherited storage is replaced in one step, and
+        is never absent.
         """
         self._lock = real_lock()
         self._extension.reset_after_fork()
-        self._listener.after_fork()
+        self._correlator.after_fork()
         self._reopen_count = 0
         self._close_socket()  # the parent's
         service, self._service = self._service, None
         if service is None or not self._publish_service(service):
-            self._extension.clear_storage()  # it leads to the parent
+            self._extension.clear_storage()  # it points to the parent's socket
 
     def _identify(self, span: Any) -> Any | None:
-        """Called by the extension for a span that has no identity yet, on the thread that made it current."""
+        """Return a span's first identity, for the extension, on the thread that made the span current."""
         with self._guard.catching():
             self._discover_provider(span)
         return self._identity_factory.of(span)
@@ -242,7 +221,7 @@ class Publisher:
     def _discover_provider(self, span: Any) -> None:
         processors = getattr(span, "_span_processor", None)
         if processors is not None and self._providers.attach(processors):
-            self._listener.attach(processors)
+            self._correlator.attach(processors)
             if not self._has_service_name:
                 attributes = getattr(getattr(span, "resource", None), "attributes", {})
                 self._has_service_name = service_of(attributes) is not None
@@ -250,10 +229,10 @@ class Publisher:
                 self._notify()
 
     def _publish_attributes(self, attributes: Mapping[str, object]) -> None:
-        """Make the process visible as the service of these attributes, if it is not yet. The lock is held."""
+        """Make the process visible as the service of these attributes. The lock is held."""
         service = service_of(attributes)
         if service is not None:
-            self._listener.describe(attributes)
+            self._correlator.describe(attributes)
             self._publish_service(service)
         elif self._service is None:
             self._warn_once(
@@ -261,13 +240,13 @@ class Publisher:
             )
 
     def _publish_service(self, service: Service) -> bool:
-        """The order of publication; see the head of this file."""
+        """Publish in the order that the module's docstring gives. Return True if the service is visible."""
         if service == self._service or not self._correlates:
             return self._correlates
         try:
             if self._message_socket is None:
-                self._message_socket, self._needs_listener = MessageSocket(self._config.socket_directory), True
-            if not self._correlates:  # a stop has not waited for this any longer
+                self._message_socket, self._needs_correlator = MessageSocket(self._config.socket_directory), True
+            if not self._correlates:  # a stop has timed out and did not wait for this
                 self._close_socket()
                 return False
             storage = encode(service, self._message_socket.address)
@@ -281,7 +260,7 @@ class Publisher:
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
             if not self._is_visible:
-                self._close_socket()  # it would have no reader
+                self._close_socket()  # it has no reader
             setting = f"{self._config.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._warn_once(f"host profilers are not told of this process: {setting}{error}")
             return False
@@ -289,10 +268,10 @@ class Publisher:
         return True
 
     def _reopen(self, reopen_count: int | None = None) -> None:
-        """Called when the application has closed the socket, as daemons close all that is open.
+        """Make the socket anew after the application has closed it, as daemons do.
 
         Args:
-            reopen_count: how often it had been made anew when the listener lost it; None: it is looked at.
+            reopen_count: `_reopen_count` of the socket that the correlator lost; None to check the socket itself.
         """
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
@@ -302,13 +281,13 @@ class Publisher:
                     if reopen_count is None
                     else reopen_count == self._reopen_count
                 )
-                if is_lost:  # else it has been done already
+                if is_lost:  # else another thread has made it anew
                     self._start_listening(must_reopen=True)
             finally:
                 self._lock.release()
 
     def _start_listening(self, *, must_reopen: bool) -> None:
-        """Have the listener take what comes to the socket, or to one in its place. The lock is held."""
+        """Start the correlator on the socket, or on one in its place. The lock is held."""
         message_socket = self._message_socket
         if message_socket is None or not self._correlates:
             return
@@ -318,27 +297,27 @@ class Publisher:
                     raise MessageSocketError("it does so again and again")
                 self._reopen_count += 1
                 message_socket.reopen()
-            if not self._correlates:  # a stop has not waited for this any longer
+            if not self._correlates:  # a stop has timed out and did not wait for this
                 message_socket.close()
                 return
             reopen_count = self._reopen_count
-            self._listener.listen(
+            self._correlator.listen(
                 message_socket.fileno(), lambda: self._reopen(reopen_count), lambda: message_socket.is_open
             )
-            self._needs_listener = False
+            self._needs_correlator = False
             if must_reopen:
                 logger.debug("the socket for host profilers had been closed and has been made anew")
         except (MessageSocketError, OSError, RuntimeError) as error:
             if self._reopen_count < _MAX_SOCKETS and not message_socket.is_open:
-                return  # closed again meanwhile: the next audit sees it
+                return  # the application has closed it again: the next audit finds it
             self._correlates = False
-            self._extension.clear_storage()  # it leads nowhere
+            self._extension.clear_storage()  # it points to no socket
             message_socket.close()
             reason = f"the application has closed its socket, and {error}" if must_reopen else error
             self._warn_once(f"host profilers cannot send to this process any more: {reason}")
 
     def _close_socket(self) -> None:
-        message_socket, self._message_socket, self._needs_listener = self._message_socket, None, False
+        message_socket, self._message_socket, self._needs_correlator = self._message_socket, None, False
         if message_socket is not None:
             message_socket.close()
 

@@ -1,9 +1,9 @@
-"""Which transactions there are, which stacks were seen in them, and which of them are to be forwarded when.
+"""Transactions, the stacks that host profilers saw in them, and the queue of those that have ended.
 
-`Transactions` is the bookkeeping of the correlation: pure, without a clock and without a thread of its own. A
-transaction is a local root span that is sampled. The application's threads call `begin` and `defer`, wherever a span
-begins or ends, be it in a signal handler or in a finaliser: so nothing here waits for a lock. Each step that matters is
-one operation on a dict or a deque, which the interpreter does not interrupt. `count` is for one thread only.
+A transaction is a sampled local root span. `Transactions` is pure: it has no clock and no thread.
+The application's threads call `begin` and `defer` where spans begin and end, even in signal handlers
+and finalisers. So nothing here waits for a lock: each step that matters is one operation on a dict or
+a deque, which the interpreter does not interrupt. Only one thread may call `count`.
 
 Specification: Elastic universal profiling integration, "Correlation Attribute".
 """
@@ -13,43 +13,46 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-MAX_STACK_IDS = 100_000  # of one transaction: spans that are larger than a collector takes would be lost as a whole
+MAX_STACK_IDS = 100_000  # of one transaction: a collector would refuse a larger span as a whole
 _MAX_LIVE = 65_536
 _MAX_UNMATCHED = 512
 _MAX_UNMATCHED_STACKS = 64
 _MAX_REFUSED = 64
 
-Exporter = Any
-"""One exporting processor, as it is given to `Transactions.defer`."""
+
+class Delivery(NamedTuple):
+    """A span and the exporting processor that gets it."""
+
+    exporter: Any
+    span: Any
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """One local root span, from its start until it is forwarded.
 
     Attributes:
         key: trace id and span id as one number.
-        ended_ns: when it ended, 0 while it lives.
-        deliveries: (exporter, span) for each exporting processor that has been told of its end; the last one first.
-        is_closed: it is being forwarded; nobody will look at `deliveries` again.
-        stacks: stack-trace id → how often it was seen.
-        ids: the sum of that.
+        ended_ns: time of its end (ns), 0 before.
+        deliveries: one for each exporting processor; `take` begins with the last.
+        is_closed: True once it has left the queue. A delivery added later must be exported at once.
+        stacks: stack-trace id → number of samples.
+        ids: sum of these numbers.
     """
 
-    __slots__ = ("deliveries", "ended_ns", "ids", "is_closed", "key", "stacks")
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self.ended_ns = 0
-        self.is_closed = False
-        self.deliveries: list[tuple[Exporter, Any]] | None = None
-        self.stacks: dict[bytes, int] | None = None
-        self.ids = 0
+    key: int
+    ended_ns: int = 0
+    deliveries: list[Delivery] | None = None
+    is_closed: bool = False
+    stacks: dict[bytes, int] | None = None
+    ids: int = 0
 
     def add(self, stack_trace_id: bytes, count: int) -> int:
-        """Count a stack; how many of `count` were too many."""
+        """Count samples of a stack. Return how many of `count` were too many."""
         kept = min(count, MAX_STACK_IDS - self.ids)
         if kept:
             self.ids += kept
@@ -58,12 +61,12 @@ class Transaction:
             self.stacks[stack_trace_id] = self.stacks.get(stack_trace_id, 0) + kept
         return count - kept
 
-    def take(self) -> Iterator[tuple[Exporter, Any]]:
-        """The deliveries that are left, each for one taker."""
+    def take(self) -> Iterator[Delivery]:
+        """Remove and yield the deliveries that are left; threads may share them."""
         while self.deliveries:
             try:
                 yield self.deliveries.pop()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took it
                 return
 
 
@@ -71,13 +74,10 @@ class Transactions:
     """The transactions of a process.
 
     Args:
-        size: how many may wait to be forwarded.
+        size: number of transactions that may wait to be forwarded.
 
     Attributes:
-        matched: samples that were counted to a transaction.
-        unmatched: samples of transactions that nobody knew (not sampled, or forwarded already).
-        beyond: samples beyond `MAX_STACK_IDS` of one transaction.
-        refused: transactions that found the queue full.
+        matched, unmatched, beyond, refused: counters; see `correlator.Counts`.
     """
 
     def __init__(self, size: int) -> None:
@@ -93,26 +93,21 @@ class Transactions:
         return len(self._waiting)
 
     def begin(self, key: int) -> None:
-        """A transaction starts."""
+        """Register a transaction that starts."""
         known = self._known
         known[key] = Transaction(key)
         _evict_oldest(known, self._max_known)
 
-    def defer(self, key: int, exporter: Exporter, span: Any, now_ns: int) -> Transaction:
-        """A transaction has ended: keep `span` for `exporter`.
-
-        Args:
-            key: of the transaction.
-            exporter: is to be given the span; there is a call for each exporter.
-            span: the span.
-            now_ns: the time.
+    def defer(self, key: int, exporter: Any, span: Any, now_ns: int) -> Transaction:
+        """Keep the `span` of a transaction that has ended; called once for each `exporter`.
 
         Returns:
-            The transaction. If it is `is_closed`, because there is no room or its time is over, the caller delivers it.
+            The transaction. The caller delivers one that `is_closed`: the queue is full, or its
+            time is over.
         """
         transaction = self._known.get(key) or self._refused.get(key)
         if transaction is None:
-            # It began before anybody listened. Samples of it may have come all the same.
+            # It began before the correlation did. Samples of it may have come all the same.
             early_transaction: Transaction | None = self._unmatched.pop(key, None)
             transaction = self._known.setdefault(
                 key, Transaction(key) if early_transaction is None else early_transaction
@@ -128,11 +123,11 @@ class Transactions:
                 self._refuse(transaction)
         deliveries = transaction.deliveries
         assert deliveries is not None  # set before `ended_ns`
-        deliveries.append((exporter, span))
+        deliveries.append(Delivery(exporter, span))
         return transaction
 
     def count(self, key: int, stack_trace_id: bytes, count: int) -> None:
-        """A stack was seen `count` times in a transaction."""
+        """Count `count` samples of a stack in a transaction."""
         transaction = self._known.get(key)
         if transaction is not None:
             beyond = transaction.add(stack_trace_id, count)
@@ -148,20 +143,20 @@ class Transactions:
             transaction.add(stack_trace_id, count)
 
     def due(self, before_ns: int, max_count: int = sys.maxsize) -> Iterator[Transaction]:
-        """Those that ended until then, at most so many; each for one taker and out of the queue."""
+        """Remove and yield up to `max_count` transactions that ended by `before_ns`; threads may share them."""
         waiting = self._waiting
         for _ in range(max_count):
             try:
                 if waiting[0].ended_ns > before_ns:
                     return
                 transaction = waiting.popleft()
-            except IndexError:  # none is left
+            except IndexError:
                 return
             self._close(transaction)
             yield transaction
 
     def first_end_ns(self) -> int | None:
-        """When the first of those that wait ended; None if none waits."""
+        """Return when the first transaction in the queue ended; None if it is empty."""
         try:
             return self._waiting[0].ended_ns
         except IndexError:
@@ -169,7 +164,7 @@ class Transactions:
 
     def _refuse(self, transaction: Transaction) -> None:
         self.refused += 1
-        self._refused[transaction.key] = transaction  # for the other exporting processors, which are told next
+        self._refused[transaction.key] = transaction  # for the calls of the other exporters
         _evict_oldest(self._refused, _MAX_REFUSED)
         self._close(transaction)
 
@@ -179,9 +174,9 @@ class Transactions:
 
 
 def _evict_oldest(known: dict[int, Transaction], max_count: int) -> None:
-    """Spans that are never ended, or never known, must not stay for ever.
+    """Remove the oldest transactions of a full dict: some never end.
 
-    The oldest go, many at once: a dict whose first entries have been taken out one by one takes long to find its first.
+    Removes many at once. A dict whose first entries are removed one by one is slow to find its first.
     """
     if len(known) > max_count:
         for key in list(islice(known, max_count // 8 + 1)):

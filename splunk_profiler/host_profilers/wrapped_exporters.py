@@ -1,6 +1,6 @@
-"""The processors that export, as they were before anybody stood in their way, and where to find them.
+"""Span processors that export: the search for them, and their methods before the patch.
 
-Knows the SDK's processors by what they look like and loads nothing of it. Pure, apart from what it calls of them.
+Recognises the SDK's processors by their attributes and loads nothing of it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,15 @@ _MAX_DEPTH = 4  # of processors within processors
 
 
 class WrappedProcessor:
-    """One exporting processor, with its methods as they were.
+    """An exporting processor, with its original methods.
 
     Attributes:
-        processor: the processor.
         on_end: exports a span, or queues it.
-        pass_through: the same, for a span that has not waited, on the thread that ended it.
-        has_queue: whether it only takes a span, and exports elsewhere.
-        is_shut_down: it is being shut down; nothing is to wait for it any more.
-        is_finished: it has been given the last it takes.
+        pass_through: the same, for a span that was not deferred, on the thread that ended it.
+        has_queue: True if `on_end` only queues, and another thread exports.
+        is_shut_down: True since its shutdown began; no span waits for it any more.
+        is_finished: True once it has been given its last span.
     """
-
-    __slots__ = (
-        "_calling_threads",
-        "_export_buffer",
-        "force_flush",
-        "has_queue",
-        "is_finished",
-        "is_shut_down",
-        "on_end",
-        "on_start",
-        "pass_through",
-        "processor",
-        "shutdown",
-    )
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -49,8 +34,8 @@ class WrappedProcessor:
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
         self.is_shut_down = self.is_finished = False
-        self._calling_threads: set[int] = set()  # threads of the application
-        self._export_buffer = getattr(processor, "_batch_processor", None)  # the SDK's, with a queue and a thread
+        self._calling_threads: set[int] = set()  # idents of threads in `pass_through`
+        self._export_buffer = getattr(processor, "_batch_processor", None)  # of the SDK
         self.has_queue = hasattr(self._export_buffer, "_queue")
         self.pass_through = self.on_end if self.has_queue else self._pass_through
 
@@ -67,39 +52,39 @@ class WrappedProcessor:
 
     @property
     def is_called_by_this_thread(self) -> bool:
-        """Whether the calling thread is giving it a span."""
+        """True while the calling thread is in `pass_through`."""
         return _thread.get_ident() in self._calling_threads
 
     @property
     def accepts_any_thread(self) -> bool:
-        """Whether it may be given spans on our own thread.
+        """True if it may get spans on the worker thread.
 
-        Not where it would export there, and threads are greenlets: the locks that it shares with them do not work
-        between real threads, and all that wait for one of them would wait for ever.
+        False where it would export there and threads are greenlets. Locks of greenlets do not work
+        between real threads: all that wait for one would wait for ever.
         """
         return self.has_queue or not threads_are_greenlets()
 
     @property
     def free_slots(self) -> int:
-        """How many spans fit into its queue before it drops others; as many as one likes if nobody can tell."""
+        """Number of spans that fit into its queue before it drops others; `sys.maxsize` if unknown."""
         queue = getattr(self._export_buffer, "_queue", None)
         max_length = getattr(queue, "maxlen", None)
         try:
             return (
                 sys.maxsize if queue is None or max_length is None or self.is_finished else int(max_length - len(queue))
             )
-        except TypeError:  # not the SDK's kind of queue
+        except TypeError:  # a queue of another kind
             return sys.maxsize
 
     def wake_exporter(self) -> None:
-        """Have its thread export, if it has one: a wake-up of the SDK's may be lost, and is then made up for later."""
+        """Wake its exporting thread, if it has one: the SDK's own wake-up may be lost."""
         wake_event = getattr(self._export_buffer, "_worker_awaken", None)
         if wake_event is not None:
             wake_event.set()
 
 
 def iter_processors(processor: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
-    """The sets of processors, and the processors that export, in `processor`: itself, and what it hands spans to."""
+    """Yield sets of processors and processors that export: `processor` itself, and those that it calls."""
     inner_processors = getattr(processor, "_span_processors", None)
     if isinstance(inner_processors, (tuple, list)):
         if callable(getattr(processor, "add_span_processor", None)):

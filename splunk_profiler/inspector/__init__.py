@@ -1,8 +1,4 @@
-"""Reads another process from outside, exactly as a host profiler would.
-
-An island: it imports nothing else of the package, and only the command line imports it, when it is asked to. What it
-knows of the published memory it knows from the specifications alone, so it can judge the publisher.
-"""
+"""A reader of other processes, as a host profiler reads them; shares no code with our publisher."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""A small stand-in for a host profiler: samples what processes publish, and sends them correlation messages.
+"""A small host profiler that samples what processes publish and sends correlation messages.
 
-Everything runs on the thread that calls `HostAgent.run` (the kernel wants that of a tracer); it waits only in the
-callable that it is given. Must not import anything of the package but the inspector's own modules.
-
-Specification: Elastic universal profiling integration, "Messaging Socket".
+Runs on the thread that calls `HostAgent.run`, because the kernel ties stopped threads to their tracer.
+Waits only in the callable `wait`. Specification: Elastic universal profiling integration, "Messaging Socket".
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,24 +21,24 @@ from splunk_profiler.inspector.followed_process import EventSink, FollowedProces
 from splunk_profiler.inspector.messages import Registration
 
 REFRESH_PERIOD_S = 1.0
-"""How often it is looked whether a process publishes something else, and whether it has forked."""
+"""Period of the refresh of each process, and of the search for children."""
 
 _DEFAULT_DELAY_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the stand-in does.
+    """The settings of a host agent.
 
     Attributes:
-        period_s: time between two samples.
-        report_period_s: how long samples are gathered before they are reported; None reports each one at once.
-        samples_delay_ms: what it promises in the registration; None promises what it keeps.
-        duration_s: how long it works; None means until it is stopped.
-        off_cpu: take threads that sleep as well.
+        period_s: seconds between two samples.
+        report_period_s: seconds between reports of gathered samples; None sends each sample at once.
+        samples_delay_ms: delay that the registration promises; None promises the real one.
+        duration_s: seconds to run; None means until it is stopped.
+        off_cpu: also sample threads that sleep.
         children: also follow processes that the given ones fork.
         send_registrations: send registrations.
-        host_id: for the registration; None leaves it out.
+        host_id: ``host.id`` of the registration; None omits it.
         registration_minor: minor version of the registration.
     """
 
@@ -55,30 +53,30 @@ class Settings:
     registration_minor: int = 1
 
     def registration(self) -> Registration | None:
-        """What is said to a process first; None if nothing is."""
+        """Return the registration to send to each process; None if none is sent."""
         delay_ms = self.samples_delay_ms
         if delay_ms is None:
-            # It reports as soon as a sample is taken, or at the end of the period in which samples are gathered.
+            # A sample is sent at once, or at the end of the report period.
             delay_ms = _DEFAULT_DELAY_MS + math.ceil(1000 * (self.report_period_s or 0.0))
         return Registration(delay_ms, self.host_id, self.registration_minor) if self.send_registrations else None
 
 
 class HostAgent:
-    """Follows `pids` until all have ended or it is stopped.
+    """A host agent that follows `pids` until all have ended or it is stopped.
 
-        with HostAgent(pids, settings, tell=print, clock=time.monotonic, wait=wait) as agent:
+        with HostAgent(pids, settings, on_event=print, clock=time.monotonic, wait=wait) as agent:
             totals = agent.run()
 
     Args:
         pids: the processes.
-        settings: what to do.
-        on_event: called with each event, when it has happened.
-        clock: seconds that only grow.
-        wait: called with an instant of `clock` and a callable; waits until then and calls the callable as often as that
-            returns False, to let threads go that stopped late. Returns True if it is time to end.
+        settings: settings of the agent.
+        on_event: receives each event.
+        clock: monotonic clock in seconds.
+        wait: waits for a deadline of `clock`; meanwhile polls the callable until it returns True,
+            so that threads that stopped late are released; returns True to end the agent.
 
     Raises:
-        InspectorError: what keeps one of `pids` from being read (see `errors`).
+        InspectorError: one of `pids` cannot be read (see `errors`).
     """
 
     def __init__(
@@ -98,8 +96,8 @@ class HostAgent:
         self._root_pids = set(pids)
         self._own_pid = os.getpid()
         self._processes: dict[int, FollowedProcess] = {}
-        self._refreshed_at: dict[int, float] = {}  # pid → when it was looked at
-        self._skipped_programs: dict[int, str] = {}  # what cannot be followed → the program that it ran then
+        self._refreshed_at: dict[int, float] = {}  # clock time of each process's last refresh
+        self._skipped_programs: dict[int, str] = {}  # what each skipped process executes
         self._totals = Totals()
         self._sender = DatagramSender()
         try:
@@ -116,13 +114,13 @@ class HostAgent:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything; says nothing and sends nothing."""
+        """Release everything, without events and messages."""
         for process in self._processes.values():
             process.close()
         self._sender.close()
 
     def run(self) -> Totals:
-        """Work until all processes have ended, the duration has passed, or `wait` says so. Nothing stays unreported."""
+        """Run until all processes end, the time is up, or `wait` ends it; then report the rest."""
         start = self._clock()
         sample_deadlines = Deadlines(self._settings.period_s, start)
         refresh_deadlines = Deadlines(REFRESH_PERIOD_S, start)
@@ -139,33 +137,27 @@ class HostAgent:
                 self._sample(now)
             if report_deadlines.advance_if_due(now):
                 self._report()
-            if self._wait(
-                min(
-                    sample_deadlines.next_deadline_s,
-                    refresh_deadlines.next_deadline_s,
-                    report_deadlines.next_deadline_s,
-                    end,
-                ),
-                self.detach_pending,
-            ):
+            all_deadlines = (sample_deadlines, refresh_deadlines, report_deadlines)
+            if self._wait(min(end, *(one.next_deadline_s for one in all_deadlines)), self.detach_pending):
                 break
         self._report()
         self._totals.missed = sample_deadlines.missed
         return self._totals
 
     def detach_pending(self) -> bool:
-        """Let go of threads that stopped late; True if there are none left."""
+        """Release threads that stopped late; return True if none are left."""
         return sum(not process.detach_pending() for process in self._processes.values()) == 0
 
     def _sample(self, now: float) -> None:
-        for process in self._refresh_oldest(now):
+        self._refresh_oldest(now)
+        for process in list(self._processes.values()):
             try:
                 process.sample()
             except InspectorError as error:
                 self._drop(process, error)
 
-    def _refresh_oldest(self, now: float) -> Iterator[FollowedProcess]:
-        """All processes; some were looked at just now: as many as it takes for each one's turn to come in time."""
+    def _refresh_oldest(self, now: float) -> None:
+        """Refresh only as many as keep every process in time; this spreads the cost."""
         refresh_count = math.ceil(len(self._processes) * self._settings.period_s / REFRESH_PERIOD_S)
         oldest_first = sorted(self._processes, key=self._refreshed_at.__getitem__)
         for pid in [pid for pid in oldest_first[:refresh_count] if now - self._refreshed_at[pid] >= REFRESH_PERIOD_S]:
@@ -174,7 +166,6 @@ class HostAgent:
                 self._processes[pid].refresh()
             except InspectorError as error:
                 self._drop(self._processes[pid], error)
-        yield from list(self._processes.values())
 
     def _report(self) -> None:
         for process in self._processes.values():
@@ -185,7 +176,7 @@ class HostAgent:
         process.close()
         del self._processes[process.pid], self._refreshed_at[process.pid]
         if isinstance(error, ProcessEndedError):
-            self._root_pids.discard(process.pid)  # the number may be another's soon
+            self._root_pids.discard(process.pid)  # the kernel may reuse the id
         else:
             self._skipped_programs[process.pid] = _program_path(process.pid)
             self._totals.given_up += process.is_counted
@@ -197,11 +188,11 @@ class HostAgent:
         except NotPythonError as error:
             if not self._settings.children:
                 raise
-            self._skipped_programs[pid] = _program_path(pid)  # a shell, a supervisor: it may have children that do
+            self._skipped_programs[pid] = _program_path(pid)  # a shell may have Python children
             self._on_event(Skipped(pid, str(error)))
 
     def _find_children(self) -> None:
-        """Follow what was forked since, and what has become another program since it was refused."""
+        """Follow new children, and skipped processes that execute another program now."""
         self._root_pids = {pid for pid in self._root_pids if _program_path(pid)}
         known = self._root_pids | self._processes.keys()
         candidates = (known | descendants(known)) - self._processes.keys() - {self._own_pid}
@@ -225,12 +216,12 @@ class HostAgent:
         self._refreshed_at[pid] = self._clock()
 
     def _may_find_children(self) -> bool:
-        """Whether a process that is not followed itself may still have children that could be."""
+        """Return True if a skipped process lives, because it may have children to follow."""
         return self._settings.children and any(_program_path(pid) for pid in self._skipped_programs)
 
 
 def _program_path(pid: int) -> str:
-    """What the process runs; empty if it has ended."""
+    """Return the path of the program that the process executes; empty if it has ended."""
     try:
         return str(Path(f"/proc/{pid}/exe").readlink())
     except OSError:

@@ -1,7 +1,6 @@
-"""What differs between processor architectures: registers, relocation numbers, where thread-local variables lie.
+"""Registers, relocation numbers and TLS layouts of the processor architectures.
 
-Owns no thread. Imports nothing of the package but errors. From "ELF Handling For Thread-Local Storage", the processors'
-ELF supplements and the kernel's headers.
+Sources: "ELF Handling For Thread-Local Storage", the processors' ELF supplements, the kernel's headers.
 """
 
 from __future__ import annotations
@@ -15,30 +14,29 @@ _MAX_STATIC_OFFSET = 1 << 20
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
 GENERAL_REGISTER_SET = 1
-"""NT_PRSTATUS, for PTRACE_GETREGSET: the general registers."""
+"""NT_PRSTATUS, the general registers for PTRACE_GETREGSET."""
 
 HEADER_BYTES = 20
-"""How much of a program's file says what it is for."""
+"""Size of the part of a program's file that names the architecture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture.
+    """One processor architecture.
 
     Attributes:
-        name: as ``uname -m`` says.
+        name: machine name of ``uname -m``.
         elf_machine: ``e_machine``.
-        register_set: which set PTRACE_GETREGSET is asked for.
-        register_set_bytes: how much of it is read.
-        thread_pointer_offset: byte offset of the thread pointer in it.
-        general_set_bytes: how much is read of the general registers, which every architecture has as NT_PRSTATUS.
+        register_set: PTRACE_GETREGSET set that has the thread pointer.
+        register_set_bytes: bytes to read of that set.
+        thread_pointer_offset: byte offset of the thread pointer in that set.
+        general_set_bytes: bytes to read of the general registers, NT_PRSTATUS.
         instruction_pointer_offset: byte offset of the instruction pointer in them.
-        tlsdesc_relocation: the relocation of a TLS descriptor.
-        other_dialects: relocations of thread-local variables that host profilers do not follow, with what they are.
-        is_tls_below: True if static thread-local variables lie below the thread pointer (variant II), else above
-            (variant I).
-        block_header_bytes: what lies between the thread pointer and the executable's own variables (variant I).
-        dtv_offset: where glibc keeps the thread's module table, from the thread pointer.
+        tlsdesc_relocation: relocation of a TLS descriptor.
+        other_dialects: TLS relocations that host profilers do not follow, with their names.
+        is_tls_below: True if static TLS lies below the thread pointer (variant II), else above (variant I).
+        block_header_bytes: bytes from the thread pointer to the executable's variables (variant I).
+        dtv_offset: offset of glibc's module table (DTV) from the thread pointer.
         host_labels_skew: bytes by which Parca's reader misses a library's label pointer.
     """
 
@@ -57,25 +55,25 @@ class Architecture:
     host_labels_skew: int
 
     def static_offset(self, argument: int) -> int | None:
-        """The offset that the second word of a TLS descriptor stands for; None if it is no static one."""
+        """Return the offset in the second word of a TLS descriptor; None if it is not static."""
         if self.is_tls_below:
             signed = argument - (1 << 64) if argument >> 63 else argument
             return signed if -_MAX_STATIC_OFFSET < signed < 0 else None
         return argument if 0 < argument < _MAX_STATIC_OFFSET else None
 
     def executable_offset(self, value: int, size: int, alignment: int) -> int:
-        """Where the main executable's variable at `value` of its TLS segment lies from the thread pointer."""
+        """Return the offset from the thread pointer to `value` in the executable's TLS segment."""
         alignment = max(alignment, 1)
         if self.is_tls_below:
             return value - _round_up(size, alignment)
         return value + _round_up(self.block_header_bytes, alignment)
 
     def thread_pointer(self, registers: bytes) -> int:
-        """The thread pointer in a register set that was read."""
+        """Return the thread pointer from the bytes of `register_set`."""
         return _register(registers, self.thread_pointer_offset)
 
     def instruction_pointer(self, registers: bytes) -> int:
-        """The instruction pointer in general registers that were read."""
+        """Return the instruction pointer from the bytes of the general registers."""
         return _register(registers, self.instruction_pointer_offset)
 
 
@@ -130,10 +128,10 @@ ARCHITECTURES = (
 
 
 def architecture_of(header: bytes) -> Architecture:
-    """The architecture of the program whose file begins with `header`.
+    """Return the architecture of the program whose file begins with `header`.
 
     Raises:
-        UnsupportedError: it is not one that the interfaces are specified for.
+        UnsupportedError: the interfaces are not specified for it.
     """
     if header[:6] == _ELF_64_LITTLE and len(header) >= HEADER_BYTES:
         machine = int.from_bytes(header[18:20], "little")

@@ -1,7 +1,4 @@
-"""Where in its code a thread was, told in a way that holds for every process and every start: file and offset.
-
-Pure. Must not import anything of the package but the inspector's own modules.
-"""
+"""Code locations (file and offset) that are the same in every process and after every start."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from hashlib import blake2b
 from splunk_profiler.inspector.maps import Mapping
 
 PAGE_BYTES = 4096
-"""Offsets are rounded down to this, so that few places stand for a whole program."""
+"""Granularity of offsets; a program has few locations."""
 
 _ID_BYTES = 16
 _ANONYMOUS = "[anonymous]"
@@ -25,8 +22,8 @@ class CodeLocation:
     """A page of code.
 
     Attributes:
-        file: path as the process sees it; for code outside of files the kernel's name of the memory (``[vdso]``).
-        offset: in the file, in bytes, rounded down to `PAGE_BYTES`; 0 outside of files, where addresses say nothing.
+        file: path as the process sees it; outside of files the kernel's name of the memory (``[vdso]``).
+        offset: bytes into the file, a multiple of `PAGE_BYTES`; 0 outside of files.
     """
 
     file: str
@@ -34,24 +31,20 @@ class CodeLocation:
 
     @property
     def stack_trace_id(self) -> str:
-        """A stable id of 16 bytes, as 32 hexadecimal digits: equal exactly for equal places."""
+        """A stable id of 16 bytes, as 32 hexadecimal digits; equal locations have equal ids."""
         text = os.fsencode(self.file) + b"\0" + self.offset.to_bytes(8, "little")
         return blake2b(text, digest_size=_ID_BYTES).hexdigest()
 
 
 class CodeMap:
-    """Turns addresses of one process into places.
-
-    Args:
-        code: its mappings that hold code, by ascending address.
-    """
+    """The code of one process, from its mappings of code by ascending address."""
 
     def __init__(self, code: Sequence[Mapping]) -> None:
         self._code = code
         self._starts = [mapping.start for mapping in code]
 
     def location(self, address: int) -> CodeLocation | None:
-        """The place of an instruction; None if no code is known to lie there."""
+        """Return the location of an instruction; None if no known code lies there."""
         at = bisect_right(self._starts, address) - 1
         if at < 0 or address >= self._code[at].end:
             return None
@@ -63,4 +56,4 @@ class CodeMap:
 
 
 UNKNOWN_LOCATION = CodeLocation(_ANONYMOUS, 0)
-"""Code that was unmapped as soon as the thread had left it."""
+"""Location of code that is no longer mapped."""

@@ -1,7 +1,4 @@
-"""Sends datagrams to sockets of other processes, and never waits for one of them.
-
-`DatagramSender` owns one socket for all receivers. Used by one thread. Must not import anything of the package.
-"""
+"""A sender of datagrams to sockets of other processes that never blocks. Used by one thread."""
 
 from __future__ import annotations
 
@@ -12,18 +9,18 @@ from enum import Enum
 
 
 class LossReason(Enum):
-    """Why a message did not arrive."""
+    """A reason why a message did not arrive."""
 
     QUEUE_FULL = "queue-full"
-    """The receiver has not read what was sent before: EAGAIN."""
+    """EAGAIN or ENOBUFS: the receiver has not read earlier messages."""
     SOCKET_GONE = "socket-gone"
-    """Nobody has the socket bound: ENOENT, ENOTDIR or ECONNREFUSED."""
+    """ENOENT, ENOTDIR or ECONNREFUSED: no process has the socket bound."""
     PATH_TOO_LONG = "path-too-long"
-    """Its address does not fit once ``/proc/PID/root`` stands before it."""
+    """The address with ``/proc/PID/root`` in front does not fit."""
     REFUSED = "refused"
-    """The kernel refuses for another reason: no permission, a socket of another kind."""
+    """Another error of the kernel: no permission, a socket of another type."""
     UNPUBLISHED = "unpublished"
-    """The process withdrew its storage between the sample and the message: nowhere to send it to."""
+    """The process withdrew its storage, and so the address, after the sample was taken."""
 
 
 _REASON_BY_ERRNO = {
@@ -37,7 +34,7 @@ _MAX_PATH_BYTES = 107  # and a NUL
 
 
 class DatagramSender:
-    """Sends to any number of sockets."""
+    """One socket that sends to any number of receivers."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -47,7 +44,7 @@ class DatagramSender:
         self._socket.close()
 
     def send(self, path: str, data: bytes) -> LossReason | None:
-        """Send `data` to the socket at `path`; None if it is in the receiver's queue, otherwise why it is not."""
+        """Send `data` to the socket at `path`; return None on success, otherwise the reason."""
         address = os.fsencode(path)
         if len(address) > _MAX_PATH_BYTES:
             return LossReason.PATH_TOO_LONG

@@ -1,62 +1,55 @@
-"""Which processes others have forked.
-
-Owns no thread. Must not import anything of the package.
-"""
+"""Search for the processes that other processes have forked."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from splunk_profiler.inspector.proc_files import read_stat
+
 _PROC = Path("/proc")
-_PARENT_FIELD = 1  # field of `stat`, counted from the one behind the name
 
 
 def descendants(pids: Collection[int]) -> set[int]:
-    """The processes that `pids` and their descendants have forked and that live, as far as they can be seen now.
+    """Return the live processes that `pids` and their descendants have forked.
 
-    One that is forked or ends at this very moment may be missing, as is one whose parent has ended before it was seen.
+    A process may be missing if it is forked or ends during the search.
+    It is missing if its parent ended before the search.
     """
-    return _list_descendants(pids) if (_PROC / "thread-self" / "children").exists() else search_descendants(pids)
-
-
-def _list_descendants(pids: Collection[int]) -> set[int]:
-    """From the kernel's own list, which it has if it was built with CONFIG_PROC_CHILDREN."""
-    found: set[int] = set()
-    pending_pids = list(pids)
-    while pending_pids:
-        children = _children(pending_pids.pop()) - found
-        found |= children
-        pending_pids += children
-    return found
+    # The kernel keeps lists of children if it was built with CONFIG_PROC_CHILDREN.
+    has_lists = (_PROC / "thread-self" / "children").exists()
+    return _collect(pids, _list_children) if has_lists else search_descendants(pids)
 
 
 def search_descendants(pids: Collection[int]) -> set[int]:
-    """By asking every process for its parent."""
-    children: dict[int, list[int]] = {}
+    """Return the same as `descendants`, from the parent that every process names."""
+    children: dict[int, set[int]] = {}
     for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (stat := _read_text(entry / "stat")):
-            parent = int(stat[stat.rindex(")") + 2 :].split()[_PARENT_FIELD])
-            children.setdefault(parent, []).append(int(entry.name))
+        if entry.name.isdigit() and (stat := read_stat(entry)):
+            children.setdefault(stat.parent_pid, set()).add(int(entry.name))
+    return _collect(pids, lambda pid: children.get(pid, set()))
+
+
+def _collect(pids: Collection[int], children_of: Callable[[int], set[int]]) -> set[int]:
     found: set[int] = set()
     pending_pids = list(pids)
     while pending_pids:
-        new = set(children.get(pending_pids.pop(), ())) - found
+        new = children_of(pending_pids.pop()) - found
         found |= new
         pending_pids += new
     return found
 
 
-def _children(pid: int) -> set[int]:
+def _list_children(pid: int) -> set[int]:
     try:
         tasks = list((_PROC / str(pid) / "task").iterdir())
     except OSError:
         return set()
-    return {int(child) for task in tasks for child in _read_text(task / "children").split()}
+    return {int(child) for task in tasks for child in _read_children(task).split()}
 
 
-def _read_text(path: Path) -> str:
+def _read_children(task: Path) -> str:
     try:
-        return path.read_text("utf-8", "replace")
-    except OSError:  # it has ended
+        return (task / "children").read_text("ascii")
+    except OSError:  # the thread has ended
         return ""

@@ -1,7 +1,4 @@
-"""What an ELF file says about the symbols that host profilers look for: the only user of pyelftools.
-
-Owns no thread. Must not import anything of the package but the inspector's errors.
-"""
+"""Facts of ELF files about the symbols of host profilers. The only user of pyelftools."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _MAX_SECTIONS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A PT_LOAD segment: where it belongs and where in the file it is."""
+    """A PT_LOAD segment: its address and its offset in the file."""
 
     address: int
     offset: int
@@ -29,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbol that the file defines."""
+    """A symbol that the file defines: its value and its size in bytes."""
 
     value: int
     size: int
@@ -37,7 +34,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A relocation of a named symbol."""
+    """A relocation of a named symbol at an address."""
 
     kind: int
     symbol: str
@@ -46,16 +43,16 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An ELF file, as far as it matters here.
+    """The facts of an ELF file about the wanted symbols.
 
     Attributes:
-        has_sections: whether there are section headers.
-        segments: what is loaded.
-        exported: those of the wanted symbols that ``.dynsym`` defines.
-        internal: those that only ``.symtab`` has.
-        relocations: of the wanted symbols.
+        has_sections: True if there are section headers.
+        segments: the PT_LOAD segments.
+        exported: wanted symbols that ``.dynsym`` defines.
+        internal: wanted symbols that only ``.symtab`` has.
+        relocations: relocations of wanted symbols.
         tls_size: bytes of the thread-local segment.
-        tls_alignment: its alignment.
+        tls_alignment: alignment of the thread-local segment in bytes.
     """
 
     has_sections: bool
@@ -67,7 +64,12 @@ class Image:
     tls_alignment: int
 
     def bias(self, start: int, offset: int, page_bytes: int) -> int:
-        """What the loader added to the file's addresses, from where a mapping of it lies.
+        """Return what the loader added to the file's addresses.
+
+        Args:
+            start: address of a mapping of the file.
+            offset: file offset of that mapping.
+            page_bytes: size of a page.
 
         Raises:
             MalformedError: no segment begins at that offset.
@@ -79,16 +81,16 @@ class Image:
 
 
 def contains_any(file: BinaryIO, names: Collection[bytes]) -> bool:
-    """Whether any of `names` stands anywhere in the file: a quick look before it is parsed."""
+    """Return True if the file contains any of `names`; much quicker than to parse it."""
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return any(data.find(name) >= 0 for name in names)
-    except (ValueError, OSError):  # empty, or no file that can be mapped
+    except (ValueError, OSError):  # the file is empty or cannot be mapped
         return False
 
 
 def read_image(file: BinaryIO, names: Collection[str]) -> Image:
-    """The file's facts about the symbols called `names`.
+    """Parse the file's facts about the symbols called `names`.
 
     Raises:
         MalformedError: it is no ELF file, or a broken one.
@@ -97,7 +99,7 @@ def read_image(file: BinaryIO, names: Collection[str]) -> Image:
         return _read_image(file, names)
     except MalformedError:
         raise
-    except Exception as error:  # a strange file makes the parser fail in many ways
+    except Exception as error:  # the parser raises many types for a broken file
         raise MalformedError(f"it is not an ELF file that can be understood ({type(error).__name__})") from error
 
 
@@ -110,7 +112,7 @@ def _read_image(file: BinaryIO, names: Collection[str]) -> Image:
     internal: set[str] = set()
     relocations = []
     for section in elf.iter_sections():
-        # Lengths are checked before anything is walked: a broken file may state any.
+        # A broken file may state any length; the parser would follow it beyond the end of the file.
         if section["sh_type"] == "SHT_NOBITS" or section["sh_offset"] + section["sh_size"] > size:
             continue
         if isinstance(section, SymbolTableSection):

@@ -1,7 +1,4 @@
-"""What reading another process can end with; every text is one a user can act on.
-
-Owns no thread. Imports nothing of the package: the inspector is an island.
-"""
+"""Errors of the inspector; every text is one that a user can act on."""
 
 from __future__ import annotations
 
@@ -11,32 +8,32 @@ class InspectorError(Exception):
 
 
 class NoSuchProcessError(InspectorError):
-    """There is no process of that id."""
+    """Error for an id that no process has."""
 
 
 class NotPermittedError(InspectorError):
-    """The kernel does not let this user look into the process."""
+    """Error for a process that the kernel does not let this user read."""
 
 
 class AlreadyTracedError(NotPermittedError):
-    """Somebody else (a debugger, another inspector) holds a thread of the process at this moment."""
+    """Error for a thread that another tracer (debugger, strace, inspector) holds."""
 
 
 class NotPythonError(InspectorError):
-    """The process publishes nothing and does not run Python either."""
+    """Error for a process that publishes nothing and does not run Python."""
 
 
 class ProcessEndedError(InspectorError):
-    """The process ended, or became another program, while it was read."""
+    """Error for a process that ended, or executed another program, during a read."""
 
 
 class UnsupportedError(InspectorError):
-    """The process is of an architecture that this machine's inspector cannot read."""
+    """Error for a process whose architecture this machine's inspector cannot read."""
 
 
 class UnreadableError(InspectorError):
-    """An address that the process names is not mapped in it."""
+    """Error for an address that is not mapped in the process."""
 
 
 class MalformedError(InspectorError):
-    """Bytes that were read are not laid out as their specification says."""
+    """Error for bytes that break the layout of their specification."""

@@ -1,7 +1,4 @@
-"""What the stand-in for a host profiler tells while it works: frozen values that the command line and tests consume.
-
-Owns no thread. Must not import anything of the package but the inspector's own modules.
-"""
+"""Events and counters of the host agent, for the command line and for tests."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from splunk_profiler.inspector.model import ProcessStorage, Reason
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A thread that was at work for a transaction: all that a message says of it but the count.
+    """A sample of a thread that worked for a transaction: a correlation message without its count.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
         transaction_id: 16 hexadecimal digits.
-        location: where in its code it was, which is all that stands for a stack trace here.
+        location: stands for the stack trace.
     """
 
     trace_id: str
@@ -31,13 +28,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """From now on the process is sampled; said again when it publishes another storage.
+    """The start of sampling of a process, and each change of its storage.
 
     Attributes:
         pid: the process.
-        command: its name.
-        storage: what it says of itself.
-        reasons: why a host profiler loses something all the same.
+        command: name of the process.
+        storage: process storage.
+        reasons: reasons why a host profiler still loses something.
     """
 
     pid: int
@@ -48,12 +45,12 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """There is nothing to be sampled in the process now. It is looked at again.
+    """A process in which there is nothing to sample yet; the agent reads it again later.
 
     Attributes:
         pid: the process.
-        command: its name.
-        reasons: what blocks a host profiler.
+        command: name of the process.
+        reasons: reasons that block a host profiler.
     """
 
     pid: int
@@ -63,13 +60,13 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A registration was sent, or lost, which is tried again at the next look.
+    """A registration that was sent or lost; the next refresh repeats a lost one.
 
     Attributes:
         pid: the process.
-        socket_path: as the process names it.
-        registration: what was said.
-        loss: why it did not arrive; None if it did.
+        socket_path: path as the process names it.
+        registration: the message.
+        loss: reason why it did not arrive; None if it did.
     """
 
     pid: int
@@ -80,14 +77,14 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A correlation message was sent or lost.
+    """A correlation message that was sent or lost.
 
     Attributes:
         pid: the process.
-        socket_path: as the process names it; that of its parent while a child of a fork has not named its own.
-        sample: what was reported.
-        count: how many samples it stands for.
-        loss: why it did not arrive; None if it did.
+        socket_path: path as the process names it; a forked child first names its parent's.
+        sample: the sample.
+        count: number of samples that the message stands for.
+        loss: reason why it did not arrive; None if it did.
     """
 
     pid: int
@@ -99,7 +96,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Somebody else holds threads of the process, so it cannot be sampled; said once until it can be again."""
+    """The first failure to sample a process since another tracer holds its threads."""
 
     pid: int
     text: str
@@ -107,7 +104,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The process is not followed, its children are; `text` says why. Looked at again if it becomes another program."""
+    """A process that is skipped, for the reason `text`, until it executes another program."""
 
     pid: int
     text: str
@@ -115,7 +112,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process is followed no longer, as a rule because it has ended; `text` says why."""
+    """The end of following a process, usually by the end of the process; `text` is the reason."""
 
     pid: int
     text: str
@@ -126,19 +123,19 @@ Event = Followed | Unseen | Registered | Reported | Busy | Skipped | Ended
 
 @dataclass(slots=True)
 class Totals:
-    """Everything that was done, of all processes.
+    """Counters over all processes.
 
     Attributes:
-        processes: how many were followed; one that was followed anew counts once.
-        given_up: of those, how many were given up for another reason than their end.
-        messages: correlation messages sent, without registrations.
-        samples: what they stand for: the sum of their counts.
+        processes: processes followed; one that changes its storage counts once.
+        given_up: followed processes given up for another reason than their end.
+        messages: correlation messages sent.
+        samples: sum of the counts in those messages.
         lost_messages: correlation messages that did not arrive, by reason.
-        lost_samples: what those stand for, by reason.
+        lost_samples: sum of the counts in those messages, by reason.
         registrations: registrations sent.
         lost_registrations: registrations that did not arrive.
-        busy_reads: reads that failed because somebody else held a thread.
-        missed: sampling instants left out because the one before took too long.
+        busy_reads: reads that failed because another tracer held a thread.
+        missed: sampling deadlines missed because earlier work took too long.
     """
 
     processes: int = 0

@@ -1,7 +1,6 @@
-"""One process that is followed: seen or not, registered with, sampled, reported to.
+"""A followed process: its state, its registration, its samples and its messages.
 
-Everything runs on the thread that made it (the kernel wants that of a tracer). Must not import anything of the package
-but the inspector's own modules.
+Runs on the thread that made it, because the kernel ties stopped threads to their tracer.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from splunk_profiler.inspector.reader import Reader
 EventSink = Callable[[Event], None]
 
 _MAX_PENDING_SAMPLES = 4096
-"""Different samples that are gathered at most; with more of them nothing is gained by waiting."""
+"""Largest number of different samples that are gathered; to gather more would save few messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """How a process is followed.
+    """The options for following a process.
 
     Attributes:
-        off_cpu: take threads that sleep as well.
-        registration: what to say first; None to say nothing, as upstream's profiler does.
-        is_batched: report when `FollowedProcess.report` is called, equal samples together; otherwise each one at once.
+        off_cpu: also sample threads that sleep.
+        registration: first message; None sends none, as upstream's profiler does.
+        is_batched: gather equal samples until `FollowedProcess.report`; otherwise send each one at once.
     """
 
     off_cpu: bool
@@ -40,14 +39,14 @@ class FollowOptions:
 
 
 class FollowedProcess:
-    """Follows process `pid`.
+    """A process that the agent refreshes, registers with, samples and reports to.
 
     Attributes:
         pid: the process.
-        is_counted: whether it was ever seen, and so is among the processes of the totals.
+        is_counted: True if the process ever had a storage; the totals then include it.
 
     Raises:
-        InspectorError: what keeps it from being read (see `errors`).
+        InspectorError: the process cannot be read (see `errors`).
     """
 
     def __init__(
@@ -68,27 +67,27 @@ class FollowedProcess:
         self._apply_refresh()
 
     def refresh(self) -> None:
-        """Look again at what the process publishes, as real host profilers do not: they look once.
+        """Read again what the process publishes. Real host profilers read it only once.
 
         Raises:
-            InspectorError: it has ended, or may not be read any more.
+            InspectorError: the process has ended, or may not be read any more.
         """
         self._reader.refresh()
         self._code_map = None
         self._apply_refresh()
 
     def sample(self) -> None:
-        """Take a sample of every thread that is at work for a transaction. Messages go out after all threads go on.
+        """Sample every thread that works for a transaction; send once all threads run again.
 
         Raises:
-            InspectorError: it has ended, or may not be read any more.
+            InspectorError: the process has ended, or may not be read any more.
         """
         if self._storage is None:
             if self._reader.has_storage_moved():
                 self.refresh()
             return
         try:
-            readings = self._reader.sample(only_running=not self._options.off_cpu, code=True)
+            readings = self._reader.sample(running=not self._options.off_cpu, code=True)
         except AlreadyTracedError as error:
             self._totals.busy_reads += 1
             if not self._is_busy:
@@ -98,7 +97,7 @@ class FollowedProcess:
         self._is_busy = False
         samples = self._collect_samples(readings)
         try:
-            # Between two looks a child of a fork goes on to a storage of its own: its samples belong there.
+            # A forked child may have published its own storage meanwhile; its samples belong there.
             if self._reader.has_storage_moved():
                 self.refresh()
         finally:
@@ -111,25 +110,25 @@ class FollowedProcess:
             self.report()
 
     def report(self) -> None:
-        """Send what was gathered."""
+        """Send the gathered samples."""
         pending_samples, self._pending_samples = self._pending_samples, Counter()
         for sample, samples in pending_samples.items():
             for count in split_count(samples):
                 self._send(sample, count)
 
     def detach_pending(self) -> bool:
-        """As `Reader.detach_pending`."""
+        """Release threads that stopped late; return True if none are left."""
         return self._reader.detach_pending()
 
     def close(self) -> None:
-        """Let go of what is held of the process."""
+        """Release what is held of the process."""
         self._reader.close()
 
     def _apply_refresh(self) -> None:
-        """Go by what the last look has found."""
+        """Apply the reader's last refresh: report to the old socket, emit events, register."""
         storage, reasons = self._reader.storage, self._reader.reasons()
         if storage != self._storage:
-            self.report()  # to the socket that was there when the samples were taken
+            self.report()  # to the socket at the time of the samples
             self._storage = storage
             self._socket_address = f"{self._reader.root}{storage.socket_path}" if storage is not None else ""
             self._is_registered = False
@@ -165,7 +164,7 @@ class FollowedProcess:
     def _locate(self, address: int) -> CodeLocation:
         found = None if self._code_map is None else self._code_map.location(address)
         if found is None:
-            self._code_map = CodeMap(self._reader.code())  # it has loaded code since
+            self._code_map = CodeMap(self._reader.code())  # the process has loaded code since
             found = self._code_map.location(address)
         return found or UNKNOWN_LOCATION
 

@@ -1,7 +1,6 @@
-"""The limits of real host profilers: what they make of the memory that the specifications allow.
+"""The limits of real host profilers, applied to decoded memory.
 
-Upstream's eBPF profiler for the Elastic interface, Parca's agent for custom labels. Pure: values in, values and
-problems out. Owns no thread. Must not import anything of the package but the inspector's own modules.
+The Elastic interface is read as upstream's eBPF profiler reads it, custom labels as Parca's agent does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ZERO_SPAN_ID = "0" * 16
 
 
 def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
-    """The labels as Parca's agent shows them: cut, keys that are no text dropped, of equal keys the last."""
+    """Return the labels that Parca's agent shows: cut, only UTF-8 keys, of equal keys the last."""
     labels: dict[bytes, Label] = {}
     for slot in label_set.slots[: HOST_LIMITS.slots]:
         if slot.key is None or slot.value is None:
@@ -32,7 +31,7 @@ def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
 
 
 def label_problems(label_set: LabelSet) -> list[Problem]:
-    """What a host profiler loses or changes of a label set."""
+    """Return what a host profiler loses or changes of a label set."""
     found = []
     if label_set.count > HOST_LIMITS.slots:
         found.append(Problem(_LABELS, "labels-too-many", f"{label_set.count} places"))
@@ -65,7 +64,7 @@ def _slot_problems(slot: Slot) -> list[Problem]:
 
 
 def record_problems(record: CorrelationRecord) -> list[Problem]:
-    """Why a host profiler would use nothing, or not all, of a thread's record."""
+    """Return why a host profiler would use nothing, or not all, of a thread's record."""
     if record.valid == 0:
         return [Problem(_ELASTIC, "record-not-valid")]
     if not record.trace_present:
@@ -79,7 +78,7 @@ def record_problems(record: CorrelationRecord) -> list[Problem]:
 
 
 def storage_problems(storage: ProcessStorage) -> list[Problem]:
-    """Why a host profiler would refuse the process storage."""
+    """Return why a host profiler would refuse the process storage."""
     found = []
     for code, text, max_bytes in (
         ("service-name-too-long", storage.service_name, _MAX_NAME_BYTES),

@@ -1,7 +1,4 @@
-"""``/proc/PID/maps``: what files are mapped in a process, and which of them a host profiler would take for a publisher.
-
-Owns no thread. Must not import anything of the package but the inspector's own modules.
-"""
+"""A parser of ``/proc/PID/maps``, and the names by which host profilers recognise publishers."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _LINE_PATTERN = re.compile(
 )
 _DELETED_SUFFIX = " (deleted)"
 
-# As host profilers write them; neither is anchored at its end.
+# The patterns of host profilers; neither is anchored at its end.
 LIBRARY_PATTERNS = {
     Interface.ELASTIC: re.compile(r".*/elastic-jvmti-linux-([\w-]*)\.so"),
     Interface.LABELS: re.compile(r".*/(libcustomlabels.*\.so|customlabels\.node)"),
@@ -26,15 +23,15 @@ _PYTHON_PATTERN = re.compile(r"/(lib)?python\d|/libpypy|/pypy")
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A part of the address space in which something, as a rule a file, is mapped.
+    """A mapped part of the address space.
 
     Attributes:
         start: first address.
-        end: address behind the last.
-        executable: whether code in it may run.
-        offset: where in the file it begins.
-        path: of the file, as the process sees it; of other memory the kernel's name for it, which may be empty.
-        deleted: whether the file has gone from there.
+        end: address after the last.
+        executable: True if code in it may run.
+        offset: offset of its start in the file.
+        path: path as the process sees it; outside of files the kernel's name, which may be empty.
+        deleted: True if the file was deleted from that path.
     """
 
     start: int
@@ -46,12 +43,12 @@ class Mapping:
 
 
 def parse_maps(text: str) -> list[Mapping]:
-    """The file mappings in `text`; lines that are something else are left out."""
+    """Return the mappings of files in `text`."""
     return [mapping for mapping in _parse(text) if mapping.path.startswith("/")]
 
 
 def parse_code(text: str) -> list[Mapping]:
-    """The mappings in `text` that hold code, in files or not, by ascending address."""
+    """Return the mappings of code in `text`, in files or not, by ascending address."""
     return [mapping for mapping in _parse(text) if mapping.executable]
 
 
@@ -79,7 +76,7 @@ def _parse(text: str) -> list[Mapping]:
 
 
 def code_mapping_by_path(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
-    """The first executable mapping of each file."""
+    """Return the first executable mapping of each file."""
     found: dict[str, Mapping] = {}
     for mapping in mappings:
         if mapping.executable:
@@ -88,10 +85,10 @@ def code_mapping_by_path(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
 
 
 def runs_musl(mappings: Iterable[Mapping]) -> bool:
-    """Whether the C library is musl, whose table of thread-local modules is not glibc's."""
+    """Return True if the C library is musl, whose module table (DTV) differs from glibc's."""
     return any("/ld-musl-" in mapping.path or "/libc.musl-" in mapping.path for mapping in mappings)
 
 
 def runs_python(mappings: Iterable[Mapping]) -> bool:
-    """Whether an interpreter is among the mapped files, as the program or as a library."""
+    """Return True if the program or a library is a Python interpreter."""
     return any(_PYTHON_PATTERN.search(mapping.path) for mapping in mappings if mapping.executable)

@@ -1,7 +1,7 @@
-"""The messages that a host profiler sends to a process, as bytes.
+"""Encoders of the messages that a host profiler sends to a process.
 
-Pure. Written from the specification alone ("Messaging Socket", "Message Format"), so that a mistake of whoever reads
-messages cannot be made a second time here. Must not import anything of the package.
+Written only from the specification ("Messaging Socket", "Message Format"). Shares no code with the
+reader of messages, so that a mistake there is not repeated here.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 _CORRELATION_TYPE, _CORRELATION_MINOR = 1, 1
 _REGISTRATION_TYPE = 2
 
-# All in the byte order of the machine, packed.
+# Packed, in the byte order of the machine.
 _CORRELATION = struct.Struct("=HH16s8s16sH")
 _REGISTRATION = struct.Struct("=HHI")
 _LENGTH = struct.Struct("=I")
 
 MAX_COUNT = 0xFFFF
-"""The largest count that fits into one message."""
+"""Largest count of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a host profiler says of itself ("Profiler Registration Message").
+    """The content of a "Profiler Registration Message".
 
     Attributes:
-        samples_delay_ms: how many milliseconds after a sample was taken its message has arrived, as a rule.
-        host_id: the ``host.id`` of this machine; None leaves the field out, empty text sends it empty.
-        minor_version: of the message; the specification says 2, real senders say 1.
+        samples_delay_ms: usual milliseconds from a sample to the arrival of its message.
+        host_id: ``host.id`` of this machine; None omits the field, empty text sends it empty.
+        minor_version: minor version of the message; the specification says 2, real senders say 1.
     """
 
     samples_delay_ms: int
@@ -38,7 +38,7 @@ class Registration:
 
 
 def encode_registration(registration: Registration) -> bytes:
-    """The registration message."""
+    """Encode a registration message."""
     data = _REGISTRATION.pack(_REGISTRATION_TYPE, registration.minor_version, registration.samples_delay_ms)
     if registration.host_id is None:
         return data
@@ -47,7 +47,7 @@ def encode_registration(registration: Registration) -> bytes:
 
 
 def encode_correlation(trace_id: str, transaction_id: str, stack_trace_id: str, count: int) -> bytes:
-    """One stack trace of one transaction, sampled `count` times ("CPU Profiler Trace Correlation Message").
+    """Encode a "CPU Profiler Trace Correlation Message" for a stack trace sampled `count` times.
 
     Args:
         trace_id: 32 hexadecimal digits.
@@ -66,7 +66,7 @@ def encode_correlation(trace_id: str, transaction_id: str, stack_trace_id: str, 
 
 
 def split_count(samples: int) -> Iterator[int]:
-    """The counts of the messages that report `samples` samples: as few messages as can hold them."""
+    """Split `samples` into the counts of as few messages as possible."""
     while samples > 0:
         count = min(samples, MAX_COUNT)
         yield count

@@ -1,41 +1,46 @@
-"""What the inspector finds: frozen values that the command line and tests consume.
-
-Owns no thread. Imports nothing of the package. Identifiers are lower-case hexadecimal, as profilers print them.
-"""
+"""Findings of the inspector. Identifiers are lower-case hexadecimal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Interface(Enum):
-    """A published interface: the specification by which memory is read."""
+    """A published interface, which is the specification of a memory layout."""
 
     ELASTIC = "elastic"
     LABELS = "custom-labels"
 
 
 class TlsKind(Enum):
-    """How a thread-local variable is found from the thread pointer."""
+    """A way from the thread pointer to a thread-local variable."""
 
     STATIC = "static"
-    """At a constant offset: the only kind that host profilers follow."""
+    """A constant offset; the only kind that host profilers follow."""
     DYNAMIC = "dynamic"
-    """Through the thread's table of modules, allocated at first use."""
+    """The thread's table of modules, which is allocated at first use."""
     UNKNOWN = "unknown"
-    """Its descriptor could not be found or understood."""
+    """Unknown, because the descriptor was not found or not understood."""
 
 
 class Level(Enum):
-    """What a reason means for a host profiler."""
+    """The consequence of a reason for a host profiler."""
 
     BLOCKS = "blocks"
-    """It sees nothing through this interface."""
+    """The host profiler sees nothing through the interface."""
     LOSES = "loses"
-    """It sees less than was published."""
+    """The host profiler sees less than was published."""
     NOTE = "note"
-    """Nothing is lost by it now."""
+    """Nothing is lost at present."""
+
+
+class MemoryRange(NamedTuple):
+    """A part of the memory of a process."""
+
+    address: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,10 @@ class Library:
     """A file mapped in the process that publishes an interface.
 
     Attributes:
-        interface: what it publishes.
-        path: as the process sees it.
-        tls: how its thread-local pointer is reached.
-        offset: distance of that pointer from the thread pointer in bytes, if static.
+        interface: the interface that it publishes.
+        path: path as the process sees it.
+        tls: way to its thread-local pointer.
+        offset: bytes from the thread pointer to that pointer, if static.
     """
 
     interface: Interface
@@ -61,7 +66,7 @@ class CorrelationRecord:
 
     Attributes:
         minor_version: layout-minor-version.
-        valid: the valid byte; 0 while the record is being written.
+        valid: the valid byte; 0 during a write.
         trace_present: the trace-present byte.
         trace_flags: W3C trace flags.
         trace_id: 32 hexadecimal digits.
@@ -79,13 +84,13 @@ class CorrelationRecord:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the specification lets a reader use the ids."""
+        """True if the specification lets a reader use the ids."""
         return self.valid != 0 and self.trace_present != 0
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One custom label; both parts are arbitrary bytes."""
+    """A custom label; key and value are arbitrary bytes."""
 
     key: bytes
     value: bytes
@@ -93,7 +98,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps a host profiler from seeing (all of) an interface; `reasons.CATALOGUE` has it in words."""
+    """A fault by which a host profiler sees less; `reasons.CATALOGUE` explains each code."""
 
     interface: Interface
     code: str
@@ -102,17 +107,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ThreadReading:
-    """What one thread publishes.
+    """The published values of one thread.
 
     Attributes:
-        tid: its id in the inspector's pid namespace.
-        name: as the kernel knows it, at most 15 bytes.
-        correlation: None if its pointer is null or nothing could be read; in strict mode also if a host would see none.
-        labels: None if its pointer is null or nothing could be read.
-        problems: why a host profiler would see less than was published.
-        was_stopped: False if the thread was not stopped and read (nothing to read, or it sleeps inside the kernel).
-        memory: what else was asked for, read in the same stop.
-        instruction_pointer: where in its code it stood; None unless it was asked for.
+        tid: thread id in the inspector's pid namespace.
+        name: the kernel's name of the thread, at most 15 bytes.
+        correlation: None if its pointer is null or unreadable; in strict mode also if it is unusable.
+        labels: None if its pointer is null or unreadable.
+        problems: faults by which a host profiler would see less than was published.
+        was_stopped: False if there is nothing to read or the thread sleeps inside the kernel.
+        memory: bytes of the requested extra range, read in the same stop.
+        instruction_pointer: None unless it was requested.
     """
 
     tid: int
@@ -144,15 +149,15 @@ class ProcessStorage:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a host profiler sees nothing, or less than was published.
+    """An explanation of why a host profiler sees nothing, or less than was published.
 
     Attributes:
-        code: its name in docs/inspect.md.
-        level: what it means.
-        interface: which interface suffers.
-        text: what is wrong, in words.
-        remedy: what to do about it.
-        tids: the threads it is about; empty if it is about the process.
+        code: name in docs/inspect.md.
+        level: consequence for a host profiler.
+        interface: the interface concerned.
+        text: the fault in words.
+        remedy: advice to the user.
+        tids: threads concerned; empty if the whole process is.
     """
 
     code: str
@@ -169,14 +174,14 @@ class Report:
 
     Attributes:
         pid: the process.
-        command: its name.
-        time_ns: when the read began, nanoseconds since the epoch.
-        strict_host: True if values are what real host profilers would see, False if what the specifications say.
-        libraries: what it has mapped.
-        storage: None if there is none or a host profiler would refuse it (strict).
-        socket_accepted: whether messages sent to the storage's socket would arrive; None without a storage.
-        threads: in the kernel's order.
-        reasons: worst first.
+        command: name of the process.
+        time_ns: start of the read in nanoseconds since the epoch.
+        strict_host: True for values as real host profilers see them, False for the specifications'.
+        libraries: mapped publishers.
+        storage: None if there is none, or (strict) if a host profiler would refuse it.
+        socket_accepted: True if messages to the storage's socket would arrive; None without a storage.
+        threads: threads in the kernel's order.
+        reasons: reasons, worst first.
     """
 
     pid: int
@@ -191,11 +196,11 @@ class Report:
 
     @property
     def followed_interfaces(self) -> tuple[str, ...]:
-        """The interfaces that a host profiler would follow in this process, by name."""
+        """The names of the interfaces that a host profiler would follow in this process."""
         return tuple(interface.value for interface in Interface if self.is_visible(interface))
 
     def is_visible(self, interface: Interface) -> bool:
-        """Whether a host profiler would follow `interface` in this process."""
+        """Return True if a host profiler would follow `interface` in this process."""
         return any(library.interface is interface for library in self.libraries) and not any(
             reason.interface is interface and reason.level is Level.BLOCKS and not reason.tids
             for reason in self.reasons

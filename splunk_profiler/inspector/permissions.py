@@ -1,7 +1,4 @@
-"""Says in words why the kernel keeps this user from looking into a process, and what to do about it.
-
-Owns no thread. Must not import anything of the package but the inspector's errors.
-"""
+"""Explanations of why the kernel refuses access to a process, with remedies."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import os
 from pathlib import Path
 
 from splunk_profiler.inspector.errors import NotPermittedError
+from splunk_profiler.inspector.proc_files import read_status
 
 _PTRACE_SCOPE_PATH = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def not_permitted(pid: int, what: str) -> NotPermittedError:
-    """The error for a refusal; `what` is what was refused."""
+    """Return the error for a refusal; `what` names the refused action."""
     hints = []
     owner_uid, uid = _owner_uid(pid), os.geteuid()
     if owner_uid is not None and owner_uid != uid:
@@ -32,11 +30,8 @@ def not_permitted(pid: int, what: str) -> NotPermittedError:
 
 
 def _owner_uid(pid: int) -> int | None:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
+    uids = read_status(Path(f"/proc/{pid}")).get("Uid")
+    return int(uids.split()[1]) if uids else None  # real, effective, saved, file system
 
 
 def _ptrace_scope() -> int | None:

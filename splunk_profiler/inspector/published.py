@@ -1,13 +1,12 @@
-"""What one thread publishes, read while it stands still: thread pointer → variable → record and labels.
+"""Reads of what one stopped thread publishes: thread pointer → variable → record and labels.
 
-Runs on the tracer's thread, inside `Tracer.visit`. Must not import anything of the package but the inspector's own
-modules.
+Runs on the tracer's thread, inside `Tracer.visit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from splunk_profiler.inspector import host, layouts
 from splunk_profiler.inspector.architecture import Architecture
@@ -16,22 +15,20 @@ from splunk_profiler.inspector.memory import Memory
 from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem, TlsKind
 from splunk_profiler.inspector.publishers import Publisher, ThreadLocalVariable
 
-_WORD_BYTES = 8
 _DTV_ENTRY_BYTES = 16
 _DTV_UNALLOCATED = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedValues:
-    """What was read of one thread; the fields are those of `model.ThreadReading`."""
+class PublishedValues(NamedTuple):
+    """The published part of a `model.ThreadReading`."""
 
-    correlation: CorrelationRecord | None = None
-    labels: tuple[Label, ...] | None = None
-    problems: tuple[Problem, ...] = ()
+    correlation: CorrelationRecord | None
+    labels: tuple[Label, ...] | None
+    problems: tuple[Problem, ...]
 
 
 class ThreadMemory:
-    """Reads what threads publish at `variables`, as the specifications or as host profilers read it."""
+    """A reader of published values, by the specifications or (strict) as host profilers."""
 
     def __init__(self, memory: Memory, architecture: Architecture, strict_host: bool) -> None:
         self._memory = memory
@@ -39,13 +36,13 @@ class ThreadMemory:
         self._strict_host = strict_host
 
     def can_follow(self, publisher: Publisher) -> bool:
-        """Whether the pointers of threads can be found: in strict mode only where host profilers find them."""
+        """Return True if the publisher's variable can be read; in strict mode only static TLS can."""
         if publisher.variable is None:
             return False
         return not self._strict_host or publisher.library.tls is TlsKind.STATIC
 
     def published(self, thread_pointer: int, variables: Mapping[Interface, ThreadLocalVariable]) -> PublishedValues:
-        """What the thread publishes that has this thread pointer, and stands."""
+        """Return what the stopped thread with `thread_pointer` publishes at `variables`."""
         problems: list[Problem] = []
         correlation, labels = None, None
         if Interface.ELASTIC in variables:
@@ -66,7 +63,7 @@ class ThreadMemory:
         address = self._read_pointer(thread_pointer, variable)
         if not address:
             return None
-        record = layouts.decode_record(self._memory.read([(address, layouts.RECORD_BYTES)])[0])
+        record = layouts.decode_record(self._memory.read_bytes(address, layouts.RECORD_BYTES))
         found = host.record_problems(record)
         problems += found
         return None if found and self._strict_host else record
@@ -84,14 +81,12 @@ class ThreadMemory:
         return host.host_labels(labels) if self._strict_host else layouts.spec_labels(labels)
 
     def _read_pointer(self, thread_pointer: int, variable: ThreadLocalVariable) -> int:
-        """The value of the thread's `variable`; 0 also if it has no memory yet."""
+        """Return the thread's value of `variable`; 0 if it is not allocated yet."""
+        read_word = self._memory.read_word
         if variable.offset is not None:
-            return self._read_word(thread_pointer + variable.offset)
-        dtv = self._read_word(thread_pointer + self._architecture.dtv_offset)
-        if variable.module > self._read_word(dtv - _DTV_ENTRY_BYTES):
-            return 0  # the table was made before the library came; it grows at first use
-        tls_block = self._read_word(dtv + variable.module * _DTV_ENTRY_BYTES)
-        return 0 if tls_block in (0, _DTV_UNALLOCATED) else self._read_word(tls_block + variable.module_offset)
-
-    def _read_word(self, address: int) -> int:
-        return layouts.decode_word(self._memory.read([(address, _WORD_BYTES)])[0])
+            return read_word(thread_pointer + variable.offset)
+        dtv = read_word(thread_pointer + self._architecture.dtv_offset)
+        if variable.module > read_word(dtv - _DTV_ENTRY_BYTES):
+            return 0  # the table is older than the library and grows at first use
+        tls_block = read_word(dtv + variable.module * _DTV_ENTRY_BYTES)
+        return 0 if tls_block in (0, _DTV_UNALLOCATED) else read_word(tls_block + variable.module_offset)

@@ -1,17 +1,16 @@
-"""Reads a process as a host profiler would: from outside, by names and offsets, a moment at a time for each thread.
+"""A reader of another process, by names and offsets, that stops each thread only for a moment.
 
-Everything runs on the thread that made the Reader (the kernel wants that of a tracer). Must not import anything of the
-package but the inspector's own modules: a constant shared with the publisher would hide a shared mistake.
+Runs on the thread that made the Reader, because the kernel ties stopped threads to their tracer.
+Shares no constant with the publisher, because a shared constant would hide a shared mistake.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from splunk_profiler.inspector import layouts
 from splunk_profiler.inspector.architecture import HEADER_BYTES, Architecture, architecture_of
@@ -25,9 +24,17 @@ from splunk_profiler.inspector.errors import (
 from splunk_profiler.inspector.host import storage_problems
 from splunk_profiler.inspector.maps import Mapping, runs_python
 from splunk_profiler.inspector.memory import Memory
-from splunk_profiler.inspector.model import Interface, Problem, ProcessStorage, Reason, Report, ThreadReading
+from splunk_profiler.inspector.model import (
+    Interface,
+    MemoryRange,
+    Problem,
+    ProcessStorage,
+    Reason,
+    Report,
+    ThreadReading,
+)
 from splunk_profiler.inspector.process import Process, Task
-from splunk_profiler.inspector.published import PublishedValues, ThreadMemory
+from splunk_profiler.inspector.published import ThreadMemory
 from splunk_profiler.inspector.publishers import PublisherFinder, SearchResult, ThreadLocalVariable
 from splunk_profiler.inspector.reasons import is_blocking, reasons_for
 from splunk_profiler.inspector.sockets import socket_problem
@@ -36,25 +43,38 @@ from splunk_profiler.inspector.tracer import Tracer
 _CLOSE_TIMEOUT_S = 1.0
 
 
-MemoryRange = tuple[int, int]
-"""(address, size) in the memory of the process."""
+@dataclass(frozen=True, slots=True)
+class _StorageReading:
+    """The last reading of the process storage.
+
+    Attributes:
+        address: None if there is no pointer to the storage, or it cannot be read; 0 if it is null.
+        storage: None if there is none or it cannot be decoded.
+        problems: of the storage and its socket.
+        socket_accepted: None without a storage.
+    """
+
+    address: int | None = None
+    storage: ProcessStorage | None = None
+    problems: tuple[Problem, ...] = ()
+    socket_accepted: bool | None = None
 
 
 class Reader:
-    """Reads process `pid`, any number of times.
+    """A reader of process `pid` for any number of reads.
 
         with Reader(pid) as reader:
-            report = reader.read()        # everything, and what is wrong
-            threads = reader.sample()     # only the threads, with what was learned of the process before
+            report = reader.read()        # everything, with reasons
+            threads = reader.sample()     # the threads only, by the last refresh
             thread = reader.sample_one(tid)
 
     Args:
         pid: the process.
-        strict_host: give values as real host profilers see them, limits and all, not as the specifications say.
-        interfaces: what to look for; threads stand shorter for less.
+        strict_host: give values as real host profilers see them, not as the specifications say.
+        interfaces: the interfaces to look for; with fewer of them, threads stop for less time.
 
     Raises:
-        InspectorError: what keeps it from being read (see `errors`).
+        InspectorError: the process cannot be read (see `errors`).
     """
 
     def __init__(
@@ -69,27 +89,22 @@ class Reader:
         self._tracer = Tracer(pid, architecture)
         self._finder = PublisherFinder(self._process.proc_path, self._memory, architecture, interfaces)
         self._search_result = SearchResult()
-        self._storage: ProcessStorage | None = None
-        self._storage_address: int | None = None
-        self._storage_problems: list[Problem] = []
-        self._socket_problem: Problem | None = None
+        self._storage_reading = _StorageReading()
         self._variables: dict[Interface, ThreadLocalVariable] = {}
         self.refresh()
 
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of a thread that slept in the kernel when it was asked to stop; the end of this process does too."""
+        """Release threads that stop within a second; the kernel releases the rest at our exit."""
         self._tracer.detach_pending(_CLOSE_TIMEOUT_S)
 
     def detach_pending(self) -> bool:
-        """Let go of such threads if they stand by now; True if there are none. For whoever waits between reads."""
+        """Release threads that stopped late, without waiting; return True if none are left."""
         return self._tracer.detach_pending()
 
     @property
@@ -99,41 +114,42 @@ class Reader:
 
     @property
     def root(self) -> Path:
-        """Where from outside the paths begin that the process names."""
+        """The folder below which the paths lie that the process names."""
         return self._process.proc_path / "root"
 
     @property
     def storage(self) -> ProcessStorage | None:
-        """The process storage at the last look; None if there is none, in strict mode if a host profiler refuses it."""
-        return None if self._is_storage_refused(self._collect_problems()) else self._storage
+        """The last process storage; None without one, or (strict) if a host profiler refuses it."""
+        is_refused = self.strict_host and Interface.ELASTIC in _blocked_interfaces(self._problems())
+        return None if is_refused else self._storage_reading.storage
 
     def reasons(self) -> tuple[Reason, ...]:
-        """Why, as of the last look, a host profiler would see less of the process, worst first; nothing of threads."""
-        return reasons_for(self._collect_problems(), ())
+        """Return the reasons of the last refresh, worst first, without those of threads."""
+        return reasons_for(self._problems(), ())
 
     def code(self) -> list[Mapping]:
-        """Where code lies in the process now, by ascending address."""
+        """Return the current mappings of code by ascending address."""
         return self._process.code()
 
     def has_storage_moved(self) -> bool:
-        """Whether the process names another storage than at the last look: then `refresh`. A short question.
+        """Return True if the process names another storage than at the last refresh; a cheap check.
 
         Raises:
-            ProcessEndedError: it has ended.
+            ProcessEndedError: the process has ended.
         """
-        publisher = self._search_result.publishers.get(Interface.ELASTIC)
-        if publisher is None or publisher.process_wide is None:
+        pointer = self._storage_pointer()
+        if pointer is None:
             return False
         try:
-            return self._read_word(publisher.process_wide) != self._storage_address
-        except UnreadableError:  # it became another program, unless the variable could not be read before either
-            return self._storage_address is not None
+            return self._memory.read_word(pointer) != self._storage_reading.address
+        except UnreadableError:  # it executed another program, or the pointer was never readable
+            return self._storage_reading.address is not None
 
     def refresh(self) -> None:
-        """Look again at what is mapped, at the process storage and at its socket.
+        """Read the mappings, the process storage and the state of its socket again.
 
         Raises:
-            InspectorError: what keeps the process from being read (see `errors`).
+            InspectorError: the process cannot be read (see `errors`).
         """
         self._process.raise_if_ended()
         mappings, program = self._process.mappings(), self._process.program()
@@ -143,12 +159,8 @@ class Reader:
         ):
             raise NotPythonError(f"process {self.pid} ({program}) does not run Python and publishes nothing")
         self._search_result = search
-        self._read_storage()
-        blocked_interfaces = (
-            {problem.interface for problem in self._collect_problems() if is_blocking(problem)}
-            if self.strict_host
-            else set()
-        )
+        self._storage_reading = self._read_storage()
+        blocked_interfaces = _blocked_interfaces(self._problems()) if self.strict_host else set()
         self._variables = {
             interface: publisher.variable
             for interface, publisher in search.publishers.items()
@@ -158,16 +170,16 @@ class Reader:
         }
 
     def read(self) -> Report:
-        """Everything, and why a host profiler would see less.
+        """Refresh and return everything, with the reasons why a host profiler would see less.
 
         Raises:
-            InspectorError: what keeps the process from being read (see `errors`).
+            InspectorError: the process cannot be read (see `errors`).
         """
         time_ns = time.time_ns()
         self.refresh()
         threads = self.sample()
-        problems = self._collect_problems()
-        blocked_interfaces = {problem.interface for problem in problems if is_blocking(problem)}
+        problems = self._problems()
+        blocked_interfaces = _blocked_interfaces(problems)
         if Interface.ELASTIC not in blocked_interfaces and not any(thread.correlation for thread in threads):
             problems.append(Problem(Interface.ELASTIC, "no-thread-publishes"))
         if Interface.LABELS not in blocked_interfaces and all(thread.labels is None for thread in threads):
@@ -179,109 +191,96 @@ class Reader:
             strict_host=self.strict_host,
             libraries=tuple(publisher.library for publisher in self._search_result.publishers.values()),
             storage=self.storage,
-            socket_accepted=None if self._storage is None else self._socket_problem is None,
+            socket_accepted=self._storage_reading.socket_accepted,
             threads=threads,
             reasons=reasons_for(problems, threads),
         )
 
     def sample(
-        self, extra_range: MemoryRange | None = None, *, only_running: bool = False, code: bool = False
+        self, extra_range: MemoryRange | None = None, *, running: bool = False, code: bool = False
     ) -> tuple[ThreadReading, ...]:
-        """All threads; those that end meanwhile are left out.
+        """Read all threads, except those that end meanwhile.
 
         Args:
-            extra_range: (address, size) of other memory to read of each thread while it stands.
-            only_running: leave out, and do not stop, threads that neither run nor wait for a processor.
-            code: note where in its code each thread stands.
+            extra_range: other memory to read during the stop of each thread.
+            running: skip threads that neither run nor wait for a processor.
+            code: also read each thread's instruction pointer.
 
         Raises:
             InspectorError: the process has ended, or may not be read.
         """
-        tasks = [task for task in self._process.tasks() if task.is_running or not only_running]
+        tasks = [task for task in self._process.tasks() if task.is_running or not running]
         readings = self._visit(tasks, extra_range, code)
-        if not readings and (tasks or not only_running):
+        if not readings and (tasks or not running):
             self._process.raise_if_ended()
         return tuple(readings)
 
     def sample_one(self, tid: int, extra_range: MemoryRange | None = None) -> ThreadReading | None:
-        """One thread; None if it has ended. `extra_range` as in `sample`."""
+        """Read one thread, with `extra_range` as in `sample`; return None if it has ended."""
         task = self._process.task(tid)
         readings = self._visit([task], extra_range, False) if task is not None else []
         return readings[0] if readings else None
 
     def _visit(self, tasks: Sequence[Task], extra_range: MemoryRange | None, code: bool) -> list[ThreadReading]:
-        tids = [task.tid for task in tasks if task.can_stop] if self._variables or extra_range else []
-        results = self._tracer.visit(tids, partial(self._read_thread, extra_range, code))
+        has_something_to_read = self._variables or extra_range
+        by_tid = {task.tid: task for task in tasks if task.can_stop} if has_something_to_read else {}
+        results = self._tracer.visit(tuple(by_tid), lambda tid: self._read_thread(by_tid[tid], extra_range, code))
         readings = []
         for task in tasks:
-            result = results.get(task.tid)
-            if result is not None:
-                published, memory, instruction_pointer = result
-                readings.append(
-                    ThreadReading(
-                        task.tid,
-                        task.name,
-                        published.correlation,
-                        published.labels,
-                        published.problems,
-                        memory=memory,
-                        instruction_pointer=instruction_pointer,
-                    )
-                )
-            elif task.is_alive and (task.tid not in tids or task.tid in self._tracer.pending_tids):
+            reading = results.get(task.tid)
+            if reading is not None:
+                readings.append(reading)
+            elif task.is_alive and (task.tid not in by_tid or task.tid in self._tracer.pending_tids):
                 readings.append(ThreadReading(task.tid, task.name, None, None, was_stopped=False))
         return readings
 
-    def _read_thread(
-        self, extra_range: MemoryRange | None, code: bool, tid: int
-    ) -> tuple[PublishedValues, bytes, int | None] | None:
-        thread_pointer = self._tracer.thread_pointer(tid)
+    def _read_thread(self, task: Task, extra_range: MemoryRange | None, code: bool) -> ThreadReading | None:
+        """Read a stopped thread; return None if it was killed meanwhile."""
+        thread_pointer = self._tracer.thread_pointer(task.tid)
         if thread_pointer is None:
-            return None  # killed in the meantime
+            return None
         try:
             published = self._thread_memory.published(thread_pointer, self._variables)
-            memory = self._memory.read([extra_range])[0] if extra_range else b""
-            return published, memory, self._tracer.instruction_pointer(tid) if code else None
+            memory = self._memory.read_bytes(*extra_range) if extra_range else b""
         except ProcessEndedError:
             return None
+        instruction_pointer = self._tracer.instruction_pointer(task.tid) if code else None
+        return ThreadReading(task.tid, task.name, *published, memory=memory, instruction_pointer=instruction_pointer)
 
-    def _is_storage_refused(self, problems: Sequence[Problem]) -> bool:
-        return self.strict_host and any(one.interface is Interface.ELASTIC and is_blocking(one) for one in problems)
+    def _problems(self) -> list[Problem]:
+        return [*self._search_result.problems, *self._storage_reading.problems]
 
-    def _read_word(self, address: int) -> int:
-        return layouts.decode_word(self._memory.read([(address, 8)])[0])
-
-    def _collect_problems(self) -> list[Problem]:
-        return [
-            *self._search_result.problems,
-            *self._storage_problems,
-            *([self._socket_problem] if self._socket_problem is not None else []),
-        ]
-
-    def _read_storage(self) -> None:
-        self._storage, self._storage_problems, self._socket_problem = None, [], None
-        self._storage_address = None
+    def _storage_pointer(self) -> int | None:
         publisher = self._search_result.publishers.get(Interface.ELASTIC)
-        if publisher is None or publisher.process_wide is None:
-            return
+        return None if publisher is None else publisher.process_wide
+
+    def _read_storage(self) -> _StorageReading:
+        pointer, address = self._storage_pointer(), None
+        if pointer is None:
+            return _StorageReading()
         try:
-            address = self._storage_address = self._read_word(publisher.process_wide)
+            address = self._memory.read_word(pointer)
             if not address:
-                self._storage_problems = [Problem(Interface.ELASTIC, "storage-null")]
-                return
+                return _StorageReading(address, problems=(Problem(Interface.ELASTIC, "storage-null"),))
             storage = layouts.read_storage(self._memory.read, address)
         except (UnreadableError, MalformedError) as error:
-            self._storage_problems = [Problem(Interface.ELASTIC, "storage-unreadable", str(error))]
-            return
-        self._storage = storage
-        self._storage_problems = storage_problems(storage)
-        self._socket_problem = socket_problem(self.root, storage.socket_path)
+            problem = Problem(Interface.ELASTIC, "storage-unreadable", str(error))
+            return _StorageReading(address, problems=(problem,))
+        problems = storage_problems(storage)
+        socket = socket_problem(self.root, storage.socket_path)
+        if socket is not None:
+            problems.append(socket)
+        return _StorageReading(address, storage, tuple(problems), socket is None)
 
 
 def read(pid: int, *, strict_host: bool = False) -> Report:
-    """Read process `pid` once (see `Reader`)."""
+    """Read process `pid` once; the arguments and errors are those of `Reader`."""
     with Reader(pid, strict_host=strict_host) as reader:
         return reader.read()
+
+
+def _blocked_interfaces(problems: Iterable[Problem]) -> set[Interface]:
+    return {problem.interface for problem in problems if is_blocking(problem)}
 
 
 def _architecture(process: Process) -> Architecture:

@@ -1,8 +1,4 @@
-"""Problems in words: what is wrong, what it means for a host profiler, and the remedy.
-
-Owns no thread. Every code here has its line in docs/inspect.md. Must not import anything of the package but the
-inspector's model.
-"""
+"""Explanations of problems in words. Every code has its line in docs/inspect.md."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _RAISE_TLS_SURPLUS = "raise GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, 
 _RESTART = "restart the process after an upgrade or removal of its packages"
 _DEFAULT_VISIBILITY = "export it with default visibility, so that .dynsym has it"
 
-# code → what it means, what is wrong, what to do.
+# Code of a problem: level, text and remedy of its reason.
 CATALOGUE: dict[str, tuple[Level, str, str]] = {
     "library-not-loaded": (
         Level.BLOCKS,
@@ -147,7 +143,7 @@ _LEVEL_ORDER = list(Level)
 
 
 def reasons_for(problems: Iterable[Problem], threads: Iterable[ThreadReading]) -> tuple[Reason, ...]:
-    """All problems in words, worst first; those of threads together where they are the same."""
+    """Return the reasons of all problems, worst first; threads with the same problem share one."""
     reasons = [_to_reason(problem, ()) for problem in problems]
     grouped: dict[tuple[Interface, str], tuple[Problem, list[int]]] = {}
     for thread in threads:
@@ -165,5 +161,5 @@ def _to_reason(problem: Problem, tids: tuple[int, ...]) -> Reason:
 
 
 def is_blocking(problem: Problem) -> bool:
-    """Whether a host profiler sees nothing because of it."""
+    """Return True if a host profiler sees nothing because of the problem."""
     return CATALOGUE[problem.code][0] is Level.BLOCKS

@@ -1,8 +1,4 @@
-"""Whether messages that a host profiler sends to the socket of the process storage would arrive.
-
-Owns no thread. Sends nothing: it connects, as a sender would, and closes. Must not import anything of the package but
-the inspector's own modules.
-"""
+"""A check that messages would arrive at a process's socket; it connects and sends nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ from pathlib import Path
 from splunk_profiler.inspector.model import Interface, Problem
 
 _MAX_PATH_BYTES = 89
-"""``/proc/PID/root`` is put before the path, and an address has room for 108 bytes."""
+"""Longest path that fits in an address of 108 bytes with ``/proc/PID/root`` in front."""
 
 
 def socket_problem(root: Path, path: str) -> Problem | None:
-    """Why the socket at `path` below `root` would not be accepted or not be reached; None if it would.
+    """Return why messages to the socket would not arrive; None if they would.
 
     Args:
         root: ``/proc/PID/root``.
-        path: as the process storage names it.
+        path: path in the process storage.
     """
     return _path_problem(path) or _file_problem(f"{root}{path}", path) or _connection_problem(f"{root}{path}", path)
 

@@ -1,0 +1,1 @@
+"""The life of the profiler in a process: start, stop, forks, signals and exit."""

@@ -1,7 +1,7 @@
-"""The profiler of the process: the switch that the public functions turn, carried over forks and exits.
+"""The profiler of the process: start, stop, forks and exit, one at a time.
 
-The only place that registers exit hooks; `activation` registers those of forks, and the one signal is `sigterm`'s. What
-runs between a start and a stop is a `Profiler` (`profiler`).
+Registers all exit hooks; `activation` registers the fork hooks, `sigterm` the only signal handler. A `Profiler`
+(`profiler`) runs between a start and a stop.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler import config as settings
 from splunk_profiler.activation import FORK_GATE
+from splunk_profiler.config import Config, Resolved, from_config, from_env
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S = 5.0  # for a stop on another thread
 _MIN_STOP_S = 0.1  # for threads to end
 _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
-_EXIT_TIMEOUT_S = 1.5  # the sampling's: joins and a cancelled export take less than half a second more
+_EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 
 
 class ProcessProfiler:
-    """The one profiler of a process. `start` and `stop` never raise, end in bounded time, and are safe anywhere.
+    """The one profiler of a process. `start` and `stop` never raise, return in bounded time, and are safe anywhere.
 
-    A call in the middle of another one, from a signal handler or a finaliser, returns at once and is done after that.
-    `_profiler` is the one that runs. One that is being started or stopped is `_unfinished`; if a signal handler has
-    raised in the middle of that, whoever comes next ends it.
+    A call in the middle of another one, from a signal handler or a finaliser, returns at once and runs after it.
+    `_profiler` is the running profiler. `_unfinished` is one that is starting or stopping; if a signal handler raises
+    meanwhile, the next call ends it.
     """
 
     def __init__(self) -> None:
@@ -49,38 +49,34 @@ class ProcessProfiler:
         self._pid = os.getpid()
         self._has_fork_hooks = False
         self._logged_messages: set[str] = set()
-        # Idents of the threads that are between Python's hooks before and after a fork, and what each of them holds.
+        # By ident of each thread between Python's hooks before and after a fork: the profiler that it holds.
         self._held_by_forking_thread: dict[int, Profiler | None] = {}
         self._has_lost_threads = False
-        self._resolved: settings.Resolved | None = None
-        self._has_final_settings = False  # these settings hold for the life of the process
+        self._resolved: Resolved | None = None
+        self._has_final_settings = False  # True once `_resolved` holds for the life of the process
         self._profiler: Profiler | None = None
         self._unfinished: Profiler | None = None
         self._abandoned: list[Profiler] = []
         self._finalizer: Any = None  # of `multiprocessing`
-        self._profiler_to_restart: Profiler | None = (
-            None  # of the parent, in a child that is only to run another program
-        )
-        self._runtime_id: RuntimeId | None = (
-            None  # made by the first start: it loads what a process that is off need not
-        )
+        self._profiler_to_restart: Profiler | None = None  # the parent's, in a child that may run another program
+        self._runtime_id: RuntimeId | None = None  # made by the first start, because its module loads others
         self._guard = Guard("starting or stopping the profiler")
         self._sigterm = SigtermHandler(self._stop_and_exit)
 
-    def start(self, config: settings.Config | None = None) -> bool:
-        """See `splunk_profiler.start`."""
+    def start(self, config: Config | None = None) -> bool:
+        """Start the profiler if it is switched on; `splunk_profiler.start` is the public form."""
         if config is None and self._profiler is not None and self._pid == os.getpid():
             return True
         self._run_call(lambda: self._start(config), _START_TIMEOUT_S)
         return self._profiler is not None
 
     def stop(self, timeout_s: float) -> None:
-        """See `splunk_profiler.stop`."""
+        """Stop the profiler; `splunk_profiler.stop` is the public form."""
         deadline_s = time.monotonic() + timeout_s
         self._run_call(lambda: self._stop(deadline_s), timeout_s)
 
     def _run_call(self, function: Callable[[], None], timeout_s: float) -> None:
-        if self._pid != os.getpid():  # or the hook is still to come, or there was nothing to hook
+        if self._pid != os.getpid():  # no fork hook has run here yet
             self._after_fork_in_child(
                 is_python_fork=not self._has_fork_hooks or _thread.get_ident() in self._held_by_forking_thread
             )
@@ -88,10 +84,10 @@ class ProcessProfiler:
         if not is_profiler_thread():
             calls.run(function, timeout_s)
             return
-        with self._guard.catching():  # it may be in the middle of anything, and cannot wait for its own end
+        with self._guard.catching():  # our thread cannot wait for its own end
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
-    def _start(self, config: settings.Config | None) -> None:
+    def _start(self, config: Config | None) -> None:
         with self._guard.catching(), FORK_GATE:
             self._stop_unfinished(0)
             self._restart_in_child()
@@ -112,7 +108,7 @@ class ProcessProfiler:
                 raise
 
     def _stop_unfinished(self, timeout_s: float) -> None:
-        """End what was begun and does not run, or not any more."""
+        """End a profiler that is half started or half stopped."""
         if self._unfinished is not None:
             with self._guard.catching():
                 self._unfinished.stop(max(timeout_s, _MIN_STOP_S))
@@ -121,7 +117,7 @@ class ProcessProfiler:
             self._unfinished = None
 
     def _may_run_here(self) -> bool:
-        """False in a subinterpreter: its end would come while threads of ours are in gRPC, which is not made for it."""
+        """Return False on Windows and in a subinterpreter, which could end while our threads are in gRPC."""
         if sys.platform == "win32":
             self._warn_once("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
             return False
@@ -133,13 +129,13 @@ class ProcessProfiler:
         )
         return False
 
-    def _resolve_settings(self, config: settings.Config | None) -> settings.Resolved:
+    def _resolve_settings(self, config: Config | None) -> Resolved:
         initial = self._resolved
         if initial is not None and (config is None or self._has_final_settings or self._profiler is not None):
             if config is not None:
-                self._warn_of_other_settings(initial.config, settings.from_config(config).config)
-            return initial  # read once: not again, and not warned of again
-        resolved = settings.from_env() if config is None else settings.from_config(config)
+                self._warn_of_other_settings(initial.config, from_config(config).config)
+            return initial  # warnings about it are logged already
+        resolved = from_env() if config is None else from_config(config)
         self._resolved = resolved
         self._has_final_settings = config is not None or resolved.config.runs
         for warning in resolved.warnings:
@@ -148,7 +144,7 @@ class ProcessProfiler:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
         return resolved
 
-    def _warn_of_other_settings(self, initial: settings.Config, other: settings.Config) -> None:
+    def _warn_of_other_settings(self, initial: Config, other: Config) -> None:
         changed_fields = [
             item.name for item in fields(initial) if getattr(initial, item.name) != getattr(other, item.name)
         ]
@@ -163,10 +159,12 @@ class ProcessProfiler:
             self._logged_messages.add(text)
             logger.warning("%s", text)
 
-    def _start_profiler(self, resolved: settings.Resolved, *, is_forked_child: bool = False) -> None:
+    def _start_profiler(self, resolved: Resolved, *, is_forked_child: bool = False) -> None:
         parent = self._abandoned[-1] if self._abandoned else None
         if self._runtime_id is None:
-            self._runtime_id = _new_runtime_id()
+            from splunk_profiler.otel.runtime_id import RuntimeId  # noqa: PLC0415  # loaded when switched on
+
+            self._runtime_id = RuntimeId.new()
         profiler = Profiler(
             resolved,
             self._on_fork_detected,
@@ -186,7 +184,7 @@ class ProcessProfiler:
                 FORK_GATE.register(
                     self._before_fork,
                     self._after_fork_in_parent,
-                    partial(self._after_fork_in_child, is_python_fork=True),  # no frame of ours between
+                    partial(self._after_fork_in_child, is_python_fork=True),  # a partial adds no frame
                 )
             atexit.register(self._at_exit)
             self._register_child_exits()
@@ -197,10 +195,10 @@ class ProcessProfiler:
             raise
         self._unfinished, self._profiler = None, profiler
 
-    def _at_exit(self) -> None:
+    def _at_exit(self, **_: object) -> None:  # Celery's signal has arguments
         self.stop(_EXIT_TIMEOUT_S)
         if self._sigterm.is_ending:
-            WakeEvent().wait(_EXIT_TIMEOUT_S)  # for the end by that signal, with its status
+            WakeEvent().wait(_EXIT_TIMEOUT_S)  # SIGTERM ends the process here, with its exit status
 
     def _stop_and_exit(self, end_process: Callable[[], None]) -> None:
         deadline_s = time.monotonic() + _SIGTERM_TIMEOUT_S
@@ -212,53 +210,50 @@ class ProcessProfiler:
         self._calls.run(stop_and_exit, _SIGTERM_TIMEOUT_S)
 
     def _register_child_exits(self, *_: object) -> None:
-        """Have children that skip `atexit` send what they have gathered: those of `multiprocessing` and of Celery."""
+        """Register the exits of children that skip `atexit`: those of `multiprocessing` and Celery."""
         util, celery = sys.modules.get("multiprocessing.util"), sys.modules.get("celery.signals")
         if util is not None:
             util.register_after_fork(self, ProcessProfiler._register_child_exits)
             if self._finalizer is None or not self._finalizer.still_active():
                 self._finalizer = util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
         if celery is not None:
-            celery.worker_process_shutdown.connect(self._at_celery_worker_exit, weak=False, dispatch_uid=__name__)
-
-    def _at_celery_worker_exit(self, **_: object) -> None:
-        self._at_exit()
+            celery.worker_process_shutdown.connect(self._at_exit, weak=False, dispatch_uid=__name__)
 
     def _before_fork(self) -> None:
         profiler = self._held_by_forking_thread[_thread.get_ident()] = self._profiler or self._unfinished
         with self._guard.catching():
             if profiler is not None:
-                profiler.hold(_FORK_TIMEOUT_S)
+                profiler.hold_for_fork(_FORK_TIMEOUT_S)
 
     def _after_fork_in_parent(self) -> None:
         profiler = self._held_by_forking_thread.pop(_thread.get_ident(), None)
         with self._guard.catching():
             if profiler is not None:
-                profiler.release()
+                profiler.release_after_fork()
 
     def _on_fork_detected(self) -> None:
-        """Called by the other ways of noticing a fork, which serve where Python's hooks are not run.
+        """Handle a fork that was detected without Python's hooks.
 
-        Where they are run, these may come in the middle of them: `threading` would then take the threads that
-        begin here for ones of the parent and forget them.
+        Do nothing between Python's hooks: `threading` would take threads that start here for the parent's and forget
+        them.
         """
         if _thread.get_ident() not in self._held_by_forking_thread:
             self._after_fork_in_child(is_python_fork=False)
 
     def _after_fork_in_child(self, *, is_python_fork: bool) -> None:
-        """Begin again in a forked child. Called by every way of noticing a fork; the first one counts.
+        """Start anew in a forked child. Every detection of the fork calls this; the first one counts.
 
         Args:
-            is_python_fork: Python's hooks are run, so that the interpreter knows which threads are left.
+            is_python_fork: True if Python's hooks run, so that the interpreter knows which threads are left.
         """
         if self._pid == os.getpid():
-            return  # asked by the portable walker at each attach: what other threads hold for their forks stays
+            return  # no fork: the portable walker calls at each attach, while other threads may hold for theirs
         self._pid = os.getpid()
         self._has_lost_threads = not is_python_fork
-        self._finalizer = None  # the parent's, which does nothing here
+        self._finalizer = None  # the parent's: it does nothing here
         self._held_by_forking_thread.clear()
-        self._has_final_settings = False  # this process has not been told its settings; until it is, the parent's hold
-        self._calls = CallQueue()  # a thread that is not here may have been in it
+        self._has_final_settings = False  # the parent's settings hold until a `start` here has others
+        self._calls = CallQueue()  # a lost thread may have been in it
         with self._guard.catching():
             if self._runtime_id is not None:
                 self._runtime_id = self._runtime_id.new_for_child()
@@ -268,20 +263,20 @@ class ProcessProfiler:
                 self._unfinished = None
             profiler, self._profiler = self._profiler, None
             if profiler is not None:
-                self._abandoned.append(profiler)  # kept: closing what is the parent's could hang or end it
+                self._abandoned.append(profiler)  # kept: closing the parent's parts could hang or end it
                 self._profiler_to_restart = profiler
             if not _is_forked_to_exec():
                 self._restart_in_child()
 
     def _restart_in_child(self) -> None:
-        """Begin in a forked child what its parent did, unless that is done."""
+        """Start in a forked child the profiler of its parent, unless that is done."""
         profiler, self._profiler_to_restart = self._profiler_to_restart, None
         if profiler is not None and profiler.can_restart_in_child():
             self._start_profiler(profiler.resolved, is_forked_child=True)
 
 
 def _is_forked_to_exec() -> bool:
-    """Whether `subprocess` has forked to run another program, with Python before it (``preexec_fn``)."""
+    """Return True if `subprocess` has forked to run another program, with Python before it (``preexec_fn``)."""
     hook = sys._getframe(1)
     frame = hook.f_back
     while frame is not None and frame.f_globals.get("__name__") == "gevent.os":
@@ -295,21 +290,9 @@ def _is_main_interpreter() -> bool:
     try:
         interpreters: Any = import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
     except ImportError:
-        return True  # an implementation without them
+        return True  # this implementation has no subinterpreters
     current = interpreters.get_current()
     return int(current[0] if isinstance(current, tuple) else current) == 0
 
 
-def _new_runtime_id() -> RuntimeId:
-    """One for a process that was not forked from one with an id."""
-    from splunk_profiler.otel.runtime_id import RuntimeId  # noqa: PLC0415  # loaded by a start that is switched on
-
-    return RuntimeId.new()
-
-
-_PROCESS_PROFILER = ProcessProfiler()
-
-
-def process_profiler() -> ProcessProfiler:
-    """The one of this process."""
-    return _PROCESS_PROFILER
+PROCESS_PROFILER = ProcessProfiler()

@@ -1,12 +1,13 @@
-"""Builds what runs between a start and a stop: sampling, publishing to host profilers, or both.
+"""One run of the profiler, from start to stop: sampling, publishing to host profilers, or both.
 
-The one place that knows both, and hands each the callables with which it serves the other.
+The only module that knows both. It gives sampling the calls of publishing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.system.guard import logger
@@ -16,20 +17,21 @@ if TYPE_CHECKING:
     from splunk_profiler.lifecycle.publishing import Publishing
     from splunk_profiler.lifecycle.sampling import Sampling
     from splunk_profiler.otel.runtime_id import RuntimeId
+    from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
-_PUBLISHING_STOP_SHARE = 0.25  # of the time that stopping may take; what it does not need is the sampling's
+_PUBLISHING_STOP_SHARE = 0.25  # of the time that stopping may take; sampling gets the rest
 
 
 class Profiler:
-    """One life of the profiler, from start to stop: sampling, publishing to host profilers, or both.
+    """One run of the profiler, from start to stop.
 
     Args:
         resolved: the settings.
-        on_fork_in_child: called in a forked child when no fork hook of Python's has run there.
-        runtime_id: the process's.
-        parent: in a forked child, what its parent had opened, which must not be used; else None.
-        is_forked_child: this is the first life in a forked child; what `parent` published goes on here.
-        has_lost_threads: this is a child that C code has forked; the interpreter lists threads that are not there.
+        on_fork_in_child: called in a forked child where Python's fork hooks have not run.
+        runtime_id: the id of the process.
+        parent: the parent's profiler in a forked child, whose resources must not be used; else None.
+        is_forked_child: True for the first run in a forked child, which continues the publishing of `parent`.
+        has_lost_threads: True in a child that C code has forked; the interpreter lists threads that do not exist.
     """
 
     def __init__(
@@ -50,17 +52,15 @@ class Profiler:
         self._publishing: Publishing | None = (
             parent._publishing if is_forked_child and parent is not None else self._make_publishing()
         )
-        self._sampling = self._make_sampling(parent) if resolved.samples else None
+        self._sampling: Sampling | None = self._make_sampling(parent) if resolved.samples else None
 
     def start(self) -> bool:
-        """Start what there is. True if something runs.
+        """Start sampling and publishing; return True if at least one of them runs.
 
         Raises:
-            RuntimeError: the process can make no more threads; `stop` ends what has begun.
+            RuntimeError: the process can make no more threads; `stop` ends those that run.
         """
-        self._set_fork_callback(
-            self._on_fork_in_child
-        )  # first: threads that start are then known to the walker, which it loads
+        self._set_fork_callback(self._on_fork_in_child)  # first: it loads the walker, where our threads register
         if self._publishing is not None:
             self._start_publishing(self._publishing)
         if self._sampling is not None:
@@ -71,9 +71,9 @@ class Profiler:
         return runs
 
     def stop(self, timeout_s: float) -> None:
-        """Stop all of it, sending what is there; returns within about `timeout_s` seconds. May be called again.
+        """Stop and send what is gathered, within about `timeout_s` seconds. May be called again.
 
-        Up to 5 seconds longer while exporters of the application take what waits for them
+        Takes up to 5 seconds longer while exporters of the application take the waiting spans
         (`SpanForwarder.drain_spans`).
         """
         deadline_s = time.monotonic() + timeout_s
@@ -85,22 +85,28 @@ class Profiler:
             if self._sampling is not None:
                 self._sampling.stop(max(deadline_s - time.monotonic(), timeout_s * (1 - _PUBLISHING_STOP_SHARE)))
 
-    def hold(self, timeout_s: float) -> None:
-        """Let nothing be under way that must not be forked.
+    def hold_for_fork(self, timeout_s: float) -> None:
+        """Let no import, export or publication be under way while the process forks.
 
-        Waits for imports of ours as long as they get on, and at most about `timeout_s` seconds for the rest.
+        Waits for our imports as long as they progress, and about `timeout_s` seconds for the rest.
         """
         if self._sampling is not None:
-            self._sampling.hold_imports()
+            self._sampling.sink.hold_for_fork()
         deadline_s = time.monotonic() + timeout_s
-        if self._sampling is not None:
-            self._sampling.hold(timeout_s)
-        if self._publishing is not None:
-            self._publishing.hold(max(deadline_s - time.monotonic(), 0.0))
+        for participant in self._fork_participants():
+            participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
+
+    def release_after_fork(self) -> None:
+        """Go on in the parent, in the reverse order of `hold_for_fork`."""
+        with ExitStack() as releases:
+            if self._sampling is not None:
+                releases.callback(self._sampling.sink.release_after_fork)
+            for participant in self._fork_participants():
+                releases.callback(participant.release_after_fork)
 
     def can_restart_in_child(self) -> bool:
-        """In a forked child of this: whether another can begin; says so if it cannot."""
-        if self._sampling is None or self._sampling.abandon_imports():
+        """Return True if a forked child can start another profiler; log the reason if it cannot."""
+        if self._sampling is None or self._sampling.sink.abandon():
             return True
         logger.warning(
             "this process was forked while the profiler of its parent was loading what it exports with,"
@@ -108,14 +114,12 @@ class Profiler:
         )
         return False
 
-    def release(self) -> None:
-        """Go on after `hold`."""
-        try:
-            if self._publishing is not None:
-                self._publishing.release()
-        finally:
-            if self._sampling is not None:
-                self._sampling.release()
+    def _fork_participants(self) -> Iterator[BatchExporter[Any] | Publishing]:
+        """Yield, in the order of their holds, the parts that a fork waits for within its timeout."""
+        if self._sampling is not None:
+            yield self._sampling.batch_exporter
+        if self._publishing is not None:
+            yield self._publishing
 
     def _start_publishing(self, publishing: Publishing) -> None:
         try:
@@ -128,62 +132,35 @@ class Profiler:
             logger.warning("nothing is published to host profilers: %s", error, exc_info=True)
 
     def _make_publishing(self) -> Publishing | None:
-        from splunk_profiler.lifecycle.publishing import make_publishing  # noqa: PLC0415  # loaded by a start that is switched on
+        from splunk_profiler.lifecycle.publishing import make_publishing  # noqa: PLC0415  # loaded when switched on
 
         config = self.resolved.config
         is_sampled_often = self.resolved.samples and config.enabled and config.call_stack_interval_ms <= 1000
         return make_publishing(self.resolved, is_audited_by_sampling=is_sampled_often)
 
     def _make_sampling(self, parent: Profiler | None) -> Sampling | None:
-        from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # loaded where it is wanted
-        from splunk_profiler.lifecycle.sampling import Sampling  # noqa: PLC0415  # loaded where it is wanted
-        from splunk_profiler.otel import spans  # noqa: PLC0415  # loaded where it is wanted
+        from splunk_profiler.lifecycle import sampling  # noqa: PLC0415  # loaded when switched on
 
-        choice = choose_walker(self.resolved.config.walker)
-        if choice.name == "none":
-            logger.warning("no stacks are sampled: %s", choice.reason)
+        choice = sampling.choose_sampling_walker(self.resolved.config.walker, has_lost_threads=self._has_lost_threads)
+        if choice is None:
             return None
-        if self._has_lost_threads and (choice.name == "portable" or spans.context_variable() is None):
-            logger.warning(
-                "no stacks are sampled: C code has forked this process without Python's hooks, and the portable walker"
-                " cannot tell which threads are left; use the native one (SPLUNK_PROFILER_WALKER)"
-            )
-            return None
-        publishing = self._publishing
-        audit = publishing.audit if publishing is not None else _skip_audit
-        parent_sampling = None if parent is None else parent._sampling
-        resource = publishing.resource if publishing is not None else _keep_resource
-        local_root_of = publishing.local_root_of if publishing is not None else _no_local_root
-        return Sampling(
+        publishing, calls = self._publishing, sampling.PublishingCalls()
+        if publishing is not None:
+            calls = sampling.PublishingCalls(publishing.audit, publishing.resource, publishing.local_root_of)
+        return sampling.Sampling(
             self.resolved,
             self._on_fork_in_child,
-            audit,
-            resource,
-            local_root_of,
-            runtime_id=self._runtime_id,
+            calls,
+            self._runtime_id,
             choice=choice,
-            parent=parent_sampling,
+            parent=None if parent is None else parent._sampling,
         )
 
     def _set_fork_callback(self, on_fork_in_child: Callable[[], None] | None) -> None:
         if self._sampling is not None and not self._sampling.is_native:
-            return  # the portable walker has a way of its own
+            return  # the portable walker detects forks itself
         try:
-            from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+            from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
         except ImportError:
             return
         _walker.set_after_fork_in_child(on_fork_in_child)
-
-
-def _keep_resource(resource: Any) -> Any:
-    """No host profiler says anything that the resource does not."""
-    return resource
-
-
-def _no_local_root(_span: Any) -> int | None:
-    """Return None for the local root of a span: nothing keeps it."""
-    return None
-
-
-def _skip_audit() -> None:
-    """Nothing is published, so there is nothing to compare."""

@@ -1,7 +1,7 @@
-"""Composes what publishing to host profilers consists of: the C extension, OpenTelemetry's context, the user's labels.
+"""Publishing to host profilers: the C extension, OpenTelemetry's context and the user's labels in one object.
 
-`Publishing` is one life of it, and goes on in a forked child. Built, started and stopped by `profiler`.
-Must not load the SDK or gRPC: publishing works without sampling, in processes that have neither.
+`profiler` makes, starts and stops it. Must not load the SDK or gRPC: publishing works without sampling, in processes
+that have neither.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from tempfile import gettempdir
 from typing import Any
 
-from splunk_profiler import config as settings
+from splunk_profiler.config import Resolved
 from splunk_profiler.host_profilers.context_hooks import patch_runtime_context
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
 from splunk_profiler.host_profilers.libraries import labels_library
@@ -32,17 +32,17 @@ _JOIN_S = 0.1
 
 
 class Publishing:
-    """One life of publishing.
+    """One run of publishing, from start to stop; a forked child continues it.
 
     Args:
         resolved: the settings.
         extension: ``splunk_profiler._context``.
-        source: where the current context and labels are.
-        is_audited_by_sampling: whether somebody calls `audit` at every sample; else our thread does, once a second.
+        source: the variables of the current context and labels.
+        is_audited_by_sampling: True if sampling calls `audit` at every snapshot; else our thread does, once a second.
     """
 
     def __init__(
-        self, resolved: settings.Resolved, extension: Any, source: ContextSource, *, is_audited_by_sampling: bool
+        self, resolved: Resolved, extension: Any, source: ContextSource, *, is_audited_by_sampling: bool
     ) -> None:
         config = resolved.config
         publish_config = PublishConfig(
@@ -55,7 +55,7 @@ class Publishing:
             at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size
         )
         self._extension = extension
-        self._correlator = Correlator(correlation_config, extension.SocketReader, MethodPatch)
+        self._correlator = Correlator(correlation_config, extension.SocketReader)
         self._publisher = Publisher(extension, publish_config, source, self._correlator, self._notify)
         self._publishes_labels = config.publishes_labels
         self._removes_preload = config.preload.lower() == "auto"
@@ -70,7 +70,7 @@ class Publishing:
         """Publish from now on.
 
         Raises:
-            OSError, RuntimeError: it is not possible; nothing is left of it.
+            OSError, RuntimeError: it is not possible; everything is undone.
         """
         extension = self._extension
         try:
@@ -90,45 +90,50 @@ class Publishing:
             raise
 
     def stop(self, timeout_s: float = 0.0) -> None:
-        """Publish nothing any more, after what waits for host profilers has been exported or `timeout_s` is over."""
+        """Stop, after the spans that wait for host profilers are exported or `timeout_s` seconds are over."""
         self._publisher.stop_listening(timeout_s)
         if self._periodic_worker is not None:
             self._periodic_worker.stop(_JOIN_S)
-        self._publisher.stop()  # first: what is still shown while switches are no longer seen would be wrong
+        self._publisher.stop()  # before the patch goes: unseen switches would leave wrong spans
         LABEL_PUBLISHER.close()
         if self._context_patch is not None:
             self._context_patch.remove()
 
     def resource(self, resource: Any) -> Any:
-        """See `Correlator.resource`."""
+        """Return `resource`, with the ``host.id`` from host profilers if it has none."""
         return self._correlator.resource(resource)
 
-    def local_root_of(self, span: Any) -> int | None:
-        """The id of the local root of `span`, if it is published."""
+    @staticmethod
+    def local_root_of(span: Any) -> int | None:
+        """Return the id of the local root of `span` if it is published."""
         root = getattr(getattr(span, IDENTITY_ATTRIBUTE, None), "local_root_id", None)
         return root if isinstance(root, int) else None
 
     def audit(self) -> None:
-        """See `Publisher.audit`. Never raises."""
+        """Compare what each thread shows with its context, and repair differences. Never raises."""
         with self._guard.catching():
             self._publisher.audit()
 
-    def hold(self, timeout_s: float) -> None:
-        """Before a fork; see `Publisher.hold` and `Correlator.hold`. Two threads may fork at once."""
+    def hold_for_fork(self, timeout_s: float) -> None:
+        """Let no change of visibility and no forwarding be under way. Two threads may fork at once."""
         deadline_s = time.monotonic() + timeout_s
-        if self._publisher.hold(timeout_s):
+        if self._publisher.hold_for_fork(timeout_s):
             self._forking_ident = get_ident()
-        self._correlator.hold(max(deadline_s - time.monotonic(), 0.0))
+        self._correlator.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
 
-    def release(self) -> None:
-        """See `Publisher.release` and `Correlator.release`."""
-        self._correlator.release()
+    def release_after_fork(self) -> None:
+        """Go on in the parent; the publisher is released only by the thread that holds it."""
+        self._correlator.release_after_fork()
         if self._forking_ident == get_ident():
             self._forking_ident = 0
-            self._publisher.release()
+            self._publisher.release_after_fork()
 
     def after_fork(self) -> None:
-        """See `Publisher.after_fork`. Raises as `start` does; nothing is left of it then."""
+        """Continue in a forked child.
+
+        Raises:
+            OSError, RuntimeError: it is not possible; everything is undone.
+        """
         self._forking_ident = 0
         self._periodic_worker = None  # the parent's
         try:
@@ -139,12 +144,12 @@ class Publishing:
             raise
 
     def run_pending_work(self) -> None:
-        """See `Publisher.run_pending_work`."""
+        """Load libraries, make the process visible and listen to its socket, as far as due. Never raises."""
         self._publisher.run_pending_work()
 
     def _start_periodic_worker(self) -> None:
         self._periodic_worker = PeriodicWorker(self._work, _IDLE_S if self._is_audited_by_sampling else _AUDIT_S)
-        self._periodic_worker.start()  # assigned before: a signal handler may raise here, and `stop` has to find it
+        self._periodic_worker.start()  # assigned first, for `stop`: a signal handler may raise here
 
     def _work(self) -> None:
         self.run_pending_work()
@@ -156,7 +161,7 @@ class Publishing:
             self._periodic_worker.wake()
 
     def _service_attributes(self, provider: Any) -> Mapping[str, object] | None:
-        """The resource's, once it is known which service this is: there is a provider, or the environment says."""
+        """Return the resource's attributes once a provider or the environment names the service."""
         attributes = getattr(getattr(provider, "resource", None), "attributes", None)
         if isinstance(attributes, Mapping):
             return attributes
@@ -164,11 +169,11 @@ class Publishing:
 
 
 class PeriodicWorker:
-    """Does what publishing leaves to a thread of ours: at its start, when woken, and every period.
+    """A thread that works at its start, when woken, and every period.
 
     Args:
-        work: never raises.
-        period_s: seconds.
+        work: the work; never raises.
+        period_s: seconds between two wake-ups.
     """
 
     def __init__(self, work: Callable[[], None], period_s: float) -> None:
@@ -179,22 +184,18 @@ class PeriodicWorker:
         self._thread = Worker("auditor", self._run)
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            RuntimeError: the process can make no more threads.
-        """
+        """Start the thread; RuntimeError if the process can make no more."""
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to do. Safe from any thread; returns at once."""
+        """Have the thread work now. Safe from any thread; returns at once."""
         self._wake.set()
 
-    def stop(self, timeout_s: float) -> bool:
-        """True if it has ended within `timeout_s` seconds."""
+    def stop(self, timeout_s: float) -> None:
+        """Stop the thread; wait up to `timeout_s` seconds for its end."""
         self._is_stopping = True
         self._wake.set()
-        return self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -203,15 +204,15 @@ class PeriodicWorker:
 
 
 def _temporary_directory() -> str:
-    """The system's, found out here: a child that is forked while another thread does so could never ask for it."""
+    """Return the system's, now: in a child forked while another thread finds it out, its lock would stay taken."""
     try:
         return gettempdir()
     except OSError:
-        return "/tmp"  # noqa: S108  # what is said of the socket there is right: it cannot be made
+        return "/tmp"  # noqa: S108  # making the socket there fails with the right message
 
 
-def make_publishing(resolved: settings.Resolved, *, is_audited_by_sampling: bool) -> Publishing | None:
-    """What publishes as `resolved` says; None where it says nothing of the kind or where it cannot be done.
+def make_publishing(resolved: Resolved, *, is_audited_by_sampling: bool) -> Publishing | None:
+    """Return publishing as `resolved` configures it; None if it is switched off or not possible (logged).
 
     Args:
         resolved: the settings.
@@ -222,7 +223,7 @@ def make_publishing(resolved: settings.Resolved, *, is_audited_by_sampling: bool
         return None
     is_requested = "true" in (config.correlation.lower(), config.custom_labels.lower())
     try:
-        from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
+        from splunk_profiler import _context  # noqa: PLC0415  # missing on some systems
     except ImportError as error:
         log = logger.warning if is_requested else logger.debug
         log("nothing is published to host profilers: the C extension for it is not there (%s)", error)

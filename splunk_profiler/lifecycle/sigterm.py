@@ -1,8 +1,8 @@
-"""SIGTERM with its default action ends the process as it would, after what was gathered has been sent.
+"""A handler that sends what is gathered when SIGTERM, with its default action, is about to end the process.
 
-The handler is native (`native/walker/sigterm.c`): Python's table goes on to say that the action is the default one, and
-a main thread that is stuck in C does not matter. A thread of ours waits for the signal. A handler that the application
-sets replaces ours; where it restores the default, as uvicorn does at its end, ours is back. Imports no sink.
+The handler is native (`native/walker/sigterm.c`): Python's table still lists the default action, and a main thread that
+is stuck in C does not delay it. A thread of ours waits for the signal. A handler of the application replaces ours;
+when it restores the default (uvicorn does at its end), ours is installed again. Imports no sink.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _JOIN_S = 0.1
 
 
 class SigtermHandler:
-    """Watches for SIGTERM from `start` to `stop`; in a forked child, from the next `start` on.
+    """The handler of SIGTERM from `start` to `stop`; in a forked child, from the next `start` on.
 
     Args:
-        on_sigterm: sends what is gathered, then calls what it is given, which ends the process; on a thread of ours.
+        on_sigterm: sends what is gathered, then calls its argument, which ends the process; on a thread of ours.
 
     Attributes:
-        is_ending: SIGTERM has come; the process ends by it within 1.5 seconds.
+        is_ending: True once SIGTERM has come; it ends the process within 1.5 seconds.
     """
 
     def __init__(self, on_sigterm: Callable[[Callable[[], None]], None]) -> None:
@@ -39,13 +39,13 @@ class SigtermHandler:
         self.is_ending = False
 
     def start(self) -> None:
-        """Watch from now on, where the native walker is there to do it.
+        """Handle SIGTERM from now on, if the native walker is available.
 
         Raises:
             RuntimeError: the process can make no more threads.
         """
         try:
-            from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+            from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
         except ImportError as error:
             logger.debug("what is gathered when SIGTERM comes is not sent: %s", error)
             return
@@ -57,10 +57,10 @@ class SigtermHandler:
         self._signal_patch.install({"signal": _wrap_signal(signal.signal, _walker.sigterm_install)})
 
     def stop(self) -> None:
-        """Watch no more, unless SIGTERM has come."""
+        """Handle SIGTERM no more, unless it has come."""
         if self._worker is None:
             return
-        from splunk_profiler import _walker  # noqa: PLC0415  # it was there at the start
+        from splunk_profiler import _walker  # noqa: PLC0415  # `start` has loaded it
 
         self._signal_patch.remove()
         self.is_ending = not _walker.sigterm_close()
@@ -77,7 +77,7 @@ class SigtermHandler:
 
 
 def _wrap_signal(original: Callable[..., Any], install: Callable[[], bool]) -> Callable[..., Any]:
-    """`signal.signal`, followed by `install` where it has changed the action of SIGTERM."""
+    """Wrap `signal.signal`: call `install` after each change of SIGTERM's action."""
 
     @wraps(original)
     def set_handler(signalnum: Any, handler: Any) -> Any:

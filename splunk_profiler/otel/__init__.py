@@ -1,0 +1,1 @@
+"""The connection to OpenTelemetry: contexts, spans, processors, local roots and selected traces."""

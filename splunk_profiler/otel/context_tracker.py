@@ -1,9 +1,10 @@
-"""Shadows each thread's current OpenTelemetry context, for walkers that cannot read it from the interpreter.
+"""Each thread's current OpenTelemetry context, for walkers that cannot read it from the interpreter.
 
-Decorates `attach` and `detach` of the runtime-context *instance* that is loaded, so that callers who imported
-OpenTelemetry's functions early are seen too. Exact for spans that a thread opens itself; approximate for
-asyncio and for copied contexts (`asyncio.to_thread`), where the context changes without a call: there a span
-may be missing. Runs on the application's threads: must be short and must not raise.
+Patches `attach` and `detach` of the runtime-context *instance*, so that callers with earlier
+imports of OpenTelemetry's functions are covered. Exact for spans that a thread opens itself.
+Approximate for asyncio and copied contexts (`asyncio.to_thread`), where the context changes without
+a call: there a span may be missing. Runs on the application's threads: must be short and must not
+raise.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from typing import Any
 
 from splunk_profiler.system.method_patch import MethodPatch
 
-_MAX_ATTACHED = 256  # attached and not detached, of one thread; a program that never detaches must not fill memory
+_MAX_ATTACHED = 256  # per thread; bounds the memory of programs that never detach
 
 
 class _ThreadState:
-    """What one thread attached and has not detached yet; it sits in the thread's local memory.
+    """The attached contexts of one thread, in its thread-local memory.
 
-    Forgets the thread's context when the thread ends, so that a new one that gets its ident starts without it.
+    Its destruction at the thread's end forgets the thread's context, so that a reused ident starts
+    without one.
     """
 
     def __init__(self, current: dict[int, Any]) -> None:
-        self.attached: deque[tuple[Any, Any]] = deque(maxlen=_MAX_ATTACHED)  # (context, what was current before)
+        self.attached: deque[tuple[Any, Any]] = deque(maxlen=_MAX_ATTACHED)  # (context, previous context)
         self._current = current
         self._ident = get_ident()
 
@@ -34,15 +36,15 @@ class _ThreadState:
         self._current.pop(self._ident, None)
 
     def push_context(self, context: Any) -> None:
-        """`context` was attached on this thread."""
+        """Record that this thread attached `context`."""
         self.attached.append((context, self._current.get(self._ident)))
         self._set_current(context)
 
     def pop_context(self, detached: Any, restored: Any) -> None:
-        """`detached` was detached on this thread and `restored` is current.
+        """Record that this thread detached `detached`, after which `restored` is current.
 
-        `restored` may be the context of another task or of a copied context that is about to be left without a
-        word, and would then stand for ever. It counts only if it is what stood here when `detached` was attached.
+        `restored` may belong to another task or to a copied context that ends without a call; it
+        would then stay for ever. So it counts only if it was current when `detached` was attached.
         """
         previous = None
         for position in reversed(range(len(self.attached))):
@@ -60,11 +62,11 @@ class _ThreadState:
 
 
 class ContextTracker:
-    """Remembers the context that each thread attached last.
+    """A tracker of the context that each thread attached last.
 
     Args:
-        runtime: the runtime context whose methods are decorated.
-        on_attach: called on every attach, before anything else; must not raise.
+        runtime: runtime context whose methods are patched.
+        on_attach: called first at every attach; must not raise.
     """
 
     def __init__(self, runtime: Any, on_attach: Callable[[], None]) -> None:
@@ -75,7 +77,7 @@ class ContextTracker:
         self._patch = MethodPatch(runtime)
 
     def install(self) -> None:
-        """Decorate; calling it twice is one decoration."""
+        """Patch the methods, once."""
         if self._patch.is_installed:
             return
         attach, detach, get_current = self._runtime.attach, self._runtime.detach, self._runtime.get_current
@@ -102,7 +104,7 @@ class ContextTracker:
         self._current.clear()
 
     def context_of(self, ident: int) -> Any | None:
-        """The context that the thread with this ident attached last, or None."""
+        """Return the context that the thread with this ident attached last, or None."""
         return self._current.get(ident)
 
     def _thread_state(self) -> _ThreadState:

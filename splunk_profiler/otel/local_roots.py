@@ -1,14 +1,15 @@
-"""Local roots: the span with which a trace came into this process, and its name, the endpoint of samples.
+"""Local roots: the spans with which traces enter this process. Their names are the endpoints of samples.
 
-`LocalRootTracker` is a span processor of the application's provider. Its `on_start` and `on_end` run on the
-application's threads and do nothing but look at the parent, except for a local root. `span_ref` and `endpoint` run on
-the sampling worker's thread. Never imports the SDK. Takes no lock, so that a fork cannot leave one locked.
+`LocalRootTracker` is a span processor of the application's provider. `on_start` and `on_end` run on
+the application's threads; except for a local root they only check the parent. `span_ref` and
+`endpoint` run on the sampling worker's thread. Never imports the SDK. Takes no lock, so that a fork
+cannot leave one locked.
 
-A span knows its parent's ids, not its parent. So the local roots are remembered by trace: where a trace has come into
-the process once, which is the rule, the root of all its spans is known. Where it has come in several times, only the
-publisher to host profilers knows it (`LocalRootTracker.lookup_published_root`); without that the root is left out,
-rather than guessed. Roots that have ended make room for each other, and only for each other: a long request is known to
-its end.
+A span has its parent's ids, not its parent. So local roots are stored by trace. A trace usually
+enters the process once; then the root of all its spans is known. Where it enters several times,
+only the publisher to host profilers knows the root (`LocalRootTracker.lookup_published_root`).
+Without it the root is left out, rather than guessed. Ended roots evict ended roots only: a long
+request keeps its root to its end.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ class LocalRootTracker(SpanListener):
     """The local roots of this process's spans.
 
     Args:
-        lookup_published_root: a span's local root, where somebody else has kept it; else None.
+        lookup_published_root: returns the published local root of a span, or None.
     """
 
     def __init__(self, lookup_published_root: Callable[[Any], int | None]) -> None:
         super().__init__()
         self.lookup_published_root = lookup_published_root
         self._guard = Guard("remembering the local roots of spans")
-        # Trace id → the local root's id; _UNKNOWN if there were several. Of traces whose root lives, and of others.
+        # Trace id → local root's id, _UNKNOWN_ROOT if there were several; of active traces and of ended ones.
         self._root_by_trace: OrderedDict[int, int] = OrderedDict()
         self._root_by_ended_trace: OrderedDict[int, int] = OrderedDict()
-        # A local root's id → its span, and its name once it has ended. Those that were sampled are kept beside the
-        # others: their names are asked for when many others have come and gone.
+        # Local root's id → its span, or its name once it has ended. Sampled roots are kept apart: their names are
+        # needed later, when many other roots have ended.
         self._active_roots: OrderedDict[int, Any] = OrderedDict()
         self._ended_roots: OrderedDict[int, str] = OrderedDict()
         self._sampled_roots: OrderedDict[int, Any] = OrderedDict()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
-        """Remember a local root."""
+        """Store the span if it is a local root."""
         try:
             if is_local_root(span):
                 self._add_root(span)
@@ -58,7 +59,7 @@ class LocalRootTracker(SpanListener):
             self._guard.note(error)
 
     def on_end(self, span: Any) -> None:
-        """Keep of a local root no more than its name."""
+        """Replace an ended local root by its name."""
         try:
             self._end_root(span)
         except Exception as error:
@@ -76,7 +77,7 @@ class LocalRootTracker(SpanListener):
                 self._sampled_roots[context.span_id] = span.name
 
     def span_ref(self, context: Any) -> SpanRef | None:
-        """As `spans.span_ref`, with the local root as far as it is known."""
+        """Return `spans.span_ref` of `context`, with the local root as far as it is known."""
         ref = spans.span_ref(context)
         if ref is None:
             return None
@@ -88,7 +89,7 @@ class LocalRootTracker(SpanListener):
         return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root, self.endpoint(root))
 
     def endpoint(self, root: int) -> str:
-        """The name of a sampled span's local root as of now, or the one it had at its end; empty if it is not known."""
+        """Return the name of a sampled span's local root, the last one if it has ended; empty if not known."""
         name_or_span = self._sampled_roots.get(root, "")
         if type(name_or_span) is str:
             return name_or_span
@@ -100,11 +101,10 @@ class LocalRootTracker(SpanListener):
             return _UNKNOWN_ROOT
         has_parent_field = isinstance(getattr(span, "parent", span), (trace.SpanContext, type(None)))
         if has_parent_field and is_local_root(span):
-            if (
-                ref.span_id not in self._active_roots and ref.span_id not in self._ended_roots
-            ):  # it began before the profiler
+            # Add a span that started before the profiler.
+            if ref.span_id not in self._active_roots and ref.span_id not in self._ended_roots:
                 self._add_root(span)
-                if getattr(span, "end_time", None) is not None:  # or it is long gone, and only the context still has it
+                if getattr(span, "end_time", None) is not None:
                     self._end_root(span)
             return ref.span_id
         known = self.lookup_published_root(span)
@@ -129,5 +129,5 @@ def _put_bounded(known: OrderedDict[int, Any], key: int, value: Any, max_size: i
     if len(known) > max_size:
         try:
             known.popitem(last=False)
-        except KeyError:  # other threads made room
+        except KeyError:  # other threads removed items
             return

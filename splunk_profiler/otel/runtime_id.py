@@ -1,14 +1,14 @@
-"""An id of the process, on the resource of profiles and, if asked for, on that of spans.
+"""An id of the process, on the resource of profiles and, if configured, on that of spans.
 
-`ResourceTagger` owns what it has put on a `TracerProvider`: a resource in the place of the application's, on the
-provider and on the tracers that were made before, so that a span costs nothing more. Where an older SDK does not know
-its tracers, each span gets it starts. The application's own resource object stays as it is, and what it says of
-itself goes before what we would say. Called on the thread that starts or stops the profiler, on the sampling worker's
-and on the exporting one. Knows the SDK by what it looks like and loads nothing of it; takes no lock of a newer one's,
-which a fork may have left locked.
+`ResourceTagger` replaces the resource of a `TracerProvider` and of its existing tracers, so that a
+span costs nothing more. Older SDKs do not list their tracers; there each span gets the resource at
+its start. The application's resource object stays unchanged, and its own ids take precedence. Runs
+on the thread that starts or stops the profiler, the sampling worker's and the exporting one. Finds
+the SDK's parts by duck typing and loads nothing of it. Takes no lock of a newer SDK: a fork may
+have left it locked.
 
-Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``); OpenTelemetry's semantic
-conventions (``service.instance.id``).
+Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``);
+OpenTelemetry's semantic conventions (``service.instance.id``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNTIME_ID = "runtime-id"
 INSTANCE_ID = "service.instance.id"
 _KEYS: tuple[str, ...] = (RUNTIME_ID, INSTANCE_ID)
 _RECORD_KEYS: tuple[str, ...] = (RUNTIME_ID,)
-_DETACH_TIMEOUT_S = 1.0  # for another thread that is about to put the id somewhere, which takes microseconds
+_DETACH_TIMEOUT_S = 1.0  # another thread holds the lock for microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RuntimeId:
 
     Attributes:
         value: a random UUID.
-        former_values: those of the processes that this one was forked from, which its resources may still carry.
+        former_values: ids of the processes it was forked from, which its resources may still carry.
     """
 
     value: str
@@ -44,29 +44,29 @@ class RuntimeId:
 
     @classmethod
     def new(cls) -> RuntimeId:
-        """That of a process that was not forked from one with an id."""
+        """Return the id of a process that has no parent with an id."""
         return cls(str(uuid4()))
 
     def new_for_child(self) -> RuntimeId:
-        """That of a forked child of this process."""
+        """Return the id of a forked child."""
         return RuntimeId(str(uuid4()), self.former_values | {self.value})
 
     def missing_attributes(self, attributes: Mapping[str, Any], keys: tuple[str, ...] = _KEYS) -> dict[str, str]:
-        """What is to be added to a resource: where it has no id, or one that was ours before a fork."""
+        """Return the attributes to add to a resource: keys without an id, or with a former one."""
         return {key: self.value for key in keys if attributes.get(key, "") in ("", *self.former_values)}
 
     def foreign_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """What a resource says without us."""
+        """Return the attributes of a resource without ours."""
         ours = (self.value, *self.former_values)
         return {key: value for key, value in attributes.items() if key not in _KEYS or value not in ours}
 
 
 class ResourceTagger:
-    """The resources of one life of the profiler that carry the id.
+    """The tagger of resources with the id, from start to stop of the profiler.
 
     Args:
         runtime_id: the id.
-        on_spans: whether spans carry it. Else the application's provider is left alone.
+        on_spans: True if spans carry it; else the application's provider is left alone.
     """
 
     def __init__(self, runtime_id: RuntimeId, *, on_spans: bool) -> None:
@@ -74,20 +74,20 @@ class ResourceTagger:
         self._on_spans = on_spans
         self._guard = Guard("saying on spans which process they come from")
         self._cached: tuple[Any, tuple[str, ...], Any] | None = None
-        self._lock = real_lock()  # guards what follows
+        self._lock = real_lock()  # guards the following
         self._provider: Any = None
-        self._original_resource: Any = None  # the resource that it had
-        self._tagged: Any = None  # the one in its place
-        self._tagged_tracer_count = 0  # how many have got it
-        self._installer: SpanStartInstaller | None = None  # of an older SDK, whose provider and tracers keep theirs
+        self._original_resource: Any = None
+        self._tagged: Any = None  # the resource that replaces it
+        self._tagged_tracer_count = 0
+        self._installer: SpanStartInstaller | None = None  # for an older SDK, whose provider and tracers keep theirs
         self._pid = os.getpid()
         self._is_detached = False
 
     def resource(self, resource: Any) -> Any:
-        """`resource`, or one with the id: the same one as long as it is asked about the same one.
+        """Return `resource` with the id; the same object for the same argument.
 
-        ``service.instance.id`` is the application's to say. It is ours only where spans say so as well, or one process
-        would be two instances.
+        ``service.instance.id`` belongs to the application. It is added only if spans carry it as
+        well, or one process would appear as two instances.
         """
         keys = _RECORD_KEYS if self._provider is None else _KEYS
         cached = self._cached
@@ -98,7 +98,7 @@ class ResourceTagger:
         return tagged
 
     def attach(self, provider: Any) -> None:
-        """Have spans of `provider` carry the id from now on. Costs next to nothing where they do; never raises."""
+        """Tag spans of `provider` from now on. Cheap if they are tagged already; never raises."""
         resource = getattr(provider, "_resource", None)
         if (
             not self._on_spans
@@ -115,7 +115,7 @@ class ResourceTagger:
             self._lock.release()
 
     def detach(self) -> None:
-        """Take the id away again: spans that start from now on have the application's own resource."""
+        """Restore the application's resource for spans that start from now on."""
         acquired = self._lock.acquire(timeout=_DETACH_TIMEOUT_S)
         self._is_detached = True
         try:
@@ -126,7 +126,7 @@ class ResourceTagger:
                 self._lock.release()
 
     def _is_tagged(self, provider: Any, resource: Any) -> bool:
-        """False also for a tracer that was being made when the others got the resource, and has the old one."""
+        """Return True if nothing is left to tag; False also for a tracer made while others were tagged."""
         if provider is not self._provider:
             return False
         if self._installer is not None:
@@ -170,7 +170,7 @@ class ResourceTagger:
         self._tagged_tracer_count = 0
 
     def _on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
-        # In a forked child this one is among the processors still, beside the child's own.
+        # A forked child still has its parent's processor, beside its own.
         try:
             if span._resource is self._original_resource and os.getpid() == self._pid:
                 span._resource = self._tagged
@@ -182,7 +182,7 @@ class ResourceTagger:
         return resource.merge(type(resource)(missing_attributes)) if missing_attributes else resource
 
     def _without_id(self, resource: Any) -> Any:
-        """As the application would have it, where the SDK has added something since (in a forked child, it does)."""
+        """Return `resource` without our ids; the SDK may have added attributes, as in a forked child."""
         foreign_attributes = self._runtime_id.foreign_attributes(resource.attributes)
         if len(foreign_attributes) == len(resource.attributes):
             return resource

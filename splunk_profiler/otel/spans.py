@@ -1,7 +1,7 @@
-"""OpenTelemetry context → the span that is active in it; and where OpenTelemetry's API keeps these things.
+"""The active span of an OpenTelemetry context, and the places where OpenTelemetry's API keeps its state.
 
-Imported only once the profiler is on. Runs on the sampling worker's thread, the look-ups on the one that starts the
-profiler; imports OpenTelemetry's API and the model.
+Imported only once the profiler is on. Runs on the sampling worker's thread; the look-ups run on the
+thread that starts the profiler. Imports OpenTelemetry's API and the model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from splunk_profiler.model import SpanRef
 
 
 def span_ref(context: Any) -> SpanRef | None:
-    """Ids and flags of the span that is current in `context`; None if there is none or it is not valid.
-
-    Spans that are not sampled count: their flags tell.
-    """
+    """Return ids and flags of the current span of `context`, sampled or not; None without a valid span."""
     span = trace.get_current_span(context).get_span_context()
     if not span.is_valid:
         return None
@@ -29,32 +26,32 @@ def span_ref(context: Any) -> SpanRef | None:
 
 
 def trace_id(context: Any) -> int:
-    """The id of the trace of the span that is current in `context`; 0 if there is none."""
+    """Return the trace id of the current span of `context`; 0 without one."""
     return trace.get_current_span(context).get_span_context().trace_id
 
 
 def runtime_context() -> Any:
-    """The object that holds the current context: OpenTelemetry's ``contextvars`` one unless replaced."""
+    """Return OpenTelemetry's holder of the current context: the ``contextvars`` one unless replaced."""
     return otel_context._RUNTIME_CONTEXT
 
 
 def context_variable() -> ContextVar[Any] | None:
-    """The variable that holds the current context; None where ``OTEL_PYTHON_CONTEXT`` has chosen another way."""
+    """Return the variable of the current context; None if ``OTEL_PYTHON_CONTEXT`` selects another holder."""
     variable = getattr(runtime_context(), "_current_context", None)
     return variable if isinstance(variable, ContextVar) else None
 
 
 def context_type() -> type:
-    """The type of contexts; OpenTelemetry promises that they never change."""
+    """Return the type of contexts, which OpenTelemetry guarantees to be immutable."""
     return Context
 
 
 def span_key() -> str:
-    """The key under which a context holds its span."""
+    """Return the key of the span in a context."""
     return propagation._SPAN_KEY
 
 
 def tracer_provider() -> Any | None:
-    """The provider that the application has set, or None."""
-    # Not `get_tracer_provider()`: it may install a provider, which is the application's to do.
+    """Return the application's tracer provider, or None if it has set none."""
+    # Not `get_tracer_provider()`: it may install a provider, which only the application may do.
     return getattr(trace, "_TRACER_PROVIDER", None)

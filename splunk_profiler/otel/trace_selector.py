@@ -1,13 +1,14 @@
-"""Which traces are profiled closely, from the start of an entry span to its end.
+"""The selection of traces for trace profiling, from the start of an entry span to its end.
 
-`TraceSelector` is a span processor of the application's provider: `on_start` and `on_end` run on the application's
-threads and do, for nearly all spans, nothing but look at the parent. `expire_entries` and `is_selected` run on the
-sampling worker's. Never imports the SDK. Takes no lock, so that no fork leaves one locked and no signal handler
-waits for one: each change is one operation, and whoever ends an entry looks again afterwards. An exception that such a
-handler raises in the middle of it leaves something behind at most until `expire_entries` comes by.
+`TraceSelector` is a span processor of the application's provider. `on_start` and `on_end` run on
+the application's threads; for nearly all spans they only check the parent. `expire_entries` and
+`is_selected` run on the sampling worker's thread. Never imports the SDK. Takes no lock, so that no
+fork leaves one locked and no signal handler waits for one. Each change is a single operation, and
+`_end_unless_entered` checks again afterwards. An exception from a signal handler in between leaves
+stale entries until `expire_entries`.
 
-The trace id decides, so all services of a trace that have the same probability decide alike. An entry span is one with
-which its trace comes into this process: without a parent, or with one in another process.
+The trace id decides, so services with the same probability decide alike. An entry span is one with
+which its trace enters this process: without a parent, or with a remote one.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _MAX_ENDED = 1024
 
 
 class EntrySpan(NamedTuple):
-    """Where and when an entry span began.
+    """The start of an entry span.
 
     Attributes:
-        time_ns: the time of day.
-        ident: of the thread; where gevent or eventlet has replaced idents, that of the real one.
+        time_ns: time of day.
+        ident: ident of the real thread, also where gevent or eventlet has replaced idents.
         cpu_ns: CPU time that this thread had used.
     """
 
@@ -48,7 +49,7 @@ class TraceSelector(SpanListener):
 
     Args:
         probability: share of traces that are selected.
-        monotonic_ns: the clock of how long an entry lasts.
+        monotonic_ns: clock for the age of entries.
     """
 
     def __init__(self, probability: float, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -57,39 +58,36 @@ class TraceSelector(SpanListener):
         self._monotonic_ns = monotonic_ns
         self._get_ident = real_get_ident()
         self._guard = Guard("the selection of traces")
-        self._notify: Callable[[], None] = _ignore_notification
-        self.refused_count = 0  # entries that found no place
+        self._notify: Callable[[], None] | None = None  # set while traces are selected
+        self.refused_count = 0  # entries beyond `MAX_ENTRIES`
         self._has_logged_refusal = False
         self._last_end_ns = 0
-        # The focus of the ticker, which reads it with the GIL held: trace id → where its last entry began.
+        # Trace id → start of its last entry. The ticker's focus; the ticker reads it with the GIL held.
         self.traces: dict[int, EntrySpan] = {}
         self._entries: dict[int, int] = {}  # span id → trace id
-        self._entry_start_ns: dict[int, int] = {}  # span id → when it began
-        self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → when its last entry ended
+        self._entry_start_ns: dict[int, int] = {}  # span id → start
+        self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → end of its last entry
 
     def begin(self, notify: Callable[[], None]) -> None:
-        """Select from now on.
+        """Select traces from now on.
 
         Args:
-            notify: called after each addition to `traces`, on the thread of the span; returns at once.
+            notify: called after each addition to `traces`, on the span's thread; must not block.
         """
         self._notify = notify
 
     def end(self) -> None:
-        """Forget all entries; those that begin from now on concern nobody."""
-        self._notify = _ignore_notification
+        """Stop selecting and forget all entries."""
+        self._notify = None
         self._clear_entries()
 
     def detach(self) -> None:
-        """See `SpanListener.detach`.
-
-        Who hears no more of a provider does not hear of the ends of its entries either.
-        """
+        """Stop listening and forget all entries, whose ends would be missed."""
         super().detach()
         self._clear_entries()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:  # noqa: ARG002  # the SDK's signature
-        """Select the trace of an entry span, or not."""
+        """Select the trace of an entry span by its trace id."""
         try:
             if is_local_root(span):
                 context = span.context
@@ -99,7 +97,7 @@ class TraceSelector(SpanListener):
             self._guard.note(error)
 
     def on_end(self, span: Any) -> None:
-        """End the trace's profile with its last entry span."""
+        """End the selection of a trace with its last entry span."""
         try:
             if self._entries and (span_id := span.context.span_id) in self._entries:
                 self._remove_entry(span_id)
@@ -107,7 +105,7 @@ class TraceSelector(SpanListener):
             self._guard.note(error)
 
     def expire_entries(self) -> None:
-        """Give up entries that have not ended for long: they may never do, and keep others out."""
+        """Drop entries that are too old: they may never end, and they block others."""
         if self.refused_count and not self._has_logged_refusal:
             self._has_logged_refusal = True
             logger.info(
@@ -121,15 +119,15 @@ class TraceSelector(SpanListener):
             self._end_unless_entered(trace_id)
 
     def has_selected(self, time_ns: int) -> bool:
-        """Whether there may be samples of this time of day that belong to a profile."""
+        """Return True if samples of this time of day may belong to a selected trace."""
         return bool(self.traces) or time_ns <= self._last_end_ns
 
     def is_selected(self, trace_id: int, time_ns: int) -> bool:
-        """Whether a sample of this trace, taken at this time of day, belongs to its profile."""
+        """Return True if this trace was selected at this time of day."""
         return trace_id in self.traces or time_ns <= self._ended.get(trace_id, 0)
 
     def entry_span(self, trace_id: int) -> EntrySpan | None:
-        """Where the last entry span of the trace began; None if it has ended."""
+        """Return the start of the trace's last entry span; None if it has ended."""
         return self.traces.get(trace_id)
 
     def _clear_entries(self) -> None:
@@ -137,7 +135,8 @@ class TraceSelector(SpanListener):
             known.clear()
 
     def _add_entry(self, span: Any, trace_id: int, span_id: int) -> None:
-        if self._notify is _ignore_notification:
+        notify = self._notify
+        if notify is None:
             return
         if len(self._entries) >= MAX_ENTRIES:
             self.refused_count += 1
@@ -147,11 +146,11 @@ class TraceSelector(SpanListener):
         self._entries[span_id] = trace_id
         self.traces[trace_id] = entry_span
         span.set_attribute(SNAPSHOT_ATTRIBUTE, True)
-        self._notify()
+        notify()
 
     def _remove_entry(self, span_id: int) -> None:
         trace_id = self._entries.pop(span_id, None)
-        self._entry_start_ns.pop(span_id, None)  # last: it is what `expire_entries` knows an entry by
+        self._entry_start_ns.pop(span_id, None)  # last: `expire_entries` finds entries by it
         if trace_id is not None:
             self._end_unless_entered(trace_id)
 
@@ -162,10 +161,7 @@ class TraceSelector(SpanListener):
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
         entry_span = self.traces.pop(trace_id, None)
-        if entry_span is not None and trace_id in self._entries.values():  # it has come in again in between
+        if entry_span is not None and trace_id in self._entries.values():  # entered again meanwhile
             self.traces[trace_id] = entry_span
-            self._notify()
-
-
-def _ignore_notification() -> None:
-    """Nobody profiles."""
+            if (notify := self._notify) is not None:
+                notify()

@@ -1,8 +1,8 @@
-"""The queue between sampling and export: bounded, never waited for by the sampler, drained by one thread.
+"""The bounded queue between sampling and export, and the loop that exports it.
 
-`BatchExporter.record` runs on the sampling worker's thread, `BatchExporter.run` is the body of the exporting thread,
-`stop`, `hold_for_fork` and `release_after_fork` run on whichever thread ends or forks the process. Knows
-neither what a record looks like nor how it travels: imports the model, never OpenTelemetry or a format.
+The sampling worker's thread calls `BatchExporter.record` and never waits. The exporting thread runs
+`run`. The thread that ends or forks the process calls the other methods. Imports the model, but
+neither OpenTelemetry nor a format.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _MAX_WAIT_S = 3600.0
 _INITIAL_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
 _MAX_BACKOFF_NS = 4_000_000_000
-_MAX_TOO_LARGE = 32  # one after the other; it takes 12 to find the one record or stack that is too large
+_MAX_TOO_LARGE = 32  # in a row; halving down to the one record or stack that is too large takes 12
 _EXIT_GRACE_S = 0.3
 _FAILURE_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What became of all records so far.
+    """Numbers of records since the start.
 
     Attributes:
-        recorded: taken into the queue.
+        recorded: put into the queue.
         delivered: accepted by the receiver.
         queue_full: dropped, oldest first, because the queue was full.
         rejected: dropped because the receiver refused them for good.
         lost_at_exit: not delivered when the process ended.
-        waiting: in the queue or on their way.
+        waiting: in the queue or in flight.
     """
 
     recorded: int = 0
@@ -51,37 +51,43 @@ class Counters:
 
     @property
     def dropped(self) -> int:
-        """Records that nobody will see."""
+        """Records that are lost for any reason."""
         return self.queue_full + self.rejected + self.lost_at_exit
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The bounds of the queue and of one batch.
+
+    Attributes:
+        max_records: of the queue and the batch in flight together; beyond them the oldest are dropped.
+        max_bytes: the same, in estimated bytes.
+        batch_records: of one batch.
+        batch_bytes: the same, in estimated bytes (receivers accept 4 MiB by default).
+    """
+
+    max_records: int = 8192
+    max_bytes: int = 8 << 20
+    batch_records: int = 2048
+    batch_bytes: int = 1 << 20
+
+
 def estimate_size(sample: Sample) -> int:
-    """About the bytes of a record on the wire; never far below what its queued form takes in memory."""
+    """Return about the bytes of a record on the wire; its queued form takes hardly more memory."""
     return 400 + 80 * len(sample.thread.stack.frames)
 
 
-def split_record(record: Record) -> tuple[Record, ...]:
-    """The halves of a profile, which together have every aggregate once; what cannot be divided as it is."""
-    if not isinstance(record, Profile) or len(record.aggregates) < 2:
-        return (record,)
-    middle = len(record.aggregates) // 2
-    first = replace(record, aggregates=record.aggregates[:middle])
-    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)
-
-
 class BatchExporter(Generic[Record]):
-    """Gathers records into batches and hands these to a sink, again and again while that is worth it.
+    """Gathers records into batches and exports these to a sink, with retries.
 
     Args:
-        sink: where batches go.
-        export_interval_ns: how long records are gathered before they are sent.
-        size_of: estimated bytes of one record.
-        split: a record that is too large for the receiver → smaller ones that say the same; or it alone.
-        max_records, max_bytes: bounds of what waits and travels together; beyond them the oldest go first.
-        batch_records, batch_bytes: bounds of one batch (receivers accept 4 MiB by default).
+        sink: receiver of the batches.
+        export_interval_ns: time for which records are gathered before an export.
+        size_of: returns the estimated bytes of a record.
+        limits: bounds of the queue and of a batch.
         monotonic_ns: the clock.
-        jitter: a number from 0 to 1 that spreads the retries of many processes.
-        wake: what the exporting thread waits on.
+        jitter: returns a number from 0 to 1; spreads the retries of many processes.
+        wake: the event that the exporting thread waits on.
     """
 
     def __init__(
@@ -90,24 +96,19 @@ class BatchExporter(Generic[Record]):
         *,
         export_interval_ns: int,
         size_of: Callable[[Record], int],
-        split: Callable[[Record], tuple[Record, ...]] = split_record,
-        max_records: int = 8192,
-        max_bytes: int = 8 << 20,
-        batch_records: int = 2048,
-        batch_bytes: int = 1 << 20,
+        limits: QueueLimits | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
         wake: WakeEvent | None = None,
     ) -> None:
         self._sink = sink
         self._interval_ns = export_interval_ns
-        self._max_records, self._max_bytes = max_records, max_bytes
-        self._batch_records, self._batch_bytes = batch_records, batch_bytes
-        self._size_of, self._split = size_of, split
+        self._limits = limits or QueueLimits()
+        self._size_of = size_of
         self._now_ns, self._jitter = monotonic_ns, jitter
-        self._batch_limit = batch_records  # fewer while the receiver finds batches too large
+        self._batch_limit = self._limits.batch_records  # lower while the receiver finds batches too large
         self._failures = 0
-        self._too_large_count = 0  # of batches that were too large, one after the other
+        self._too_large_count = 0  # batches in a row
         self._guard = Guard("the exporting thread")
         self._delivery_log = DeliveryLog(monotonic_ns)
 
@@ -118,17 +119,17 @@ class BatchExporter(Generic[Record]):
         self._counters = Counters()
         self._is_flushing = False
         self._is_closing = False
-        self._is_shut_down = False  # no export any more
+        self._is_shut_down = False
         self._is_running = False
 
-        self._stuck_batch: Batch[Record] | None = None  # what was travelling when a fork waited in vain
-        self._exporting = real_lock()  # held while the sink exports, and by a thread that forks
+        self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
+        self._exporting = real_lock()  # held during an export, and by a forking thread
         self._forking_thread: int | None = None
         self._wake = wake or WakeEvent()
         self._drained = WakeEvent()
 
     def record(self, records: Iterable[Record]) -> None:
-        """Queue `records`; returns at once, whatever becomes of the receiver."""
+        """Queue `records`; returns at once, whatever state the receiver is in."""
         sized = [(record, self._size_of(record)) for record in records]
         if not sized:
             return
@@ -143,17 +144,17 @@ class BatchExporter(Generic[Record]):
             self._wake.set()
 
     def counters(self) -> Counters:
-        """What became of all records so far."""
+        """Return the numbers of records since the start."""
         with self._lock:
             return replace(self._counters, waiting=len(self._queue) + len(self._in_flight.records))
 
     def expect_run(self) -> None:
-        """A thread that will come to `run` is about to start: a `stop` before it has come waits for it."""
+        """Make `stop` wait for a thread that is about to start `run`."""
         with self._lock:
             self._is_running = True
 
     def run(self) -> None:
-        """Export until `stop`; the body of a thread."""
+        """Export until `stop`; the body of the exporting thread."""
         with self._lock:
             self._is_running = True
         try:
@@ -171,7 +172,7 @@ class BatchExporter(Generic[Record]):
             self._drained.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is queued without gathering more. True if nothing waits any longer."""
+        """Export the queue without waiting for the interval; return True if no record is left."""
         with self._lock:
             if not self._is_running:
                 return not self._queue
@@ -183,7 +184,7 @@ class BatchExporter(Generic[Record]):
         return self.counters().waiting == 0
 
     def stop(self, timeout_s: float) -> None:
-        """Send what is queued, then close the sink; returns within `timeout_s` + 0.3 s with no export in flight."""
+        """Export the queue and close the sink; returns within `timeout_s` + 0.3 s with no export in flight."""
         self._sink.set_shutdown_deadline(timeout_s)
         with self._lock:
             self._is_closing = True
@@ -204,16 +205,17 @@ class BatchExporter(Generic[Record]):
         self._delivery_log.log_exit(lost)
 
     def hold_for_fork(self, timeout_s: float) -> bool:
-        """Wait until no export is in flight and begin none until `release_after_fork`.
+        """Wait until no export is in flight and start none until `release_after_fork`.
 
-        Half of `timeout_s` seconds is for an export to end by itself. One that takes longer is interrupted, for which
-        there is the other half, and sent again after the fork. True if none is in flight; False if the fork has to go
-        on regardless.
+        An export has half of `timeout_s` to end by itself. Then it is interrupted, has the other half to end,
+        and is repeated after the fork.
+
+        Returns:
+            True if no export is in flight; False if the fork has to go on regardless.
         """
         in_flight = self._in_flight
-        is_stuck = (
-            in_flight is self._stuck_batch
-        )  # no fork waits for it twice: on a dead file system it would be every fork
+        # One fork waits for a stuck batch, not every fork: the file system may be dead.
+        is_stuck = in_flight is self._stuck_batch
         held = self._exporting.acquire(timeout=0 if is_stuck else timeout_s / 2)
         if not held and not is_stuck:
             self._sink.interrupt()
@@ -224,13 +226,13 @@ class BatchExporter(Generic[Record]):
         return held
 
     def release_after_fork(self) -> None:
-        """Export again; does nothing on a thread that does not hold. For the parent: a child has a new one."""
+        """Allow exports again in the parent; does nothing on a thread without the hold."""
         if self._forking_thread == get_ident():
             self._forking_thread = None
             self._exporting.release()
 
     def _export_once(self) -> bool:
-        """Gather and export one batch; False when there is nothing left to do."""
+        """Gather and export one batch; return False when `run` has to end."""
         self._wait_for_batch()
         with self._lock:
             batch = self._take_batch()
@@ -246,7 +248,7 @@ class BatchExporter(Generic[Record]):
         self._handle_result(batch, result)
         if result.export_status is ExportStatus.RETRY:
             if closing or self._is_shut_down:
-                return False  # one try from then on is what an ending process can spend on a receiver
+                return False  # an ending process tries once
             self._back_off(result.retry_after_ns)
         return True
 
@@ -279,7 +281,7 @@ class BatchExporter(Generic[Record]):
         total = 0
         while self._queue and len(records) < self._batch_limit:
             record, size = self._queue[0]
-            if records and total + size > self._batch_bytes:
+            if records and total + size > self._limits.batch_bytes:
                 break
             self._queue.popleft()
             records.append(record)
@@ -293,17 +295,17 @@ class BatchExporter(Generic[Record]):
         export_status = result.export_status
         requeued = batch.records
         if export_status is ExportStatus.TOO_LARGE:
-            requeued = self._split_batch(requeued)
+            requeued = self._shrink(requeued)
             export_status = ExportStatus.RETRY if len(requeued) > 1 else ExportStatus.REJECTED
         elif export_status is ExportStatus.DELIVERED:
-            self._batch_limit = min(self._batch_limit * 2, self._batch_records)
+            self._batch_limit = min(self._batch_limit * 2, self._limits.batch_records)
             self._too_large_count = 0
         with self._lock:
-            if self._in_flight is not batch:  # `stop` has waited long enough, and has counted them as lost
+            if self._in_flight is not batch:  # `stop` gave up and counted them as lost
                 return
             self._in_flight = Batch((), 0)
             if export_status is ExportStatus.DELIVERED:
-                refused = min(result.rejected, count)  # of a profile the receiver may have got several parts
+                refused = min(result.rejected, count)  # a receiver may count the parts of a profile
                 self._add_counts(delivered=count - refused, rejected=refused)
             elif export_status is ExportStatus.REJECTED:
                 self._add_counts(rejected=count)
@@ -320,21 +322,21 @@ class BatchExporter(Generic[Record]):
         if result.export_status is not ExportStatus.TOO_LARGE or export_status is ExportStatus.REJECTED:
             self._delivery_log.log_result(result, self.counters().waiting, self.counters().dropped)
 
-    def _split_batch(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
-        """What to send in smaller parts of a batch that was too large; nothing, or one record, if it is given up."""
+    def _shrink(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
+        """Return the records to send in smaller batches; none, or one, if this is hopeless."""
         self._too_large_count = (self._too_large_count + 1) % (4 * _MAX_TOO_LARGE)
-        if self._too_large_count >= _MAX_TOO_LARGE:  # however small it is: a proxy with a limit that nothing can meet
-            self._batch_limit = self._batch_records
+        if self._too_large_count >= _MAX_TOO_LARGE:  # a proxy may have a limit below any record
+            self._batch_limit = self._limits.batch_records
             return ()
         self._batch_limit = max(len(records) // 2, 1)
-        return records if len(records) > 1 else self._split(records[0])
+        return records if len(records) > 1 else _split_record(records[0])
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest that wait until what waits and travels is within the bounds; never the newest."""
+        """Drop the oldest queued records beyond the limits, but never the newest."""
         dropped = 0
         while len(self._queue) > 1 and (
-            len(self._queue) + len(self._in_flight.records) > self._max_records
-            or self._queued_bytes + self._in_flight.size > self._max_bytes
+            len(self._queue) + len(self._in_flight.records) > self._limits.max_records
+            or self._queued_bytes + self._in_flight.size > self._limits.max_bytes
         ):
             self._queued_bytes -= self._queue.popleft()[1]
             dropped += 1
@@ -342,7 +344,7 @@ class BatchExporter(Generic[Record]):
             self._add_counts(queue_full=dropped)
 
     def _is_batch_full(self) -> bool:
-        return self._queued_bytes >= self._batch_bytes or len(self._queue) >= self._batch_limit
+        return self._queued_bytes >= self._limits.batch_bytes or len(self._queue) >= self._batch_limit
 
     def _add_counts(self, **more: int) -> None:
         counters = self._counters
@@ -352,3 +354,12 @@ class BatchExporter(Generic[Record]):
         until = time.monotonic() + timeout_s
         while self._is_running and (left_s := until - time.monotonic()) > 0:
             self._drained.wait(left_s)
+
+
+def _split_record(record: Record) -> tuple[Record, ...]:
+    """Return the halves of a profile; a record that cannot be divided stays whole."""
+    if not isinstance(record, Profile) or len(record.aggregates) < 2:
+        return (record,)
+    middle = len(record.aggregates) // 2
+    first = replace(record, aggregates=record.aggregates[:middle])
+    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)

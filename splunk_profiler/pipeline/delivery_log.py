@@ -1,4 +1,4 @@
-"""Tells the user, in the log, whether records arrive: at once when they stop to, then once a minute at most.
+"""The log of lost deliveries: a warning at the first failure, then at most one a minute.
 
 Runs on the exporting thread. Imports the model and `system.guard` only.
 """
@@ -14,7 +14,7 @@ _MINUTE_NS = 60_000_000_000
 
 
 class DeliveryLog:
-    """Turns the outcomes of exports into log lines.
+    """Logs the results of exports.
 
     Args:
         monotonic_ns: the clock.
@@ -28,7 +28,7 @@ class DeliveryLog:
         self._reported_dropped = 0
 
     def log_result(self, result: ExportResult, waiting: int, dropped: int) -> None:
-        """An export was answered; `waiting` records are queued, `dropped` were lost since the start."""
+        """Log a result if a line is due, with the numbers of queued records and of those lost since the start."""
         lost = dropped - self._reported_dropped
         if result.export_status is ExportStatus.DELIVERED:
             if self._is_failing and self._has_warned:
@@ -52,7 +52,7 @@ class DeliveryLog:
             )
 
     def log_exit(self, lost: int) -> None:
-        """The process ends and `lost` records were not delivered."""
+        """Log the number of records that the ending process did not deliver."""
         if lost:
             logger.warning("%d profiling records were not delivered before the process ended", lost)
 

@@ -1,8 +1,7 @@
-"""Which threads of a snapshot have changed since the one before.
+"""The threads of a snapshot that have changed since the previous one.
 
-Most threads of a service wait most of the time, and what is said of them again and again is the same. Where samples
-are added up it is said once, and counted. Runs on the sampling worker's thread; imports `raw` only.
-`PortableIdleTracker` is the contract of ``_walker.IdleTracker`` in Python.
+Most threads of a service are idle and have the same sample again and again. For profiles, each is
+sampled once and then counted. Runs on the sampling worker's thread; imports `raw` only.
 """
 
 from __future__ import annotations
@@ -16,14 +15,17 @@ from splunk_profiler.raw import IdleSpan, ThreadChange
 
 
 class IdleTracker(Protocol):
-    """See ``_walker.pyi``."""
+    """The contract of ``_walker.IdleTracker`` and `PortableIdleTracker`; see ``_walker.pyi``."""
 
-    def find_changes(self, threads: Any, period_ns: int, /) -> tuple[Sequence[ThreadChange], Sequence[IdleSpan]]: ...
-    def take_idle_spans(self) -> Sequence[IdleSpan]: ...
+    def find_changes(self, threads: Any, period_ns: int, /) -> tuple[Sequence[ThreadChange], Sequence[IdleSpan]]:
+        """Return the threads that have changed since the last call, and the idle spans of those that are gone."""
+
+    def take_idle_spans(self) -> Sequence[IdleSpan]:
+        """Return the spans of all idle threads; the next `find_changes` reports every thread."""
 
 
 class _Entry(NamedTuple):
-    """A thread of the last snapshot: what was told of it last, and how often it has been the same since."""
+    """A thread as it was last reported, and its idle time since then."""
 
     thread: Any
     cpu_ns: int
@@ -33,10 +35,10 @@ class _Entry(NamedTuple):
 
 
 class PortableIdleTracker:
-    """See ``_walker.pyi``: the same methods with the same meaning.
+    """`IdleTracker` in Python.
 
     Args:
-        skip_idle: tell of threads that rest only that.
+        skip_idle: report idle threads by their spans only.
     """
 
     def __init__(self, *, skip_idle: bool) -> None:
@@ -44,8 +46,8 @@ class PortableIdleTracker:
         self._last: dict[int, _Entry] = {}
 
     def find_changes(self, threads: Sequence[Any], period_ns: int, /) -> tuple[list[ThreadChange], list[IdleSpan]]:
-        """What is new of the threads of a snapshot."""
-        last, self._last = self._last, {}  # who is not told everything is told all the next time
+        """Return the changed threads, and the idle spans of those that are gone."""
+        last, self._last = self._last, {}  # if this call fails, the next one reports every thread
         changed: list[ThreadChange] = []
         now = {}
         for thread in threads:
@@ -63,7 +65,7 @@ class PortableIdleTracker:
         return changed, [IdleSpan(key, ended.idle_count, ended.idle_ns) for key, ended in last.items()]
 
     def take_idle_spans(self) -> list[IdleSpan]:
-        """How long threads have rested; the next `find_changes` tells all."""
+        """Return the spans of all idle threads; report every thread next time."""
         found = [
             IdleSpan(key, entry.idle_count, entry.idle_ns) for key, entry in self._last.items() if entry.idle_count
         ]
@@ -72,16 +74,16 @@ class PortableIdleTracker:
 
 
 def make_idle_tracker(*, native: bool, skip_idle: bool = False) -> IdleTracker:
-    """Return what tells changes in snapshots of that walker. `skip_idle`: of threads that rest only how often."""
+    """Return the tracker for that walker's snapshots; `skip_idle` as for `PortableIdleTracker`."""
     if not native:
         return PortableIdleTracker(skip_idle=skip_idle)
-    from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+    from splunk_profiler import _walker  # noqa: PLC0415  # exists on some systems only
 
     return _walker.IdleTracker(skip_idle=skip_idle)
 
 
 def read_nice_value(native_id: int) -> int:
-    """The nice value of a thread of this process; 0 as well if it has ended, or the system does not say."""
+    """Return the nice value of a thread of this process; 0 if it has ended or cannot be read."""
     if native_id <= 0 or not sys.platform.startswith("linux"):
         return 0
     try:

@@ -1,12 +1,12 @@
-"""Snapshots → records: one for each sample, or a profile for each export interval.
+"""The two pipelines from snapshots to records: one record a sample, or one profile an export interval.
 
-Both pipelines deliver by a `BatchExporter`. `take` runs on the sampling worker's thread, `close` on the one that stops
-the profiler, after it.
+The sampling worker's thread calls `take`. The thread that stops the profiler calls `close` after that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from splunk_profiler.model import (
@@ -21,60 +21,60 @@ from splunk_profiler.model import (
 )
 from splunk_profiler.pipeline import aggregator, batch_exporter
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.batch_exporter import BatchExporter
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 
 
 class RecordPipeline(Protocol):
-    """Takes snapshots."""
+    """A consumer of snapshots."""
 
     @property
     def batch_exporter(self) -> BatchExporter[Any]:
-        """Delivers what they have become."""
+        """The exporter of its records."""
 
     def take(self, snapshot: Snapshot) -> None:
-        """A snapshot; returns at once, whatever becomes of the receiver."""
+        """Consume a snapshot; returns at once, whatever state the receiver is in."""
 
     def flush_if_due(self) -> None:
-        """Called once a second at least: what is due goes, also if there are no snapshots."""
+        """Queue profiles that are due without a snapshot; call it at least once a second."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """The first snapshot was taken, to which others are compared: now, `time_ns` since the epoch."""
+        """Start the first period, at the time of the baseline snapshot (`time_ns` since the epoch)."""
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """There are no more snapshots; `unattributed` is what was used since the last one."""
+        """Queue what is left after the last snapshot, with the time `unattributed` since then."""
 
 
 class SamplePipeline:
     """A record for each sample.
 
     Args:
-        sink: where they go.
-        interval_ns: how long they are gathered before they are sent.
+        sink: receiver of the records.
+        interval_ns: time for which records are gathered before an export.
     """
 
     def __init__(self, sink: Sink[Sample], interval_ns: int) -> None:
         self.batch_exporter = BatchExporter(sink, export_interval_ns=interval_ns, size_of=batch_exporter.estimate_size)
 
     def take(self, snapshot: Snapshot) -> None:
-        """See `RecordPipeline.take`."""
+        """Queue the samples."""
         self.batch_exporter.record(snapshot.samples)
 
     def flush_if_due(self) -> None:
-        """See `RecordPipeline.flush_if_due`: the batch exporter keeps its own time."""
+        """Do nothing: the batch exporter has its own timer."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """See `RecordPipeline.begin`: there is nothing to compare a sample with."""
+        """Do nothing: samples have no period in common."""
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """See `RecordPipeline.close`: a sample has no remainders."""
+        """Do nothing: text has no unattributed time."""
 
 
 class ProfilePipeline:
-    """A profile for each export interval, and one of the traces that are profiled closely, if there are any.
+    """A profile for each export interval, and a second one for selected traces, if there are any.
 
     Args:
-        sink: where they go.
-        interval_ns: how much time a profile covers.
+        sink: receiver of the profiles.
+        interval_ns: time that a profile covers.
         endpoint_of: see `Aggregator`.
         take_idle_spans: see `Aggregator`.
         kinds: see `Aggregator`.
@@ -85,38 +85,33 @@ class ProfilePipeline:
         sink: Sink[Profile],
         interval_ns: int,
         endpoint_of: Callable[[int], str],
-        take_idle_spans: Callable[[], Iterable[IdleRepeat]] = tuple,
-        kinds: Iterable[EventKind] = (),
+        take_idle_spans: Callable[[], Iterable[IdleRepeat]],
+        kinds: tuple[EventKind, ...],
     ) -> None:
-        # What is gathered has been gathered by the aggregator: a profile goes at once, and alone.
+        # The aggregators gather, so the exporter sends each profile at once.
         self.batch_exporter = BatchExporter(
-            sink, export_interval_ns=0, size_of=aggregator.estimate_size, batch_records=1
+            sink, export_interval_ns=0, size_of=aggregator.estimate_size, limits=QueueLimits(batch_records=1)
         )
-        self._aggregators = {
-            source: Aggregator(
-                self.batch_exporter.record,
-                interval_ns=interval_ns,
-                endpoint_of=endpoint_of,
-                source=source,
-                take_idle_spans=take_idle_spans if source is InstrumentationSource.CONTINUOUS else tuple,
-                kinds=kinds,
-            )
-            for source in InstrumentationSource
-        }
+        make_aggregator = partial(
+            Aggregator, self.batch_exporter.record, interval_ns=interval_ns, endpoint_of=endpoint_of, kinds=kinds
+        )
+        self._continuous = make_aggregator(take_idle_spans=take_idle_spans)
+        self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
 
     def take(self, snapshot: Snapshot) -> None:
-        """See `RecordPipeline.take`."""
-        self._aggregators[snapshot.source].take(snapshot)
+        """Add the snapshot to the profile of its source."""
+        is_continuous = snapshot.source is InstrumentationSource.CONTINUOUS
+        (self._continuous if is_continuous else self._traces).take(snapshot)
 
     def flush_if_due(self) -> None:
-        """See `RecordPipeline.flush_if_due`: traces that are profiled closely come and go."""
-        self._aggregators[InstrumentationSource.SNAPSHOT].flush_if_due()
+        """Queue the profile of selected traces; there may be no more of these."""
+        self._traces.flush_if_due()
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """See `RecordPipeline.begin`."""
-        self._aggregators[InstrumentationSource.CONTINUOUS].begin(time_ns, period_ns)
+        """Start the first period of the profile of all threads."""
+        self._continuous.begin(time_ns, period_ns)
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """See `RecordPipeline.close`."""
-        self._aggregators[InstrumentationSource.CONTINUOUS].close(unattributed)
-        self._aggregators[InstrumentationSource.SNAPSHOT].close(())
+        """Queue both profiles."""
+        self._continuous.close(unattributed)
+        self._traces.close(())

@@ -1,7 +1,7 @@
-"""The snapshot: turns what a walker saw into samples with names, states, CPU times and ages.
+"""The step from raw snapshots to samples with names, states, times and ages.
 
-`SnapshotBuilder` runs on the sampling worker's thread only. Imports neither configuration nor OpenTelemetry: how a
-context becomes a span is a callable that it is given.
+The sampling worker's thread runs all of it. Imports neither configuration nor OpenTelemetry: a
+callable turns contexts into spans.
 
 Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Stack Filtering".
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from splunk_profiler.model import (
-    Frame,
     IdleRepeat,
     Sample,
     Snapshot,
@@ -24,33 +23,32 @@ from splunk_profiler.model import (
     UnattributedTime,
 )
 from splunk_profiler.pipeline.idle_threads import IdleTracker
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.stack_filters import has_internal_name, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_registry import ThreadInfo, boottime_ns, make_thread_info
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_RUNNING, IdleSpan, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.system.threads import yield_gil
 
-SpanResolver = Callable[[Any], SpanRef | None]
 Labels = tuple[tuple[str, str], ...]
-_INTERNAL_STACK = Stack((Frame("[process]", UnattributedReason.INTERNAL.value, "unknown", None),), truncated=False)
 _YIELD_EVERY = 64  # threads between two offers of the GIL
 _MAX_TRANSIENT_THREADS = 16_384
 
 
 class SnapshotBuilder:
-    """Raw snapshots → `Snapshot`s.
+    """Turns raw snapshots into `Snapshot`s.
 
     Args:
-        resolve_span: OpenTelemetry context → the span that is active in it, or None.
-        idle_tracker: tells which threads have changed; those that rest are in `Snapshot.idle_repeats`.
-        period_ns: distance between two snapshots, where a raw one does not say its own.
-        include_internal: also keep the profiler's, the SDK's and gRPC's threads.
-        labels_of: what the walker found in the variable of the user's labels → what a sample carries of it.
+        resolve_span: returns the span that is active in an OpenTelemetry context, or None.
+        idle_tracker: finds the threads that have changed; `Snapshot.idle_repeats` has the others.
+        period_ns: distance of two snapshots, for raw snapshots without a period.
+        include_internal: keep the threads of the profiler, the SDK and gRPC.
+        labels_of: turns the value of the user labels' variable into the labels of a sample.
     """
 
     def __init__(
         self,
-        resolve_span: SpanResolver,
+        resolve_span: Callable[[Any], SpanRef | None],
         idle_tracker: IdleTracker,
         period_ns: int,
         *,
@@ -63,25 +61,22 @@ class SnapshotBuilder:
         self._period_ns = period_ns
         self._include_internal = include_internal
         self._thread_times = ThreadTimes()
-        self._thread_infos: dict[int, ThreadInfo] = {}  # of the threads of the last snapshot
-        self._ended_threads: dict[
-            int, ThreadInfo
-        ] = {}  # of those of the one before that are not in it: events may be older
-        self._transient_threads: dict[int, ThreadInfo] = {}  # of others that were seen since
-        self._reports_all = True  # the next snapshot
+        self._thread_infos: dict[int, ThreadInfo] = {}  # threads of the last snapshot
+        self._ended_threads: dict[int, ThreadInfo] = {}  # left in the last snapshot; late events may refer to them
+        self._transient_threads: dict[int, ThreadInfo] = {}  # seen since the last snapshot, and in none
+        self._reports_all = True  # the next snapshot samples idle threads too
         self._next_index = 1
 
     def set_baseline(self, raw: RawSnapshot) -> None:
-        """Remember the threads of `raw` and the CPU they have used, so that the next snapshot can tell who ran."""
+        """Record the threads of `raw` and their CPU times for comparison with the next snapshot."""
         self.snapshot(raw)
-        self.take_idle_spans()  # nobody has had these samples
+        self.take_idle_spans()  # nothing exports these samples, so the next snapshot samples all threads
 
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
-        """`raw` with all that is known about its threads. Threads are ordered by the age of their thread state."""
-        reports_all, self._reports_all = self._reports_all, True  # should this fail
-        unreported_spans = (
-            self._idle_tracker.take_idle_spans() if reports_all else ()
-        )  # since a snapshot that has failed after it was told
+        """Return the samples and times of `raw`, oldest thread first."""
+        reports_all, self._reports_all = self._reports_all, True  # the next one does if this call fails
+        # Idle spans from before a call that failed after `find_changes`.
+        unreported_spans = self._idle_tracker.take_idle_spans() if reports_all else ()
         period_ns = raw.period_ns or self._period_ns
         changed, ended_spans = self._idle_tracker.find_changes(raw.threads, period_ns)
         thread_times, thread_infos = self._thread_times, self._thread_infos
@@ -90,45 +85,23 @@ class SnapshotBuilder:
         idle_repeats = [*self._repeats(unreported_spans), *self._repeats(ended_spans)]
         current_infos = {} if reports_all else thread_infos
         samples = []
-        for number, (raw_thread, os_priority, take_idle_spans, rested_ns) in enumerate(changed, 1):
+        for number, (raw_thread, nice, idle_count, idle_ns) in enumerate(changed, 1):
             if number % _YIELD_EVERY == 0:
                 yield_gil()
             info = current_infos[raw_thread.key] = self._thread_info(
                 raw_thread, captured_boottime_ns, thread_infos.get(raw_thread.key)
             )
-            if take_idle_spans and info.is_sampled:
-                idle_repeats.append(
-                    IdleRepeat(info.thread.index, take_idle_spans, rested_ns, thread_times.charge_idle(info.usage_key))
-                )
+            if idle_count and info.is_sampled:
+                wall_ns = thread_times.charge_idle(info.usage_key)
+                idle_repeats.append(IdleRepeat(info.thread.index, idle_count, idle_ns, wall_ns))
             info.cpu_ns = raw_thread.cpu_ns or info.cpu_ns
-            stack = raw_thread.stack
-            reason = UnattributedReason.UNSAMPLED if not stack.frames else None
-            if reason is None and not self._include_internal and is_excluded(stack, info.thread.name):
-                reason = UnattributedReason.INTERNAL
-            delta = thread_times.charge(info.usage_key, info.start_time, raw_thread.cpu_ns, reason)
-            info.is_sampled = reason is None
-            if reason is not None:
-                continue
-            running = is_running(raw_thread, delta)
-            sample = ThreadSample(
-                info.thread,
-                stack,
-                info.cpu_ns,
-                info.age_ns(captured_boottime_ns),
-                os_priority,
-                running,
-                "" if running else stack.derive(waiting_on),
-                delta.wall_ns,
-                delta.cpu_ns,
-                None
-                if raw_thread.state is None
-                else _covered_periods_ns(delta.wall_ns, period_ns)
-                if raw_thread.state == STATE_RUNNING
-                else 0,
-            )
-            span = None if raw_thread.context is None else self._resolve_span(raw_thread.context)
-            labels = () if raw_thread.labels is None else self._labels_of(raw_thread.labels)
-            samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
+            delta = self._charge(raw_thread, info)
+            if info.is_sampled:
+                sample = _thread_sample(
+                    raw_thread, info, delta, nice=nice, captured_ns=captured_boottime_ns, period_ns=period_ns
+                )
+                span, labels = self.span_of(raw_thread), self.labels_of(raw_thread)
+                samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
         self._transient_threads.clear()
         ended_threads = (
             thread_infos.keys() - current_infos.keys() if reports_all else {key for key, _, _ in ended_spans}
@@ -147,32 +120,19 @@ class SnapshotBuilder:
         )
 
     def take_idle_spans(self) -> tuple[IdleRepeat, ...]:
-        """What is to be added to samples of the snapshots so far; the next one tells of all threads anew."""
+        """Return the repeats up to the last snapshot; the next one samples all threads again."""
         self._reports_all = True
         return tuple(self._repeats(self._idle_tracker.take_idle_spans()))
 
-    def _repeats(self, take_idle_spans: Sequence[IdleSpan]) -> Iterator[IdleRepeat]:
-        for key, count, period_ns in take_idle_spans:
-            info = self._thread_infos.get(key)
-            if count and info is not None and info.is_sampled:
-                yield IdleRepeat(info.thread.index, count, period_ns, self._thread_times.charge_idle(info.usage_key))
-
     def thread_infos(self, threads: Sequence[RawThread], time_ns: int) -> list[ThreadInfo]:
-        """What is known of some threads, seen at that time of day between two snapshots of all."""
+        """Return the infos of threads that were captured at `time_ns`, between two snapshots of all threads."""
         if len(self._transient_threads) > _MAX_TRANSIENT_THREADS:
-            self._transient_threads.clear()  # there are no snapshots of all, which would do it
+            self._transient_threads.clear()  # as `snapshot` does, which may never be called
         captured_boottime_ns = to_boottime_ns(time_ns)
         return [self._info_between_snapshots(raw_thread, captured_boottime_ns) for raw_thread in threads]
 
-    def _info_between_snapshots(self, raw_thread: RawThread, captured_boottime_ns: int) -> ThreadInfo:
-        known = self._thread_infos.get(raw_thread.key)
-        info = self._thread_info(raw_thread, captured_boottime_ns, known)
-        if known is None:
-            self._transient_threads[raw_thread.key] = info
-        return info
-
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
-        """A sample for each event; of one on an internal thread, in place of its stack that it was there."""
+        """Return a sample for each event; on an internal thread it has a pseudo stack."""
         samples = []
         for raw_event in events:
             raw_thread = raw_event.thread
@@ -180,23 +140,59 @@ class SnapshotBuilder:
             if info is None:
                 info = self._info_between_snapshots(raw_thread, to_boottime_ns(raw_event.time_ns))
             else:
-                info.update_name(
-                    raw_thread.python_thread
-                )  # `threading` may not have known it yet when it was seen last
+                info.update_name(raw_thread.python_thread)  # `threading` may not have had it at the last snapshot
             stack, span = raw_thread.stack, None
             labels: Labels = ()
-            if not self._include_internal and (not stack.frames or is_excluded(stack, info.thread.name)):
-                stack = _INTERNAL_STACK
+            if (self._include_internal or stack.frames) and not self.is_excluded(stack, info.thread.name):
+                span, labels = self.span_of(raw_thread), self.labels_of(raw_thread)
             else:
-                span = None if raw_thread.context is None else self._resolve_span(raw_thread.context)
-                labels = () if raw_thread.labels is None else self._labels_of(raw_thread.labels)
+                stack = UNATTRIBUTED_STACKS[UnattributedReason.INTERNAL]
             sample = ThreadSample(info.thread, stack, info.cpu_ns, 0, 0, running=True, waiting_on="")
             samples.append(Sample(raw_event.time_ns, self._period_ns, sample, span, labels, raw_event.event))
         return samples
 
     def unattributed(self) -> tuple[UnattributedTime, ...]:
-        """What the process has used since the last snapshot; there must be none after this."""
+        """Return the time that the process has used since the last snapshot; call it after that one only."""
         return self._thread_times.close(boottime_ns())
+
+    def is_excluded(self, stack: Stack, name: str) -> bool:
+        """Return True for a thread of the profiler, the SDK or gRPC, unless these are included."""
+        return not self._include_internal and (
+            stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
+        )
+
+    def span_of(self, raw_thread: RawThread) -> SpanRef | None:
+        """Return the span that was active on a thread, or None."""
+        return None if raw_thread.context is None else self._resolve_span(raw_thread.context)
+
+    def labels_of(self, raw_thread: RawThread) -> Labels:
+        """Return the user labels of a thread."""
+        return () if raw_thread.labels is None else self._labels_of(raw_thread.labels)
+
+    def _charge(self, raw_thread: RawThread, info: ThreadInfo) -> ThreadTimeDelta:
+        """Return the times of a thread since its last sample; set `info.is_sampled`."""
+        reason = None
+        if not raw_thread.stack.frames:
+            reason = UnattributedReason.UNSAMPLED
+        elif self.is_excluded(raw_thread.stack, info.thread.name):
+            reason = UnattributedReason.INTERNAL
+        delta = self._thread_times.charge(info.usage_key, info.start_time, raw_thread.cpu_ns, reason)
+        info.is_sampled = reason is None
+        return delta
+
+    def _repeats(self, idle_spans: Sequence[IdleSpan]) -> Iterator[IdleRepeat]:
+        for key, idle_count, idle_ns in idle_spans:
+            info = self._thread_infos.get(key)
+            if idle_count and info is not None and info.is_sampled:
+                wall_ns = self._thread_times.charge_idle(info.usage_key)
+                yield IdleRepeat(info.thread.index, idle_count, idle_ns, wall_ns)
+
+    def _info_between_snapshots(self, raw_thread: RawThread, captured_boottime_ns: int) -> ThreadInfo:
+        known = self._thread_infos.get(raw_thread.key)
+        info = self._thread_info(raw_thread, captured_boottime_ns, known)
+        if known is None:
+            self._transient_threads[raw_thread.key] = info
+        return info
 
     def _thread_info(self, raw_thread: RawThread, captured_boottime_ns: int, info: ThreadInfo | None) -> ThreadInfo:
         info = info or self._transient_threads.get(raw_thread.key)
@@ -210,21 +206,32 @@ class SnapshotBuilder:
         return info
 
 
-def is_excluded(stack: Stack, name: str) -> bool:
-    """Whether a thread is the profiler's, the SDK's or gRPC's."""
-    return stack.derive(is_internal) or (stack.truncated and has_internal_name(name))
-
-
 def is_running(raw_thread: RawThread, delta: ThreadTimeDelta) -> bool:
-    """Whether a thread ran at the capture; where the walker cannot tell: whether it did most of the time before."""
+    """Return True if a thread ran at the capture; without a state, if it used over half of the time before."""
     return delta.cpu_ns * 2 > delta.wall_ns if raw_thread.state is None else raw_thread.state > 0
 
 
-def _covered_periods_ns(wall_ns: int, period_ns: int) -> int:
-    """Of the deadlines that a sample stands for: its own, and those before it that have passed by."""
-    return max(round(wall_ns / period_ns), 1) * period_ns
-
-
 def to_boottime_ns(time_ns: int) -> int:
-    """A moment that the time of day says, on the boot-time clock; never one to come, whatever is done to the former."""
+    """Return a time of day on the boot-time clock; never a future one, even if the time of day is changed."""
     return boottime_ns() - max(time.time_ns() - time_ns, 0)
+
+
+def _thread_sample(
+    raw_thread: RawThread, info: ThreadInfo, delta: ThreadTimeDelta, *, nice: int, captured_ns: int, period_ns: int
+) -> ThreadSample:
+    running = is_running(raw_thread, delta)
+    cpu_weight_ns = None if raw_thread.state is None else 0
+    if raw_thread.state == STATE_RUNNING:  # the deadlines that it stands for: its own and those that passed before it
+        cpu_weight_ns = max(round(delta.wall_ns / period_ns), 1) * period_ns
+    return ThreadSample(
+        info.thread,
+        raw_thread.stack,
+        info.cpu_ns,
+        info.age_ns(captured_ns),
+        nice,
+        running,
+        "" if running else raw_thread.stack.derive(waiting_on),
+        delta.wall_ns,
+        delta.cpu_ns,
+        cpu_weight_ns,
+    )

@@ -1,6 +1,6 @@
-"""What can be told from a stack alone: whose thread it is, and what its top frame waits in.
+"""The two facts that follow from a stack alone: an internal thread, and the object of a wait.
 
-Pure: functions of a `Stack`, meant for `Stack.derive`. Imports nothing but the model.
+Pure: functions of a `Stack` for `Stack.derive`. Imports the model only.
 
 Specification: Splunk profiling conventions, "Call Stack Filtering"; the free text of the metadata line.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from splunk_profiler.model import Frame, Stack
 
 _BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
-_STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a collection of garbage may fall into it
+_STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
 _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
 _INTERNAL_THREAD_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
 _GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
@@ -52,38 +52,37 @@ _WAIT_NAMES = {
 
 
 def waiting_on(stack: Stack) -> str:
-    """What a thread with this stack waits for when it uses no CPU, or empty if that cannot be told."""
+    """Return what an idle thread with this stack waits for; empty if not known."""
     if not stack.frames:
         return ""
     top = stack.frames[0]
     module = top.namespace
     wait = _WAIT_NAMES.get((module, top.function))
-    while wait is None and "." in module:  # a class path hides the module: threading.Condition
+    while wait is None and "." in module:  # the namespace may have a class: threading.Condition
         module = module.rpartition(".")[0]
         wait = _WAIT_NAMES.get((module, top.function))
     return wait or ""
 
 
 def has_internal_name(name: str) -> bool:
-    """Whether a thread's name is one that the profiler, the OpenTelemetry SDK or gRPC gives its threads.
+    """Return True for names that the profiler, the OpenTelemetry SDK or gRPC gives its threads.
 
-    For stacks that lost their root end to the depth limit; a user may give any name to any thread.
+    Meant for truncated stacks only, as a user may give any name to any thread.
     """
     return name.startswith(_INTERNAL_THREAD_NAMES) or name.endswith("(channel_spin)")
 
 
 def is_internal(stack: Stack) -> bool:
-    """True for threads of the profiler, of the OpenTelemetry SDK, of gRPC and those without Python frames.
+    """Return True for threads of the profiler, the OpenTelemetry SDK, gRPC and those without Python frames.
 
-    Decided by the function that the thread was started with, which no name given by the user can hide. A
-    stack that lost its root end is the application's.
+    The thread's first function decides, whatever its name. A truncated stack counts as the application's.
     """
     if stack.truncated:
         return False
     is_starting = False
     for frame in reversed(stack.frames):
         if not _is_bootstrap(frame):
-            # A thread that is still being started, or ends, runs nobody's code.
+            # Threads that are starting or ending run no application code; they count as internal.
             return (is_starting and frame.namespace.startswith(_STARTUP_NAMESPACES)) or _is_internal_frame(frame)
         is_starting = frame.function == "_bootstrap_inner"
     return True

@@ -1,14 +1,14 @@
-"""Wall and CPU time of each thread since its last sample, and the time of the process that is in no sample.
+"""Wall and CPU time of each thread since its last sample, and the unattributed time of the process.
 
-One `ThreadTimes` belongs to one `SnapshotBuilder` and runs on its thread, the sampling worker's. Pure arithmetic on
-times that it is given, apart from the process's CPU clock; imports the model only.
+A `ThreadTimes` belongs to a `SnapshotBuilder` and runs on the sampling worker's thread. Pure
+arithmetic on given times, apart from the process's CPU clock; imports the model only.
 
-The values of all samples and remainders together add up: their CPU time is the process's, because what is on no
-sample is a remainder, and their wall time that of the threads, as far as it can be known when a thread has begun or
-ended between two snapshots. Whatever a snapshot gets wrong is corrected by the next ones; errors do not accumulate.
+The CPU time of all samples and all unattributed time add up to that of the process. Their wall time
+adds up to that of the threads, as far as starts and ends between two snapshots are known. Later
+snapshots correct errors of earlier ones; errors do not accumulate.
 
-Of threads that live for less than the time between two snapshots only a part is seen. So a thread's first sample stands
-for all of that time, as it may be the only one; what that was too much is taken off the next one.
+Many threads that live for less than a period are in no snapshot. So the first sample of a thread
+stands for a whole period; the next one has the excess deducted.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from typing import NamedTuple
 
 from splunk_profiler.model import UnattributedReason, UnattributedTime
 
-_MAX_STARTUP_NS = 2_000_000_000  # a thread that old may not have got to its first step yet
-_MAX_SHORT_LIVED_SNAPSHOTS = (
-    8  # snapshots: of a thread that was in more it does not matter that others like it may have been in none
-)
+_MAX_STARTUP_NS = 2_000_000_000  # a thread of that age may still wait for its first step
+_MAX_SHORT_LIVED_SNAPSHOTS = 8  # a thread in more snapshots does not stand for others that are in none
 
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """When a thread was started, as far as the system tells: from `earliest_ns` on, before `latest_ns`."""
+    """The interval in which a thread was started: from `earliest_ns`, before `latest_ns`."""
 
     earliest_ns: int
     latest_ns: int
 
 
 class ThreadTimeDelta(NamedTuple):
-    """What a thread has used since its last sample."""
+    """Wall and CPU time of a thread since its last sample."""
 
     wall_ns: int
     cpu_ns: int
@@ -43,16 +41,16 @@ class ThreadTimeDelta(NamedTuple):
 
 @dataclass(slots=True)
 class _ThreadUsage:
-    """What is known of a thread.
+    """The times of one thread.
 
     Attributes:
-        charged_until_ns: its wall time until this instant is in samples; to come, if the first one stands for more.
-        cpu_ns: CPU time that it had used when it was seen last.
-        seen_ns: when that was; of the capture, not of its deadline.
-        is_sampled: it has been in a sample.
-        missing_since_ns: the first snapshot without it.
-        counts_since_ns: when it has begun, if that was after the first snapshot of all.
-        first_age_ns: how old it was at its first sample, in that case.
+        charged_until_ns: end of the wall time that is in samples; may be in the future after the first one.
+        cpu_ns: CPU time used at the last capture with the thread.
+        seen_ns: instant of that capture, not of its deadline.
+        is_sampled: True if it has been in a sample.
+        missing_since_ns: instant of the first snapshot without it.
+        counts_since_ns: its start, if that was after the first snapshot of all.
+        first_age_ns: its age at the first sample, in that case.
     """
 
     charged_until_ns: int
@@ -65,15 +63,13 @@ class _ThreadUsage:
 
 
 class ThreadTimes:
-    """Keeps the accounts of all threads of the process: `begin`, `charge` for each thread, `end`, again and again.
+    """The times of all threads. Each snapshot calls `begin`, then `charge` for its threads, then `end`.
 
-    A thread that rests need not be settled, if it is said who is gone. What it has lived while it rested is asked for
-    (`charge_idle`) before it is settled again.
-
-    Instants are on one clock that never goes back. The first snapshot opens the accounts: nothing is used by then.
+    Idle threads need no `charge`. Before the next one, `charge_idle` charges their idle time.
+    Instants are on one monotonic clock. Charging starts with the first snapshot.
 
     Args:
-        process_cpu_ns: CPU time of the whole process, threads that have ended included.
+        process_cpu_ns: returns the CPU time of the process, with ended threads.
     """
 
     def __init__(self, process_cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
@@ -83,22 +79,19 @@ class ThreadTimes:
         self._deadline_ns = self._captured_ns = self._previous_captured_ns = 0
         self._previous_deadline_ns: int | None = None
         self._deadline_before_previous_ns = self._first_deadline_ns = 0
-        self._process_used_cpu_ns = self._charged_cpu_ns = (
-            0  # of the process: all, and what is in a sample or a remainder
-        )
-        self._internal_cpu_ns = 0  # since the last remainders
-        self._unattributed_wall_ns = 0
+        self._process_used_cpu_ns = 0
+        self._charged_cpu_ns = 0  # part of it that is in samples or unattributed time
+        self._internal_cpu_ns = self._unattributed_wall_ns = 0  # since the last `end`
 
-    def begin(self, now_ns: int, used_cpu_ns: int | None = None, latency_ns: int = 0) -> None:
-        """A snapshot was taken.
+    def begin(self, now_ns: int, used_cpu_ns: int, latency_ns: int) -> None:
+        """Start a snapshot.
 
         Args:
-            now_ns: at which deadline: samples stand for the distance of these.
-            used_cpu_ns: CPU time of the process, as of before the threads' clocks were read: see `_take_unattributed`.
-                None: they are read after this.
-            latency_ns: how long after the deadline the threads were seen: so long they have lived at least.
+            now_ns: its deadline; samples stand for the distance of deadlines.
+            used_cpu_ns: CPU time of the process, read before the threads' clocks; see `_take_unattributed`.
+            latency_ns: time from the deadline to the capture, at which all its threads were alive.
         """
-        self._process_used_cpu_ns = self._process_cpu_ns() if used_cpu_ns is None else used_cpu_ns
+        self._process_used_cpu_ns = used_cpu_ns
         if self._previous_deadline_ns is None:
             self._charged_cpu_ns = self._process_used_cpu_ns
             self._first_deadline_ns = now_ns
@@ -108,17 +101,17 @@ class ThreadTimes:
     def charge(
         self, thread: int, start_time: StartTime | None, cpu_ns: int, reason: UnattributedReason | None = None
     ) -> ThreadTimeDelta:
-        """What a thread of the snapshot has used.
+        """Return the times of a thread of the snapshot since its last sample.
 
         Args:
-            thread: the operating system's id of it, or a negative number that is never given twice.
-            start_time: if it is known.
-            cpu_ns: CPU time that it has used in its life; 0 if that cannot be read.
-            reason: None if the answer goes into a sample.
+            thread: its id in the operating system, or a negative number that is never reused.
+            start_time: its start, or None.
+            cpu_ns: all CPU time it has used; 0 if that cannot be read.
+            reason: why the result goes into no sample; None if it does.
         """
         usage = self._usage_by_thread.get(thread)
         if usage is not None and 0 < cpu_ns < usage.cpu_ns:
-            usage = None  # another thread with an id that was given again
+            usage = None  # another thread with a reused id
         now_ns = self._deadline_ns
         if usage is None:
             counts_since_ns, used_ns = self._first_charge(start_time, cpu_ns)
@@ -136,7 +129,7 @@ class ThreadTimes:
         usage.seen_ns = self._captured_ns
         usage.missing_since_ns = None
         self._missing_threads.discard(thread)
-        if reason is None:  # else the wall time waits for the next sample: threads are left out while they start, too
+        if reason is None:  # else the next sample has the wall time: threads are excluded while they start
             usage.charged_until_ns += wall_ns
             usage.is_sampled = True
             self._charged_cpu_ns += used_ns
@@ -146,7 +139,7 @@ class ThreadTimes:
         return delta
 
     def charge_idle(self, thread: int) -> int:
-        """Wall time of a thread since it was settled, until the last snapshot; it has rested in all of them since."""
+        """Return the wall time of an idle thread from its last `charge` to the last snapshot."""
         usage, until_ns = self._usage_by_thread.get(thread), self._previous_deadline_ns
         if usage is None or until_ns is None:
             return 0
@@ -155,24 +148,19 @@ class ThreadTimes:
         usage.charged_until_ns += wall_ns
         return wall_ns
 
-    def end(self, ended_threads: Iterable[int] | None = None) -> tuple[UnattributedTime, ...]:
-        """All threads of the snapshot that do not rest are settled: what is left.
+    def end(self, ended_threads: Iterable[int]) -> tuple[UnattributedTime, ...]:
+        """End a snapshot and return its unattributed time.
 
         Args:
-            ended_threads: those that were in the snapshot before and are not in this one; None: whoever was not
-                settled.
+            ended_threads: threads of the previous snapshot that are not in this one.
         """
-        if ended_threads is None:
-            ended_threads = [
-                thread for thread, usage in self._usage_by_thread.items() if usage.seen_ns != self._captured_ns
-            ]
         for thread in self._missing_threads:
             self._unattributed_wall_ns += _unsampled_lifetime_ns(self._usage_by_thread.pop(thread))
         self._missing_threads.clear()
-        for thread in ended_threads:  # it may be back: walkers leave out a thread they cannot read
+        for thread in ended_threads:  # one may come back: walkers leave out unreadable threads
             usage = self._usage_by_thread.get(thread)
-            if usage is not None and usage.seen_ns != self._captured_ns:  # else another one has its id now
-                usage.seen_ns = max(usage.seen_ns, self._previous_captured_ns)  # it may have rested since
+            if usage is not None and usage.seen_ns != self._captured_ns:  # else another thread has its id
+                usage.seen_ns = max(usage.seen_ns, self._previous_captured_ns)  # it may have been idle until then
                 usage.missing_since_ns = self._captured_ns
                 self._missing_threads.add(thread)
         self._deadline_before_previous_ns = (
@@ -182,7 +170,7 @@ class ThreadTimes:
         return self._take_unattributed()
 
     def close(self, now_ns: int) -> tuple[UnattributedTime, ...]:
-        """There are no more snapshots: what is left until this instant."""
+        """Return the unattributed time from the last snapshot to this instant."""
         now_ns = max(now_ns, self._deadline_ns)
         for usage in self._usage_by_thread.values():
             if usage.missing_since_ns is not None:
@@ -195,25 +183,23 @@ class ThreadTimes:
         return self._take_unattributed() if self._previous_deadline_ns is not None else ()
 
     def _first_charge(self, start_time: StartTime | None, cpu_ns: int) -> tuple[int, int]:
-        """Since when a thread counts that was not in the snapshot before, and the CPU time that it has used since."""
+        """Return the start of charging and the CPU time (ns) of a thread that was not in the previous snapshot."""
         before_ns, now_ns = self._previous_deadline_ns, self._deadline_ns
         if before_ns is None:
             return now_ns, 0
-        # One that was born before that snapshot may have waited for the GIL then, before its first step: beside busy
-        # threads, and where processors are scarce, for many a snapshot.
+        # A thread that was started before the previous snapshot may have waited for the GIL since then. Beside busy
+        # threads, and with few processors, this may take many snapshots.
         counts_since_ns = max(min(self._deadline_before_previous_ns, now_ns - _MAX_STARTUP_NS), self._first_deadline_ns)
         if start_time is not None and start_time.latest_ns > counts_since_ns:
-            earliest_ns, latest_ns = (
-                max(start_time.earliest_ns, counts_since_ns),
-                min(start_time.latest_ns, self._captured_ns),
-            )
-            return min((earliest_ns + max(latest_ns, earliest_ns)) // 2, self._captured_ns), cpu_ns
-        # An old thread that has not run Python code before. What it had used by then is in the remainders.
+            earliest_ns = max(start_time.earliest_ns, counts_since_ns)
+            latest_ns = max(min(start_time.latest_ns, self._captured_ns), earliest_ns)
+            return min((earliest_ns + latest_ns) // 2, self._captured_ns), cpu_ns
+        # An old thread that runs Python code for the first time. Its earlier CPU time is unattributed.
         return before_ns, min(cpu_ns, now_ns - before_ns)
 
     def _take_unattributed(self) -> tuple[UnattributedTime, ...]:
-        # The threads go on while clocks are read. What they use between the process's clock and their own is missing
-        # here for now; the other way round it would be in a remainder now and in a sample the next time.
+        # Threads go on between the reading of the process's clock and of their own. With the process's clock first,
+        # that time is counted by the next call. In the other order it would be counted twice.
         unsampled_ns = max(self._process_used_cpu_ns - self._charged_cpu_ns, 0)
         self._charged_cpu_ns += unsampled_ns
         found = (
@@ -221,23 +207,22 @@ class ThreadTimes:
             UnattributedTime(UnattributedReason.UNSAMPLED, self._unattributed_wall_ns, unsampled_ns),
         )
         self._internal_cpu_ns = self._unattributed_wall_ns = 0
-        return tuple(
-            unattributed_time for unattributed_time in found if unattributed_time.wall_ns or unattributed_time.cpu_ns
-        )
+        return tuple(unattributed for unattributed in found if unattributed.wall_ns or unattributed.cpu_ns)
 
 
 def _unsampled_lifetime_ns(usage: _ThreadUsage) -> int:
-    """How long a thread is taken to have lived after what is in its samples: it was in one snapshot, not in the next.
+    """Estimate the life of an ended thread after the end of its samples.
 
-    Of threads that are in one snapshot, if they are in any, each has to stand for those that are in none: it has lived
-    for as long as there is between two snapshots. One that was in many has lived until the middle, whenever it had
-    begun. From the one rule to the other in steps: that is off by a hundredth at most, for lives of any length.
+    A thread in one snapshot stands also for threads in none, so its whole life counts as one period. A
+    thread in many snapshots counts as alive until the middle between the last with it and the first
+    without it. In between, the estimate goes from one rule to the other in steps; it is off by 1 % at
+    most, for lives of any length.
     """
     if not usage.is_sampled or usage.missing_since_ns is None:
         return 0
     gap_ns = usage.missing_since_ns - usage.seen_ns
     after_ns = gap_ns / 2
     if usage.counts_since_ns is not None and gap_ns > 0:
-        more = round((usage.seen_ns - usage.counts_since_ns - usage.first_age_ns) / gap_ns)  # snapshots than one
+        more = round((usage.seen_ns - usage.counts_since_ns - usage.first_age_ns) / gap_ns)  # snapshots after the first
         after_ns += max(1 - more / _MAX_SHORT_LIVED_SNAPSHOTS, 0) * (max(gap_ns - usage.first_age_ns, 0) - after_ns)
     return max(usage.seen_ns - usage.charged_until_ns + int(after_ns), 0)

@@ -1,0 +1,1 @@
+"""Threads, guards, patches and files that every other package builds on."""

@@ -1,7 +1,7 @@
-"""Runs calls one at a time, also those that come from signal handlers and finalisers while another runs.
+"""A queue of calls that run one at a time, also those from signal handlers and finalisers while another runs.
 
-Each runs on a thread that asked for one, or on one of ours. Nothing here waits without bound, and an exception that a
-signal handler raises at any instruction leaves the queue usable. Imports `threads` only.
+Calls run on the threads that ask for them, or on one of ours. Every wait is bounded. An exception that a signal
+handler raises at any instruction leaves the queue usable. Imports `threads` only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_CONSECUTIVE_CALLS = 8  # on a thread of the application: signals may come a
 
 
 class _Call:
-    """One call, the thread that asked for it, and whether it is over."""
+    """One call, the thread that asked for it, and its state."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -38,23 +38,23 @@ class _Call:
 class CallQueue:
     """Calls that must not overlap.
 
-    A lock would do, but for two things: a call can come on the thread that is in the middle of another one, and a
-    thread must not wait for another one without bound. Whoever runs a call runs what came meanwhile as well, and leaves
-    it to a thread of ours if that does not end.
+    A lock would not do: a call can come on the thread that is in the middle of another one, and waits are bounded.
+    A thread that runs its call also runs the calls that come meanwhile. If they do not end, it leaves them to a thread
+    of ours.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[_Call] = deque()
-        self._current: dict[str, _Call] = {}  # under "call", the one whose thread runs what waits
+        self._current: dict[str, _Call] = {}  # "call": the one whose thread runs all that wait
 
     def run(self, function: Callable[[], None], timeout_s: float) -> None:
-        """Run `function` once no other call runs. Exceptions of it are raised here.
+        """Run `function` once no other call runs; raise what it raises.
 
-        In the middle of another call of this thread it returns at once: that one goes on, then runs `function`.
+        In the middle of another call of this thread, return at once: `function` runs after that call.
 
         Args:
-            function: takes the time that it takes.
-            timeout_s: how long to wait for calls of other threads. Afterwards it is for them to run this one, too.
+            function: the call; its own duration is not limited.
+            timeout_s: seconds to wait for calls of other threads. After that, they run this one too.
         """
         call = _Call(function)
         deadline_s = time.monotonic() + timeout_s
@@ -63,7 +63,7 @@ class CallQueue:
             try:
                 self._run_waiting(call)
             except BaseException:
-                self._run_waiting(call)  # what a signal handler has asked for before it raised
+                self._run_waiting(call)  # calls of a signal handler that raised after it
                 raise
             running = self._current.get("call")
             left_s = deadline_s - time.monotonic()
@@ -72,11 +72,11 @@ class CallQueue:
             call.ended.wait(min(left_s, _POLL_INTERVAL_S))
 
     def _run_waiting(self, own_call: _Call, max_calls: float = _MAX_CONSECUTIVE_CALLS) -> None:
-        """Run the waiting calls, unless another call runs; more than `max_calls` are left to another thread.
+        """Run the waiting calls, unless another call runs; leave those beyond `max_calls` to another thread.
 
-        Taking the turn and giving it up are one operation each, and CPython runs signal handlers after an operation,
-        not before one: so an exception of theirs cannot come between the turn and its end. A call stays in the queue
-        until it is over, so that it is run if an exception comes before its turn.
+        Taking the turn and giving it up are one operation each. CPython runs signal handlers after an operation, not
+        before one, so their exceptions cannot separate the two. A call stays in the queue until it is over: an
+        exception before its turn does not lose it.
         """
         current, waiting = self._current, self._waiting
         try:
@@ -91,8 +91,5 @@ class CallQueue:
             if "call" in current and current["call"] is own_call:
                 current.clear()
         if waiting and not max_calls:
-            with suppress(RuntimeError):  # there can be no more threads: the next call runs what waits
-                Worker("calls", self._run_all_waiting).start()
-
-    def _run_all_waiting(self) -> None:
-        self._run_waiting(_Call(lambda: None), inf)
+            with suppress(RuntimeError):  # no more threads: the next call runs those that wait
+                Worker("calls", lambda: self._run_waiting(_Call(lambda: None), inf)).start()

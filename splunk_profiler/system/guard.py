@@ -1,6 +1,6 @@
-"""The one guard of every loop and hook of ours: catch, count, log once per kind, go on.
+"""The guard of every loop and hook of ours: catch, count, log once per type, go on.
 
-No exception of ours may reach the application. Owns the logger, whose lines stay lines whatever names they hold.
+No exception of ours may reach the application. Owns the logger, which makes the arguments of its lines printable.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ logger = logging.getLogger("splunk_profiler")
 
 
 def make_printable(record: logging.LogRecord) -> bool:
-    """Make what a log line names (a service, a path, an answer) safe to print, so that it stays one line."""
+    """Escape the arguments of `record` (a service, a path, an answer), so that it stays one line."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_printable, record.args))
-    if record.exc_info and not record.exc_text:  # what formatters take, if it is there
+    if record.exc_info and not record.exc_text:  # formatters print it if it is set
         lines = logging.Formatter().formatException(record.exc_info).split("\n")
         record.exc_text = "\n".join(map(printable, lines))
     return True
@@ -26,7 +26,7 @@ def make_printable(record: logging.LogRecord) -> bool:
 def _printable(argument: object) -> object:
     try:
         text = str(argument)
-    except Exception:  # of an object of the application's: logging deals with it when it formats the line
+    except Exception:  # of the application's object: logging handles it when it formats the line
         return argument
     return argument if text.isprintable() else printable(text)
 
@@ -35,10 +35,10 @@ logger.addFilter(make_printable)
 
 
 class Guard:
-    """Counts what went wrong in one place of the profiler, by the exception's type.
+    """A context manager that counts the exceptions of one place in the profiler by type.
 
     Args:
-        place: what is being guarded, for the log line ("the sampling thread").
+        place: the guarded place, for the log line ("the sampling thread").
     """
 
     def __init__(self, place: str) -> None:
@@ -46,21 +46,21 @@ class Guard:
         self.failures: Counter[str] = Counter()
 
     def catching(self) -> Guard:
-        """``with guard.watching():`` swallows an exception of the block; the first of each type is logged."""
-        return self  # nothing has to be made for a block, of which there are several in each snapshot
+        """Swallow an exception of the ``with`` block; log the first of each type."""
+        return self  # no new object: each snapshot has several such blocks
 
     def __enter__(self) -> None:
-        """The block begins."""
+        """Do nothing."""
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
-        """The block has ended; exceptions that end a thread or the process go on."""
+        """Note an `Exception`; let those that end a thread or the process pass."""
         if not isinstance(error, Exception):
             return False
         self.note(error)
         return True
 
     def note(self, error: Exception) -> None:
-        """As `catching`, for an exception that was caught where a block would cost too much."""
+        """Count and log an exception that the caller has caught, because a block would cost too much there."""
         kind = type(error).__name__
         self.failures[kind] += 1
         if self.failures[kind] == 1:

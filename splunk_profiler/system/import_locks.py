@@ -1,7 +1,7 @@
-"""What the import system has under way: module locks, the threads that own them and those that wait for them.
+"""The import system's module locks, the threads that own them and those that wait for them.
 
-In a forked child a module that a thread of the parent was importing stays locked for ever, since that thread is not
-there. Reads what `importlib` keeps, which has no public name. Runs on any thread; imports nothing of ours.
+In a forked child, a module that another thread of the parent was importing stays locked for ever: its owner is gone.
+Reads private state of `importlib`. Runs on any thread; imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 
 def is_importing() -> bool:
-    """Whether any thread is inside an import: the import system keeps a lock for each module under way."""
+    """Return True while any thread imports: the import system keeps a lock for each module under way."""
     return bool(_import_state("_module_locks"))
 
 
 def modules_held_by(threads: Collection[int]) -> list[str]:
-    """The modules that one of `threads`, given by idents, is importing."""
+    """Return the modules that `threads` (idents) are importing."""
     return [name for name, lock in _owned_locks() if lock.owner in threads]
 
 
 def is_waiting_for(thread: int, other: int) -> bool:
-    """Whether `thread` waits, perhaps by way of further threads, for a module that `other` is importing."""
+    """Return True if `thread` waits for a module that `other` imports, directly or through further threads."""
     seen: set[int] = set()
     pending = [thread]
     while pending:
@@ -40,22 +40,22 @@ def is_waiting_for(thread: int, other: int) -> bool:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a module has been imported and nobody is at it any more."""
+    """Return True if a module is imported completely."""
     module = sys.modules.get(name)
     return module is not None and not _is_initializing(module)
 
 
 def abandon(threads: Collection[int]) -> None:
-    """In a forked child: let modules that `threads`, which are not there any more, were importing be imported anew.
+    """Unlock, in a forked child, the modules that the lost `threads` were importing, so that they can be imported anew.
 
-    An extension module cannot be: where one was half-way made, importing it is an `ImportError` from now on.
+    An extension module that was half made cannot be imported anew: importing it raises `ImportError` from now on.
     """
     for name in modules_held_by(threads):
         _import_state("_module_locks").pop(name, None)
         module = sys.modules.get(name)
         if module is not None and _is_initializing(module):
             if isinstance(getattr(module.__spec__, "loader", None), ExtensionFileLoader):
-                sys.modules[name] = None  # type: ignore[assignment]  # the import system's sign for that
+                sys.modules[name] = None  # type: ignore[assignment]  # makes importing it an ImportError
             else:
                 sys.modules.pop(name, None)
     for thread in threads:
@@ -81,6 +81,5 @@ def _owned_locks() -> list[tuple[str, Any]]:
 
 
 def _locks_awaited_by(thread: int) -> list[Any]:
-    """One lock up to CPython 3.11, then a list."""
-    awaited = _import_state("_blocking_on").get(thread)
+    awaited = _import_state("_blocking_on").get(thread)  # one lock up to CPython 3.11, then a list
     return list(awaited) if isinstance(awaited, list) else [] if awaited is None else [awaited]

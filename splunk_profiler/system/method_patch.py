@@ -1,4 +1,4 @@
-"""Replaces methods of one object of the application, and undoes it only where nobody has replaced them since.
+"""Patches of methods on one object of the application, undone only where no other patch replaced them since.
 
 Runs on the threads that start and stop the profiler. Imports nothing of ours.
 """
@@ -12,12 +12,12 @@ _MISSING = object()
 
 
 class MethodPatch:
-    """Puts functions in place of an object's methods.
+    """A replacement of methods on one object.
 
-    What is put must do the work of what was there even after `remove`: whoever has decorated over it keeps calling it.
+    A replacement must do the work of the original even after `remove`: a later patch may still call it.
 
     Args:
-        target: the object; its class is left alone.
+        target: the object; its class stays as it is.
     """
 
     def __init__(self, target: Any) -> None:
@@ -27,11 +27,11 @@ class MethodPatch:
 
     @property
     def is_installed(self) -> bool:
-        """Whether `install` has been called, and not `remove` since."""
+        """True from `install` to `remove`."""
         return bool(self._replacements)
 
     def install(self, functions: Mapping[str, Callable[..., Any]]) -> None:
-        """Put `functions` in place of the methods of these names; does nothing while some are there."""
+        """Replace the methods of these names by `functions`, unless a replacement is installed already."""
         if self._replacements:
             return
         instance_dict = vars(self._target)
@@ -40,7 +40,7 @@ class MethodPatch:
         instance_dict.update(functions)
 
     def remove(self) -> None:
-        """Put back what was there, except where somebody else's stands now."""
+        """Restore the originals, except where another patch has replaced ours."""
         instance_dict = vars(self._target)
         for name, function in [*self._replacements.items()]:
             original = self._originals[name]
@@ -48,4 +48,4 @@ class MethodPatch:
                 del instance_dict[name]
             elif instance_dict.get(name) is function:
                 instance_dict[name] = original
-            self._replacements.pop(name, None)  # only now: who is interrupted here can be called again
+            self._replacements.pop(name, None)  # last: an interrupted call can be repeated

@@ -1,4 +1,4 @@
-"""LD_PRELOAD, by which `splunk-profiler run` has the dynamic loader load the library of the labels.
+"""The variable LD_PRELOAD, with which `splunk-profiler run` loads the labels library into the service.
 
 Runs on the launcher's main thread, before `exec`, and on the thread that starts the profiler. Imports nothing of ours.
 """
@@ -9,13 +9,13 @@ import os
 import re
 from collections.abc import MutableMapping
 
-RUN_PID = "SPLUNK_PROFILER_RUN_PID"  # set by the launcher: the id of the process that it becomes
+RUN_PID = "SPLUNK_PROFILER_RUN_PID"  # process id, set by the launcher, which becomes the service
 _VARIABLE = "LD_PRELOAD"
-_SEPARATORS = " :"  # there is no way to quote them
+_SEPARATORS = " :"  # they cannot be quoted
 
 
 def add_library(env: MutableMapping[str, str], library: str) -> bool:
-    """Put `library` after what `env` preloads: some libraries (sanitizers') have to come first, ours not.
+    """Append `library` to the libraries that `env` preloads; others (sanitizers) may have to come first.
 
     Returns:
         False if the variable cannot carry the path.
@@ -30,9 +30,9 @@ def add_library(env: MutableMapping[str, str], library: str) -> bool:
 
 
 def remove_library(library: str) -> None:
-    """Have processes that this one starts not preload `library`, if the launcher has had it preloaded.
+    """Keep child processes from preloading `library`, if the launcher preloaded it.
 
-    In a chroot or another mount namespace the dynamic loader would complain that it is not there.
+    In a chroot or another mount namespace, the dynamic loader would complain that it is missing.
     """
     libraries = _libraries(os.environ)
     if RUN_PID not in os.environ or library not in libraries:

@@ -1,9 +1,9 @@
-"""The user's own labels: what `splunk_profiler.labels` sets, and the form in which host profilers get it. The form that
-samples carry is in `user_labels/sample_labels`.
+"""The user's labels: `splunk_profiler.labels`, and the form that host profilers read.
 
-The labels in force are kept in a `contextvars` variable, so tasks, copied contexts and executors that copy them inherit
-them. While publishing is on, their published form stands in a second variable, which the C extension reads at every
-switch. Runs on the application's threads; imports nothing of ours until there is something to warn of, and must not
+`user_labels/sample_labels` has the form that samples carry. The labels in force are in a
+`contextvars` variable, which tasks, copied contexts and executors that copy them inherit. While
+publishing is on, a second variable holds their published form, which the C extension reads at every
+switch. Runs on the application's threads. Imports nothing of ours until the first warning; must not
 import OpenTelemetry.
 
 Specification: Custom Label ABI v1; the limits are those of its readers (docs/abi.md).
@@ -23,16 +23,17 @@ RESERVED_NAMES = frozenset({"trace_id", "span_id", "local_root_span_id"})
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 LabelEncoder = Callable[[Pairs], Any]
+Warn = Callable[[str, str], None]  # called with (kind, sentence)
 Made = TypeVar("Made")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class LabelSet:
-    """All labels in force at one place of the program.
+    """All labels in force at one point of the program.
 
     Args:
         pairs: the labels.
-        outer: the set that comes back in force after this one.
+        outer: set that is in force again after this one.
     """
 
     __slots__ = ("_encoded_by", "_published_form", "_sample_form", "outer", "pairs")
@@ -44,15 +45,15 @@ class LabelSet:
         self._published_form: Any = None
         self._sample_form: Any = None
 
-    def encode_for_publishing(self, encoder: LabelEncoder, warn: Callable[[str, str], None]) -> Any:
-        """What is published of it, made once by `encoder`; `warn` is told what the limits cost."""
+    def encode_for_publishing(self, encoder: LabelEncoder, warn: Warn) -> Any:
+        """Return the published form, made once by `encoder`; `warn` gets (kind, sentence) of what is lost."""
         if self._encoded_by is not encoder:
             self._published_form = encoder(encode(self.pairs, warn))
             self._encoded_by = encoder
         return self._published_form
 
     def encode_for_samples(self, encoder: Callable[[dict[str, str]], Made]) -> Made:
-        """What samples carry of it, made once by `encoder`, which is always the same."""
+        """Return the form for samples, made once by `encoder`, which is always the same."""
         if self._sample_form is None:
             self._sample_form = encoder(self.pairs)
         form: Made = self._sample_form
@@ -64,11 +65,10 @@ PUBLISHED_LABELS: ContextVar[Any] = ContextVar("splunk_profiler_published_labels
 
 
 class LabelPublisher:
-    """Where labels go while publishing is on. There is one in a process."""
+    """The destination of labels while publishing is on, one in a process."""
 
     def __init__(self) -> None:
-        self._encoder: LabelEncoder | None = None
-        self._set_variable: Callable[[ContextVar[Any], Any], None] | None = None
+        self._target: tuple[LabelEncoder, Callable[[ContextVar[Any], Any], None]] | None = None
         self._warned: dict[str, object] = {}
         self._listener: Callable[[LabelSet | None], None] | None = None
 
@@ -77,37 +77,32 @@ class LabelPublisher:
 
         Args:
             encoder: encodes a set.
-            set_variable: gives the variable this value, and has the calling thread show it.
+            set_variable: sets the variable and publishes the calling thread.
         """
-        self._set_variable = set_variable
-        self._encoder = encoder
+        self._target = encoder, set_variable
         self.publish(CURRENT_LABELS.get())
 
     def close(self) -> None:
-        """Publish no labels any more."""
-        self._encoder = self._set_variable = None
+        """Stop publishing labels."""
+        self._target = None
 
     def set_listener(self, listener: Callable[[LabelSet | None], None] | None) -> None:
-        """Have `listener`, which must not raise, called with the labels that come into force on the calling thread."""
+        """Call `listener`, which must not raise, with the labels of the calling thread at each change."""
         self._listener = listener
 
     def publish(self, labels: LabelSet | None) -> None:
-        """Labels have changed on the calling thread, to these."""
-        listener = self._listener
-        if listener is not None:
+        """Publish the labels that are now in force on the calling thread."""
+        if (listener := self._listener) is not None:
             listener(labels)
-        encoder, set_variable = self._encoder, self._set_variable
-        if encoder is not None and set_variable is not None:
-            set_variable(
-                PUBLISHED_LABELS, None if labels is None else labels.encode_for_publishing(encoder, self.warn_once)
-            )
-        elif (
-            PUBLISHED_LABELS.get() is not None
-        ):  # from before publishing ended: it must not be there when it begins again
-            PUBLISHED_LABELS.set(None)
+        if (target := self._target) is not None:
+            encoder, set_variable = target
+            published = None if labels is None else labels.encode_for_publishing(encoder, self.warn_once)
+            set_variable(PUBLISHED_LABELS, published)
+        elif PUBLISHED_LABELS.get() is not None:
+            PUBLISHED_LABELS.set(None)  # a stale value would be published when publishing starts again
 
     def warn_once(self, kind: str, text: str) -> None:
-        """Log a warning, the first one of its kind only."""
+        """Log the first warning of each kind."""
         marker = object()
         if self._warned.setdefault(kind, marker) is marker:
             from splunk_profiler.system.guard import logger  # noqa: PLC0415  # `logging` is not loaded for labels alone
@@ -119,18 +114,20 @@ LABEL_PUBLISHER = LabelPublisher()
 
 
 class labels:  # noqa: N801  # used like a function
-    """Name what this thread, task or call is at work on: ``with labels(route="/checkout"):``.
+    """Label the work of this thread, task or call: ``with labels(route="/checkout"):``.
 
-    They are on the samples of profiles, and host profilers see them.
+    The labels are on the samples of profiles, and host profilers see them.
 
-    Labels of an inner block are added to those of the outer one and override equal names. They are inherited as
-    `contextvars` are: by asyncio tasks, `asyncio.to_thread` and `contextvars.copy_context`. One object may be used many
-    times, at the same time too. It also decorates functions, async ones included; not generators, whose body runs
-    in between the code of others: use the block inside them.
+    Labels of an inner block are added to those of the outer one and override equal names. They are
+    inherited as `contextvars` are: by asyncio tasks, `asyncio.to_thread` and
+    `contextvars.copy_context`. One object may be used many times, also at the same time. It also
+    decorates functions, including async ones. It does not decorate generators, whose body
+    alternates with code of their callers; use the block inside them.
 
-    Samples carry 10 labels, names of up to 64 characters and values of up to 128; host profilers show 7, names of up to
-    25 bytes and values of up to 53. What is beyond is cut off, with one warning in the log. Values of other types are
-    turned into text. While nothing is published this sets a variable and no more.
+    Samples carry 10 labels, with names of up to 64 characters and values of up to 128. Host
+    profilers show 7, with names of up to 25 bytes and values of up to 53. Excess is cut off, with
+    one warning in the log. Values of other types are converted to text. Without publishing this
+    only sets a variable.
 
     Args:
         pairs: name=value.
@@ -138,7 +135,7 @@ class labels:  # noqa: N801  # used like a function
 
     def __init__(self, /, **pairs: object) -> None:
         self._pairs = {name: value if type(value) is str else _to_text(value) for name, value in pairs.items()}
-        self._standalone_set: LabelSet | None = None  # the set where no others are in force: made once
+        self._standalone_set: LabelSet | None = None  # made once, for use without an outer block
 
     def __enter__(self) -> None:
         outer = CURRENT_LABELS.get()
@@ -158,8 +155,8 @@ class labels:  # noqa: N801  # used like a function
         LABEL_PUBLISHER.publish(outer)
 
     def __call__(self, function: Decorated) -> Decorated:
-        """`function`, run with these labels."""
-        import functools  # noqa: PLC0415  # for who decorates only
+        """Return `function` wrapped so that it runs with these labels."""
+        import functools  # noqa: PLC0415  # for decorators only
         import inspect  # noqa: PLC0415
 
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -181,12 +178,12 @@ class labels:  # noqa: N801  # used like a function
         return labelled  # type: ignore[return-value]
 
 
-def encode(pairs: dict[str, str], warn: Callable[[str, str], None]) -> Pairs:
-    """The labels as readers take them, never two of one name: the last one counts.
+def encode(pairs: dict[str, str], warn: Warn) -> Pairs:
+    """Return the labels as readers take them; of equal names, the last one counts.
 
     Args:
         pairs: name → value.
-        warn: told (kind, sentence) of each thing that is not as the user wrote it.
+        warn: called with (kind, sentence) of each change.
     """
     encoded: dict[bytes, bytes] = {}
     for name, value in pairs.items():
@@ -204,8 +201,8 @@ def encode(pairs: dict[str, str], warn: Callable[[str, str], None]) -> Pairs:
     return tuple(encoded.items())
 
 
-def _truncate(text: str, max_bytes: int, what: str, warn: Callable[[str, str], None]) -> bytes:
-    """The UTF-8 of `text` up to a NUL, cut before the character that does not fit."""
+def _truncate(text: str, max_bytes: int, what: str, warn: Warn) -> bytes:
+    """Return the UTF-8 of `text` up to a NUL, cut at a character boundary."""
     whole = text.encode("utf-8", "replace")
     shown = whole.partition(b"\0")[0]
     if shown != whole:
@@ -219,5 +216,5 @@ def _truncate(text: str, max_bytes: int, what: str, warn: Callable[[str, str], N
 def _to_text(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # of the application's class: a label is not worth an error
+    except Exception:  # in the application's class: a label must not raise
         return f"<{type(value).__name__}>"

@@ -1,22 +1,21 @@
-"""The user's labels as samples carry them: texts of bounded length, under names that are none of the profiler's own.
+"""The user's labels as samples carry them: texts of bounded length, without names of the profiler's own.
 
-Runs on the sampling worker's thread, once for each set of labels. Imports `labels` and nothing else of ours.
-Host profilers show less of a label, because their readers do (`labels.encode`).
+Runs on the sampling worker's thread, once for each set of labels. Imports `labels` and nothing else
+of ours. Host profilers show less of a label, because their readers do (`labels.encode`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, LabelSet
+from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, LabelSet, Warn
 
 MAX_LABELS = 10
 MAX_NAME_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 128
 
-# What the profiler puts on samples itself, and the first parts of such names. A label of the user's with a name like
-# that is sent under another one: a reader must not take what a program says for what was measured.
-# The second half are the names that a Datadog agent is sent in place of some of them (`formats/datadog_pprof.py`).
+# Names of the profiler's own labels, and their prefixes. The user's labels of such names are renamed, so that a reader
+# does not take them for measurements. The second half replaces some names for Datadog (`formats/datadog_pprof.py`).
 RESERVED_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"}) | frozenset(
     {"thread id", "thread native id", "thread name", "span id", "local root span id", "trace endpoint"}
 )
@@ -26,16 +25,13 @@ USER_PREFIX = "user."
 Labels = tuple[tuple[str, str], ...]
 
 
-Warn = Callable[[str, str], None]
-
-
 def encode_for_samples(labels: LabelSet | None) -> Labels:
-    """The labels of a sample, in one order however they came about."""
+    """Return the labels of a sample in canonical order."""
     return () if labels is None else labels.encode_for_samples(_encode_bounded)
 
 
 def bound_labels(pairs: dict[str, str], warn: Warn) -> Labels:
-    """Labels as samples carry them; `warn` is told (kind, sentence) of each thing that is not as the user wrote it."""
+    """Return labels as samples carry them; `warn` gets (kind, sentence) of each change."""
     kept_labels: dict[str, str] = {}
     for name, value in pairs.items():
         sample_name = _truncate(_avoid_reserved(name), MAX_NAME_CHARACTERS, f"the name of the label {name!r}", warn)
@@ -48,12 +44,11 @@ def bound_labels(pairs: dict[str, str], warn: Warn) -> Labels:
     return tuple(sorted(kept_labels.items()))
 
 
-def _encode_bounded(pairs: dict[str, str]) -> Labels:
-    return bound_labels(pairs, LABEL_PUBLISHER.warn_once)
+_encode_bounded = partial(bound_labels, warn=LABEL_PUBLISHER.warn_once)
 
 
 def _avoid_reserved(name: str) -> str:
-    name = str.__str__(name)  # a subclass may make of itself what it likes; from here on names are keys
+    name = str.__str__(name)  # a subclass could override its hash
     return USER_PREFIX + name if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES) else name
 
 

@@ -1,10 +1,10 @@
-"""Remembers which of the user's labels each thread has, for walkers that cannot read it from the interpreter.
+"""The user's labels of each thread, for walkers that cannot read them from the interpreter.
 
-`labels` blocks tell of themselves (`LabelPublisher.set_listener`). In an event loop what counts is the task that runs:
-its own context where it can be asked for (CPython 3.12), else what its blocks have told. Where a thread may have
-changed its context without a word (copied contexts, greenlets, trio), labels are missing rather than wrong.
-`on_labels_changed` runs on the application's threads: must be short and must not raise; `labels_of` runs on the
-ticker's.
+`labels` blocks call a listener (`LabelPublisher.set_listener`). In an event loop the running task
+decides: by its own context where it has one (CPython 3.12), else by its last block. Where a thread
+can change its context without a call (copied contexts, greenlets, trio), labels are missing rather
+than wrong. `on_labels_changed` runs on the application's threads: must be short and must not raise.
+`labels_of` runs on the ticker's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, 
 
 
 class _ThreadCleanup:
-    """Sits in a thread's local memory and takes what is known of the thread with it."""
+    """A thread-local value whose destruction forgets the thread."""
 
     def __init__(self, ident: int, *known: dict[int, Any]) -> None:
         self._ident = ident
@@ -31,28 +31,28 @@ class _ThreadCleanup:
 
 
 class LabelTracker:
-    """The labels of each thread, as far as they can be known from outside of it."""
+    """The labels of each thread, as far as other threads can know them."""
 
     def __init__(self) -> None:
         self._get_ident = real_get_ident()
         self._labels_by_thread: dict[int, LabelSet] = {}
-        self._loop_by_thread: dict[int, Any] = {}  # the event loop in which labels were set, of each thread
+        self._loop_by_thread: dict[int, Any] = {}  # the event loop in which the thread set labels
         self._labels_by_task: WeakKeyDictionary[Any, LabelSet] = WeakKeyDictionary()
         self._local = _thread._local()
 
     def install(self) -> None:
-        """Be told of labels from now on."""
+        """Track label changes from now on."""
         LABEL_PUBLISHER.set_listener(self.on_labels_changed)
 
     def remove(self) -> None:
-        """Be told no more, and forget."""
+        """Stop tracking and forget all labels."""
         LABEL_PUBLISHER.set_listener(None)
         self._labels_by_thread.clear()
         self._loop_by_thread.clear()
         self._labels_by_task.clear()
 
     def on_labels_changed(self, labels: LabelSet | None) -> None:
-        """These are the labels of the calling thread, or of its task."""
+        """Record the new labels of the calling thread, or of its task."""
         if threads_are_greenlets() or _is_in_trio():
             return
         ident = self._get_ident()
@@ -69,7 +69,7 @@ class LabelTracker:
             _set_or_remove(self._labels_by_task, task, labels)
 
     def labels_of(self, ident: int) -> LabelSet | None:
-        """The labels of the thread with this ident, or None."""
+        """Return the labels of the thread with this ident, or None."""
         loop = self._loop_by_thread.get(ident)
         if loop is not None and loop.is_closed():
             self._loop_by_thread.pop(ident, None)
@@ -85,7 +85,7 @@ class LabelTracker:
 
 
 def _is_in_trio() -> bool:
-    """Whether this thread runs a loop whose tasks nobody can ask for from outside."""
+    """Return True if the calling thread runs a trio loop, whose tasks other threads cannot query."""
     trio = sys.modules.get("trio")
     if trio is None:
         return False

@@ -318,20 +318,24 @@ def _defined_underscored(path: Path) -> set[str]:
     return {name for name in found if re.match(r"_[^_]", name)}
 
 
-def _reached_from_outside(path: Path, private: set[str]) -> Iterator[tuple[int, str]]:
-    """Underscored names of ours that a file outside the package uses: imported, dotted or in a string."""
-    own = _defined_underscored(path)
-    foreign = set()
+def _imported(path: Path) -> Iterator[tuple[int, str, ast.alias]]:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                if not within(module or alias.name, OURS):
-                    foreign.add((alias.asname or alias.name).partition(".")[0])
-                elif re.match(r"_[^_]", alias.name) and alias.name not in EXTENSIONS:
-                    yield node.lineno, f"{module}.{alias.name}"
+            yield from ((node.lineno, module, alias) for alias in node.names)
+
+
+def _reached_from_outside(path: Path, private: set[str]) -> Iterator[tuple[int, str]]:
+    """Underscored names of ours that a file outside the package uses: imported, dotted or in a string."""
+    private = private - _defined_underscored(path)
+    foreign = set()
+    for line, module, alias in _imported(path):
+        if not within(module or alias.name, OURS):
+            foreign.add((alias.asname or alias.name).partition(".")[0])
+        elif re.match(r"_[^_]", alias.name) and alias.name not in EXTENSIONS:
+            yield line, f"{module}.{alias.name}"
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Attribute) and node.attr in private - own:
+        if isinstance(node, ast.Attribute) and node.attr in private:
             base = node.value
             while isinstance(base, (ast.Attribute, ast.Call)):
                 base = base.value if isinstance(base, ast.Attribute) else base.func

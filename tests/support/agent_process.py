@@ -1,4 +1,4 @@
-"""The host agent run inside a test, on a clock that moves only while it waits; and what it sent, decoded once more.
+"""The host agent inside a test, on a fake clock; and a second decoder of its messages.
 
     pace = Pace(turns=5)
     with agent(pace, target.pid, period_s=0.5) as running:
@@ -26,7 +26,7 @@ _REGISTRATION = struct.pack("<HHI", 2, 1, 100)
 
 
 class CorrelationMessage(NamedTuple):
-    """What a correlation message says, without its count."""
+    """A correlation message without its count."""
 
     trace_id: str
     transaction_id: str
@@ -34,11 +34,11 @@ class CorrelationMessage(NamedTuple):
 
 
 class FakeLoop:
-    """The clock, the waiting and the listener of an agent.
+    """The clock, the wait and the event listener of an agent.
 
     Args:
-        turns: how often it waits before it is told to end.
-        on_wait: called with the number of each wait, from 1 on: what happens in the world meanwhile.
+        turns: number of waits before it ends.
+        on_wait: called during each wait with its number, from 1.
     """
 
     def __init__(self, turns: int, on_wait: Callable[[int], None] = lambda _: None) -> None:
@@ -60,13 +60,13 @@ class FakeLoop:
         return self._remaining_turns == 0
 
     def events(self, kind: type[_E]) -> list[_E]:
-        """Those of that kind that were told."""
+        """Return the events of that kind."""
         return [event for event in self.recorded if isinstance(event, kind)]
 
 
 @contextmanager
 def agent(fake_loop: FakeLoop, *pids: int, period_s: float = 0.5, **settings: Any) -> Iterator[HostAgent]:
-    """An agent for `pids` that has done nothing yet but to look at them."""
+    """Return an agent for `pids` that has sent nothing yet."""
     made = HostAgent(
         pids,
         Settings(period_s, **settings),
@@ -87,7 +87,7 @@ class DatagramReceiver:
         self._socket.bind(self.path)
 
     def messages(self) -> list[bytes]:
-        """All that waits in the queue."""
+        """Return all messages in the queue."""
         found = []
         while True:
             try:
@@ -96,7 +96,7 @@ class DatagramReceiver:
                 return found
 
     def fill(self, room: int) -> None:
-        """Fill the queue with registrations, and leave room for so many messages."""
+        """Fill the queue with registrations, with room for so many messages."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
             while True:
                 try:
@@ -117,12 +117,12 @@ class DatagramReceiver:
 
 
 def is_registration(message: bytes) -> bool:
-    """Whether it is a whole registration."""
+    """Return True for a whole registration message."""
     return message[:2] == b"\x02\x00" and len(message) >= 8
 
 
 def decode_correlations(messages: Sequence[bytes]) -> Counter[CorrelationMessage]:
-    """The counts of all correlation messages; every other message must be a registration."""
+    """Return the counts of correlation messages; every other message must be a registration."""
     found: Counter[CorrelationMessage] = Counter()
     for message in messages:
         if not is_registration(message):

@@ -1,12 +1,11 @@
-"""An HTTP server on a thread of the test that answers as it is told to; imports nothing of the package.
+"""An HTTP server on a thread of the test, with scripted answers. Imports nothing of the package.
 
     with Answering(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n") as server:
         post_to(server.port)
     assert server.requests[0].startswith(b"POST ")
 
-Each connection gets the next of the answers, the last one again and again. An answer of None is no answer: the
-connection stays open until the client closes it. With a `path` the server is a Unix socket there; with a `tls`
-context it speaks HTTPS.
+Each connection gets the next answer; the last one repeats. With an answer of None the connection stays open until the
+client closes it. With a `path` the server is a Unix socket there; with a `tls` context it speaks HTTPS.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from types import TracebackType
 
 
 def http_response(status: int, text: str = "", *fields: str) -> bytes:
-    """A whole answer."""
+    """Return a whole answer."""
     head = [f"HTTP/1.1 {status} So", *fields, f"Content-Length: {len(text)}", "", text]
     return "\r\n".join(head).encode()
 
@@ -30,7 +29,7 @@ class AnsweringServer:
 
     Attributes:
         port: where it listens on 127.0.0.1.
-        requests: what clients have sent, whole.
+        requests: whole requests of clients.
     """
 
     def __init__(self, *answers: bytes | None, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -68,7 +67,7 @@ class AnsweringServer:
             with connection:
                 request = _read_request(connection)
                 if not request:
-                    continue  # somebody has only looked whether a server is here
+                    continue  # a check that a server is here
                 response = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
                 with self._arrived:
                     self.requests.append(request)

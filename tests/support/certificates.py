@@ -1,4 +1,4 @@
-"""Certificates of a made-up authority as PEM files: of servers, and of a client. Imports nothing of the package."""
+"""Certificates of a test authority as PEM files: of servers and of a client. Imports nothing of the package."""
 
 from __future__ import annotations
 

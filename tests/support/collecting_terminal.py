@@ -1,4 +1,4 @@
-"""A collector whose output is a terminal, on which it draws what has come in again and again.
+"""A collector whose output is a terminal.
 
 Every wait ends with the test's own deadline. Imports nothing of the package.
 """
@@ -20,7 +20,7 @@ class CollectingTerminal:
     """A running ``splunk-profiler collect`` on a terminal of 200 columns.
 
     Attributes:
-        output: all that it has written.
+        output: its output so far.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
@@ -30,12 +30,12 @@ class CollectingTerminal:
         self.address = self.output.partition(b"listening on ")[2].split()[0].decode()
 
     def read_until(self, text: str) -> None:
-        """Read until it has shown that text."""
+        """Read until the output has that text."""
         while text.encode() not in self.output:
             self.output += os.read(self._descriptor, 1 << 16)
 
     def end(self) -> None:
-        """Ask it to end, and read to the end."""
+        """Interrupt it and read the rest of its output."""
         self._process.send_signal(signal.SIGTERM)
         with suppress(OSError):  # the other end is closed
             while more := os.read(self._descriptor, 1 << 16):
@@ -45,7 +45,7 @@ class CollectingTerminal:
 
 @contextmanager
 def run_collector_on_terminal(directory: Path) -> Iterator[CollectingTerminal]:
-    """Such a collector; it has ended when the block has."""
+    """Run such a collector; end it with the block."""
     controller_fd, terminal_fd = pty.openpty()
     command = [*COMMAND, "collect", "--port", "0", "--output", str(directory)]
     env = clean_environment({"COLUMNS": "200", "TERM": "xterm"})

@@ -22,7 +22,7 @@ UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without settings of the profiler or of OpenTelemetry, and with `changes`."""
+    """Return this process's environment without settings of the profiler or OpenTelemetry, and with `changes`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_", "ELASTIC_"))}
     return {**kept, **(changes or {})}
 
@@ -49,7 +49,7 @@ class Sender:
         self.process = process
 
     def do(self, *job: str | int) -> Any:
-        """Have it do one of its jobs; what that was answered with."""
+        """Let it do one of its jobs and return the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -59,7 +59,7 @@ class Sender:
 
 @contextmanager
 def run_sender(address: str) -> Iterator[Sender]:
-    """Senders of requests to the collector at that address."""
+    """Run a sender of requests to the collector at that address."""
     process = subprocess.Popen(
         [sys.executable, str(TARGETS / "otlp_sender.py"), address],
         env=clean_environment(),
@@ -87,20 +87,20 @@ class Collector:
         self.directory = directory
 
     def end(self) -> tuple[str, str]:
-        """Ask it to end; what it wrote to its standard output and error after its first line."""
+        """End it and return the output and errors that follow its first line."""
         self.process.terminate()
         output, errors = self.process.communicate(timeout=DEADLINE_S)
         assert self.process.returncode == 0, errors
         return output, errors
 
     def lines(self, name: str) -> list[Any]:
-        """The file's lines, each of which must be JSON."""
+        """Parse each line of the file as JSON."""
         return [json.loads(line) for line in (self.directory / name).read_text("utf-8").splitlines()]
 
 
 @contextmanager
 def run_collector(directory: Path, *options: str) -> Iterator[Collector]:
-    """A collector on a free port; it has ended when the block has."""
+    """Run a collector on a free port; end it with the block."""
     process = subprocess.Popen(
         [*COMMAND, "collect", "--port", "0", "--output", str(directory), *options],
         env=clean_environment(),

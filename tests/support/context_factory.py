@@ -1,7 +1,7 @@
 """Spans, and the hooks that publish them, for the tests of context switches.
 
-Import it after `pytest.importorskip("splunk_profiler._context")`. What tells right from wrong is the audit: it compares
-what is published of every thread with the context CPython has for it.
+Import it after `pytest.importorskip("splunk_profiler._context")`. The audit of the extension compares
+the published span of every thread with its context in CPython.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.context import Context
 
-from splunk_profiler import _context as native
+from splunk_profiler import _context
 
 SPAN_KEY = "span of the test"
 current: ContextVar[Context] = ContextVar("current", default=Context())  # noqa: B039  # nobody can change it
@@ -23,46 +23,46 @@ _numbers = count(1)
 
 
 class Span:
-    """What the hooks need of a span: its numbers, and room for an attribute."""
+    """A span as the hooks need it: ids, and an attribute."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
 
 
-def identify(span: Span) -> native.Identity:
-    return native.Identity(span.number << 64 | 1, span.number, span.number, 1)
+def identify(span: Span) -> _context.Identity:
+    return _context.Identity(span.number << 64 | 1, span.number, span.number, 1)
 
 
 def install() -> list[tuple[str, str]]:
-    return native.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
+    return _context.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
 
 
 @contextmanager
 def hooks() -> Iterator[list[tuple[str, str]]]:
-    """Installed for the block; gives what could not be."""
+    """Install the hooks for the block; yield those that could not be installed."""
     try:
         yield install()
     finally:
-        native.uninstall()
+        _context.uninstall()
 
 
 def context_with_span(span: Span | None = None) -> Context:
-    """A context with this span, or a new one."""
+    """Return a context with this span, or with a new one."""
     return Context({SPAN_KEY: span or Span()})
 
 
 def attach(span: Span | None = None) -> Token[Any]:
-    return native.attach(context_with_span(span))
+    return _context.attach(context_with_span(span))
 
 
 def audit_passes() -> bool:
-    """Whether every thread's span is published, the calling one's at least."""
-    compared, repaired = native.audit()
+    """Return True if the spans of all audited threads are published."""
+    compared, repaired = _context.audit()
     assert compared, "nothing is published of any thread"
     return repaired == 0
 
 
 def count_switches() -> int:
-    """How many switches there have been."""
-    counters = native.counters()
+    """Return the number of context switches."""
+    counters = _context.counters()
     return counters.published + counters.unchanged

@@ -1,4 +1,4 @@
-"""A provider with exporting processors in this process, and what a host profiler makes of its spans; shared by tests.
+"""A provider and a host profiler that correlate in this process; shared by tests.
 
 Import it after `pytest.importorskip("splunk_profiler._context")`.
 """
@@ -26,17 +26,17 @@ _NEVER_MS = 3_600_000
 
 
 def batch_processor(exported: RecordingExporter, **settings: Any) -> BatchSpanProcessor:
-    """A processor that exports when it is flushed, or when it has enough for a batch."""
+    """Return a processor that exports on flush or when a batch is full."""
     return BatchSpanProcessor(exported, schedule_delay_millis=_NEVER_MS, **settings)
 
 
 def simple_processor(exported: RecordingExporter) -> SpanProcessor:
-    """A processor that exports each span as soon as it gets it, on the thread that hands it on."""
+    """Return a processor that exports each span at once, on the thread that ends it."""
     return SimpleSpanProcessor(exported)
 
 
 class LogCapture(logging.Handler):
-    """What the profiler has logged, with its level; can be waited for."""
+    """The log lines of the profiler with their levels; can be waited for."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -44,23 +44,23 @@ class LogCapture(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line more."""
+        """Record a line."""
         with self._changed:
             self.lines.append(f"{record.levelname} {record.getMessage()}")
             self._changed.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Return once a line has this in it."""
+        """Wait for a line with this text."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(text), 60), self.lines
 
     def count(self, text: str) -> int:
-        """How many lines have this in them."""
+        """Return the number of lines with this text."""
         return sum(text in line for line in self.lines)
 
     @contextmanager
     def capture(self) -> Iterator[LogCapture]:
-        """Listen inside the block."""
+        """Capture the log inside the block."""
         log = logging.getLogger("splunk_profiler")
         level = log.level
         log.addHandler(self)
@@ -74,15 +74,15 @@ class LogCapture(logging.Handler):
 
 @dataclass(frozen=True)
 class Correlated:
-    """What a test has in its hands.
+    """The parts of a correlating process.
 
     Attributes:
-        life: the publishing.
-        provider: one with a processor that exports to `exported`.
-        processor: that.
-        exported: what came out; empty at first.
-        host: a host profiler.
-        log: of the profiler.
+        life: the publisher.
+        provider: its processor exports to `exported`.
+        processor: the processor of `provider`.
+        exported: exported spans.
+        host: the host profiler.
+        log: the profiler's log.
     """
 
     life: Publishing
@@ -94,19 +94,19 @@ class Correlated:
 
     @property
     def tracer(self) -> Tracer:
-        """Of the provider."""
+        """Tracer of the provider."""
         return self.provider.get_tracer("test")
 
     def span(self, name: str, **settings: Any) -> Span:
-        """A span that is not current."""
+        """Start a span that is not current."""
         return self.tracer.start_span(name, **settings)
 
     def flush(self) -> None:
-        """Have everything exported."""
+        """Flush the provider."""
         assert self.provider.force_flush()
 
     def start_holding(self) -> None:
-        """Have transactions wait until somebody flushes, and forget what has been exported."""
+        """Defer transactions until the next flush, and forget the exported ones."""
         self.host.register()
         self.log.wait_for("has registered")
         self.flush()
@@ -123,15 +123,15 @@ def correlated(
     hold: bool = True,
     **settings: Any,
 ) -> Iterator[Correlated]:
-    """Transactions are correlated inside the block.
+    """Correlate transactions inside the block.
 
     Args:
-        directory: of the socket.
+        directory: folder of the socket.
         mode: ``true`` or ``auto``.
-        provider: whose spans; one of its own by default.
-        processor: what is made of the exporter and added to the provider.
-        hold: transactions wait until they are flushed.
-        settings: others of the profiler.
+        provider: source of the spans; by default a new one.
+        processor: makes the provider's processor of the exporter.
+        hold: defer transactions until they are flushed.
+        settings: further settings of the profiler.
     """
     exported = RecordingExporter()
     tracer_provider = provider or named_provider()

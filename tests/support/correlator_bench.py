@@ -1,4 +1,4 @@
-"""A provider, a correlator that listens on a real socket, and who sends to it; shared by tests."""
+"""A provider, a correlator on a real socket and a sender; shared by tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from splunk_profiler._context import SocketReader
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
-from splunk_profiler.system.method_patch import MethodPatch
 
 WAIT_S = 30
 
 
 class Exporter(InMemorySpanExporter):
-    """Says when a span has come."""
+    """An exporter that sets an event when a span arrives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class CorrelatorBench:
         self.receiving.bind(str(path / "s"))
         self.sending = HostProfiler(path / "s")
         self.lost = threading.Event()
-        self.correlator = Correlator(CorrelationConfig(at_once, buffer_size=100), mailbox, MethodPatch)
+        self.correlator = Correlator(CorrelationConfig(at_once, buffer_size=100), mailbox)
         self.correlator.describe(self.provider.resource.attributes)
         self.correlator.attach(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)

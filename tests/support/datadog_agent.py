@@ -1,7 +1,7 @@
 """Datadog's own test agent as a process, from a virtual environment of its own.
 
-It takes an older release of OpenTelemetry's protocol than the profiler's exporters do, so it cannot be installed beside
-them. The environment is made once, below ``build/``, by whichever interpreter comes first.
+It needs an older release of OpenTelemetry's protocol than the profiler's exporters, so it cannot be installed beside
+them. The first interpreter that needs the environment makes it below ``build/``.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _HOME = Path(__file__).resolve().parents[2] / "build" / "ddapm-test-agent"
 
 
 class NotInstallableError(Exception):
-    """The test agent cannot be had here; says why."""
+    """The test agent cannot be installed here."""
 
 
 def install_agent() -> Path:
-    """The agent's program, installed if it is not yet.
+    """Return the agent's program; install it first if necessary.
 
     Raises:
-        NotInstallableError: it cannot be had.
+        NotInstallableError: it cannot be installed.
     """
     program, ready = _HOME / "bin" / "ddapm-test-agent", _HOME / "ready"
     _HOME.parent.mkdir(exist_ok=True)
     with _HOME.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of the same run may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may install it at the same time
         if not (ready.exists() and (_HOME / "bin" / "python").exists()):
             _run_python("-m", "venv", "--clear", "--without-pip", str(_HOME))
             options = ("--quiet", "--no-compile", "--disable-pip-version-check")
@@ -90,7 +90,7 @@ class DatadogAgent:
         self._process.__exit__(kind, error, traceback)
 
     def forms(self, count: int) -> list[ReadForm]:
-        """All forms with profiles that it has taken, oldest first, once there are `count` of them."""
+        """Wait for `count` forms with profiles and return all of them, oldest first."""
         self._process.lines(count, "INFO:aiohttp.access:")
         with urllib.request.urlopen(f"{self.url}/test/session/requests", timeout=60) as answer:
             requests = json.load(answer)

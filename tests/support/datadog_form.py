@@ -1,4 +1,4 @@
-"""What a Datadog agent was sent, taken apart by Python's own reader of MIME. Imports nothing of the package."""
+"""A reader of the forms for a Datadog agent, by Python's MIME parser. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReadForm:
     """A form.
 
     Attributes:
-        event: what it says of itself.
+        event: the event file.
         tags: its tags.
         files: file name → content.
     """
@@ -28,12 +28,12 @@ class ReadForm:
 
     @property
     def profile(self) -> Any:
-        """The profile in it, as a message of the official schema."""
+        """The profile of the form, as a message of the official schema."""
         return decode(gzip.decompress(self.files["auto.pprof"]))
 
 
 def read_form(content_type: str, body: bytes) -> ReadForm:
-    """The form in the body of a request."""
+    """Parse the form in the body of a request."""
     head = f"Content-Type: {content_type}\r\n\r\n".encode("ascii")
     message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
     assert not message.defects
@@ -49,7 +49,7 @@ def read_form(content_type: str, body: bytes) -> ReadForm:
 
 
 def sample_labels(profile: Any) -> list[dict[str, str | int]]:
-    """The labels of each sample."""
+    """Return the labels of each sample."""
     texts = list(profile.string_table)
     return [
         {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label}

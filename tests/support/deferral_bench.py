@@ -1,4 +1,4 @@
-"""A provider whose exporters are deferred by hand; shared by tests."""
+"""A provider with deferred exporters; shared by tests."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS, HostId, transaction_key
+from splunk_profiler.host_profilers.pending_spans import PendingSpans
 from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
-from splunk_profiler.host_profilers.transactions import Transactions
-from splunk_profiler.system.method_patch import MethodPatch
 
 STACK = b"s" * 16
 ID = "c3Nzc3Nzc3Nzc3Nzc3Nzcw"
 
 
 class DeferralBench:
-    """A provider whose exporters are deferred, by a clock that stands still."""
+    """A provider with deferred exporters, on a fake clock."""
 
     def __init__(self, size: int = 100, **provider: Any) -> None:
         self.now_ns = 1_000
         self.notices = 0
-        self.transactions = Transactions(size)
         self.host_id = HostId(lambda *_: None)
-        self.forwarder = SpanForwarder(self.transactions, self.host_id, lambda _: False, lambda: self.now_ns)
-        self.deferral = SpanDeferral(
-            self.transactions,
-            self.forwarder,
-            self.host_id,
-            MethodPatch,
-            self._notice,
-            monotonic_ns=lambda: self.now_ns,
-        )
+        pending = PendingSpans(size, self.host_id)
+        self.transactions = pending.transactions
+        self.forwarder = SpanForwarder(pending, lambda _: False, lambda: self.now_ns)
+        self.deferral = SpanDeferral(pending, self.forwarder, self._notice, lambda: self.now_ns)
         self.provider = TracerProvider(shutdown_on_exit=False, **provider)
         self.tracer = self.provider.get_tracer("t")
         self.exporter = InMemorySpanExporter()

@@ -1,9 +1,8 @@
-"""Ids that tell which work they belong to, so that whoever reads some of them can say what the others must be.
+"""Ids from which a reader can derive all other ids of the same work.
 
-A `WorkUnit` of work has one span id; its trace id, local root span id, flags and route follow from the piece.
-Neighbouring
-pieces differ in nearly every byte of every id: a record that is made of two of them is seen. Pure; shared by the target
-programs and the tests that read them. Imports nothing of the package.
+A `WorkUnit` determines its span id, trace id, local root span id, flags and route. Neighbouring units differ in nearly
+every byte of every id, so a record that mixes two of them is detected. Pure; shared by the target programs and their
+tests. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ UNSAMPLED_EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """What a span is about.
+    """The work of a span.
 
     Attributes:
-        worker: who does it, from 1.
-        sequence: counts the traces of that worker.
+        worker: number of the worker, from 1.
+        sequence: number of the trace of that worker.
         depth: 0 for the local root.
     """
 
@@ -36,23 +35,23 @@ class WorkUnit:
 
     @classmethod
     def of_key(cls, key: int) -> WorkUnit:
-        """The piece with this key, which need not be one that exists."""
+        """Return the unit with this key; it need not exist."""
         sequence = key & ((1 << _SEQUENCE_BITS) - 1)
         return cls(key >> _SEQUENCE_BITS & ((1 << _WORKER_BITS) - 1), sequence, key >> _SEQUENCE_BITS + _WORKER_BITS)
 
     @classmethod
     def of_span_id(cls, span_id: int) -> WorkUnit:
-        """The piece with this span id, which need not be one that exists."""
+        """Return the unit with this span id; it need not exist."""
         return cls.of_key(span_id * _SPAN_INVERSE % (1 << 64))
 
     @classmethod
     def of_trace_id(cls, trace_id: int) -> WorkUnit:
-        """The local root of this trace, which need not be one that exists."""
+        """Return the local root of this trace; it need not exist."""
         return cls.of_key(trace_id * _TRACE_INVERSE % (1 << 128))
 
     @property
     def key(self) -> int:
-        """A number that stands for it: never 0, below ``1 << KEY_BITS``."""
+        """Number of the unit: never 0, below ``1 << KEY_BITS``."""
         return self.depth << _SEQUENCE_BITS + _WORKER_BITS | self.worker << _SEQUENCE_BITS | self.sequence
 
     @property
@@ -70,10 +69,10 @@ class WorkUnit:
 
     @property
     def sampled(self) -> bool:
-        """Whether its trace is."""
+        """True if its trace is sampled."""
         return self.sequence % UNSAMPLED_EVERY != UNSAMPLED_EVERY - 1
 
     @property
     def route(self) -> str:
-        """The user's label of its whole trace."""
+        """User label of its trace."""
         return f"/worker/{self.worker}/{self.sequence}"

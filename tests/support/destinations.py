@@ -1,4 +1,4 @@
-"""Destinations of profiles that are at work, and what has come to them from each process until now.
+"""Running destinations of profiles, and the functions that they have received of each process.
 
 Tests get them by the fixture `destination`. Imports nothing of the package.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datadog_agent import DatadogAgent, install_agent
+from profile_schema import function_names
 from received_profiles import read
 from receiver_process import Receiver
 from target_process import profiling_settings
@@ -22,11 +23,11 @@ _FRAME = re.compile(r"^\s+at (\S+)\(", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Destination:
-    """One destination.
+    """A running destination.
 
     Attributes:
-        settings: with which a process sends there, once and at its end.
-        functions: process id → what that process was seen in, with its module.
+        settings: settings of a process that exports there once, at its end.
+        functions: process id → qualified names of its functions.
     """
 
     settings: dict[str, str]
@@ -44,7 +45,7 @@ def _settings(url: str, **more: str) -> dict[str, str]:
 
 @contextmanager
 def text(_: Path) -> Iterator[Destination]:
-    """Text records to a collector."""
+    """Run a collector of text records."""
     with Receiver() as receiver:
 
         def functions(pid: int) -> set[str]:
@@ -55,7 +56,7 @@ def text(_: Path) -> Iterator[Destination]:
 
 @contextmanager
 def pprof(_: Path) -> Iterator[Destination]:
-    """Profiles in pprof's format to a collector."""
+    """Run a collector of profiles in pprof's format."""
     with Receiver() as receiver:
 
         def functions(pid: int) -> set[str]:
@@ -67,16 +68,16 @@ def pprof(_: Path) -> Iterator[Destination]:
 
 @contextmanager
 def datadog(folder: Path) -> Iterator[Destination]:
-    """Profiles to a Datadog agent.
+    """Run a Datadog agent.
 
     Raises:
-        NotInstallableError: there is none to be had here.
+        NotInstallableError: the agent cannot be installed here.
     """
     with DatadogAgent(install_agent(), folder) as agent:
 
         def functions(pid: int) -> set[str]:
             profiles = [form.profile for form in agent.forms(0) if form.tags["process_id"] == str(pid)]
-            return {profile.string_table[function.name] for profile in profiles for function in profile.function}
+            return set().union(*map(function_names, profiles))
 
         yield Destination(_settings("http://127.0.0.1:9", SPLUNK_PROFILER_OUTPUT=f"datadog:{agent.url}"), functions)
 

@@ -26,7 +26,7 @@ Log = dict[str, str]
 
 
 class ExportingProcess:
-    """A process that exports. Ends with the ``with`` block, and must then leave within `exit_s` seconds.
+    """A process that exports; at the end of the block it must exit within `exit_s` seconds.
 
     Attributes:
         logs: the log lines so far: ``log`` (the text), ``level`` and ``logger``.
@@ -48,18 +48,18 @@ class ExportingProcess:
         self.answer(60)
 
     def ask(self, command: str, timeout_s: float = 60) -> Any:
-        """Its answer to `command`."""
+        """Send `command` and return the answer."""
         self.tell(command)
         return self.answer(timeout_s)
 
     def tell(self, command: str) -> None:
-        """Give it `command` without waiting for the `answer`."""
+        """Send `command` without waiting for the `answer`."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def log(self, where: Callable[[str], Any], timeout_s: float = 60) -> str:
-        """The first line of our own log for which `where` holds; waits for it."""
+        """Wait for a log line of the profiler for which `where` holds, and return it."""
         deadline = time.monotonic() + timeout_s
         with self._arrived:
             while True:
@@ -72,12 +72,12 @@ class ExportingProcess:
                 self._arrived.wait(left)
 
     def profiler_log(self) -> list[str]:
-        """The log lines of the profiler so far."""
+        """Return the log lines of the profiler so far."""
         with self._arrived:
             return [line["log"] for line in self.logs if line["logger"] == "splunk_profiler"]
 
     def leave(self) -> int:
-        """Let it end by itself; its exit status. Fails if that takes longer than `exit_s` seconds."""
+        """Let it exit and return the exit status. Fails if that takes longer than `exit_s` seconds."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._process.stdin.close()
@@ -86,7 +86,7 @@ class ExportingProcess:
         finally:
             self._process.kill()
             self._process.wait()
-            self._reader.join(60)  # a child it forked holds its output until it ends as well
+            self._reader.join(60)  # its forked children hold the output open
             if self._reader.is_alive():
                 raise AssertionError(f"a child of process {self._process.pid} did not end")
             assert self._process.stdout is not None
@@ -107,7 +107,7 @@ class ExportingProcess:
             self._arrived.notify_all()
 
     def answer(self, timeout_s: float = 60) -> Any:
-        """The next answer that was not taken yet."""
+        """Wait for the next answer and return it."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._answers or self._ended, timeout_s)
             assert self._answers, f"no answer; its log: {self.logs}"

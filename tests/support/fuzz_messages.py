@@ -1,8 +1,8 @@
-"""Millions of datagrams through the decoder and through a second one, on all processors.
+"""A fuzz test of the message decoder against a second decoder, on all processors.
 
     fuzz_messages.py [--count N]
 
-Ends with what was seen of each kind, and with exit status 1 at the first difference or exception, which it shows in
+Prints the number of datagrams of each kind. Exits with status 1 at the first difference or exception, shown in
 full. Imports the decoder from wherever Python finds the package.
 """
 
@@ -22,14 +22,14 @@ _TASK_SIZE = 250_000  # datagrams of one task
 
 
 class DifferenceError(Exception):
-    """The two decoders do not agree."""
+    """The two decoders differ."""
 
 
 def compare_decoders(count: int, seed: int) -> Counter[object]:
-    """How many datagrams of which kind were decoded.
+    """Decode datagrams with both decoders and count them by kind.
 
     Raises:
-        DifferenceError: one was decoded wrongly, or not at all.
+        DifferenceError: the decoders differ, or one raised.
     """
     kinds: Counter[object] = Counter()
     for datagram in datagrams(count, seed):
@@ -45,7 +45,7 @@ def compare_decoders(count: int, seed: int) -> Counter[object]:
 
 
 def main() -> None:
-    """Share the work, sum, print."""
+    """Distribute the work and print the sums."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first share; the others have the next ones")

@@ -1,4 +1,4 @@
-"""The sending side of a host profiler, written out from the specification, and an exporter that can be waited for.
+"""The sending side of a host profiler, written from the specification, and an exporter that can be waited for.
 
 `HostProfiler` sends to one process's socket; `RecordingExporter` keeps what an exporter was given. Used by tests and by
 their targets. Imports nothing of the package.
@@ -22,17 +22,17 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Span
 
 STACK_IDS_ATTRIBUTE = "elastic.profiler_stack_trace_ids"
-HOLD_MS = 60_000  # a delay after which nothing is forwarded as long as a test lasts
+HOLD_MS = 60_000  # longer than any test, so nothing is forwarded by time
 STACK = bytes.fromhex("60b420bb3851d9d47acb933dbe70399b")
 OTHER_STACK = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")
 ENCODED_STACKS = {STACK: "YLQguzhR2dR6y5M9vnA5mw", OTHER_STACK: "TJMmu5gF-o-FiCwS6uckzg"}
 
 
 class HostProfiler:
-    """What one host profiler sends to one process. Waits while the socket is full.
+    """A host profiler that sends to one process; blocks while the socket is full.
 
     Args:
-        path: of the process's socket.
+        path: socket of the process.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -40,26 +40,26 @@ class HostProfiler:
         self._socket.connect(str(path))
 
     def register(self, delay_ms: int = HOLD_MS, host_id: str | None = None, minor: int = 1) -> None:
-        """A registration message; without the last field if there is no host id."""
+        """Send a registration; without a host id the last field is missing."""
         text = b"" if host_id is None else struct.pack("=I", len(host_id.encode())) + host_id.encode()
         self.send(struct.pack("=HHI", 2, minor, delay_ms) + text)
 
     def report(self, span: Span, stack: bytes = STACK, count: int = 1) -> None:
-        """`stack` was seen `count` times in the transaction `span`."""
+        """Send `count` samples of `stack` in the transaction `span`."""
         context = span.get_span_context()
         self.report_ids(context.trace_id, context.span_id, stack, count)
 
     def report_ids(self, trace_id: int, transaction_id: int, stack: bytes = STACK, count: int = 1) -> None:
-        """As `report`, of a transaction that is somewhere else."""
+        """Send samples like `report`, by the ids of a transaction."""
         ids = trace_id.to_bytes(16, "big") + transaction_id.to_bytes(8, "big")
         self.send(struct.pack("=HH24s16sH", 1, 1, ids, stack, count))
 
     def send(self, datagram: bytes) -> None:
-        """Any message."""
+        """Send any message."""
         self._socket.send(datagram)
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Close the socket."""
         self._socket.close()
 
     def __enter__(self) -> HostProfiler:
@@ -72,10 +72,10 @@ class HostProfiler:
 
 
 class RecordingExporter(SpanExporter):
-    """Keeps what it is given.
+    """An exporter that keeps its spans.
 
     Args:
-        on_export: called with each span, before it is kept.
+        on_export: called with each span before it is kept.
     """
 
     def __init__(self, on_export: Callable[[ReadableSpan], None] = lambda _: None) -> None:
@@ -94,41 +94,41 @@ class RecordingExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """It is over."""
+        """Ignore the shutdown."""
         self.is_shut_down = True
 
     def wait_for(self, *names: str, timeout_s: float = 60) -> None:
-        """Return once spans of all these names have come."""
+        """Wait for spans of all these names."""
         with self._changed:
             found = self._changed.wait_for(lambda: not Counter(names) - Counter(self.names), timeout_s)
             assert found, f"{names} were expected, there are {self.names}"
 
     def clear(self) -> None:
-        """Forget what has come."""
+        """Forget the received spans."""
         with self._changed:
             self._spans = []
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        """What has come, in order."""
+        """Received spans, in order."""
         return list(self._spans)
 
     @property
     def names(self) -> list[str]:
-        """The names of what has come, in order."""
+        """Names of the received spans, in order."""
         return [span.name for span in self._spans]
 
     def one(self, name: str) -> ReadableSpan:
-        """The only span of this name."""
+        """Return the only span of this name."""
         (span,) = (span for span in self._spans if span.name == name)
         return span
 
     def ids(self, name: str) -> Counter[str] | None:
-        """How often each stack-trace id is on the only span of this name; None if it has no such attribute."""
+        """Return the ids on the only span of this name, like `ids_on`."""
         return ids_on(self.one(name))
 
 
 def ids_on(span: ReadableSpan) -> Counter[str] | None:
-    """How often each stack-trace id is on `span`; None if it has no such attribute."""
+    """Return the count of each stack-trace id on `span`; None without the attribute."""
     found: Any = (span.attributes or {}).get(STACK_IDS_ATTRIBUTE)
     return None if found is None else Counter(found)

@@ -1,8 +1,8 @@
-"""Judges what a thread of a target shows by what the thread itself says it is at, both read in the same stop.
+"""A judge of published spans: compares them with the thread's own record of its work, read in the same stop.
 
-`Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, whose layout is said
-there. What a thread shows has to be one piece of work throughout, whenever it is read; while no switch of context is
-under way it has to be the very piece. Pure. Imports nothing of the package but the inspector's values.
+`Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, which documents the
+layout. A published span must always belong to one unit of work. Unless a context switch is running, it must be the
+thread's current unit. Pure. Imports nothing of the package but the inspector's values.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TABLE_BYTES = _TABLE.size
 
 
 class Mismatch(Exception):  # noqa: N818  # a finding, not an error
-    """What is shown is wrong."""
+    """The published span is wrong."""
 
 
 def describe_mixed_reading(reading: ThreadReading) -> str:
-    """What is wrong with a reading of which nothing is known but that it must be of one piece of work; or nothing."""
+    """Return how a reading mixes several units of work; empty if it does not."""
     try:
         _decode_record(reading.correlation)
         _decode_labels(reading)
@@ -36,13 +36,13 @@ def describe_mixed_reading(reading: ThreadReading) -> str:
 
 
 class Judge:
-    """Counts readings, and keeps what was wrong.
+    """Counts of readings, and the wrong ones.
 
     Attributes:
         seen: readings of threads that say what they are at: "inside" a span, "outside" of spans, or "moving"; and of
             those that are "resting" and of others, "unknown".
-        wrong: a line for each reading that is not what it should be.
-        tids: the threads that say what they are at, and where in the table they do.
+        wrong: a line for each wrong reading.
+        tids: threads with a record of their work, and its place in the table.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Judge:
 
     @property
     def judged(self) -> int:
-        """Readings of threads that say that they are at work."""
+        """Number of readings of threads at work."""
         return self.seen.total() - self.seen["unknown"] - self.seen["resting"]
 
     def places(self, table: int) -> dict[int, int]:
-        """Where each thread says what it is at, for a table at this address."""
+        """Return the address of each thread's record in a table at this address."""
         return {tid: table + 8 * (_SLOTS + slot) for tid, slot in self.tids.items()}
 
     def judge(self, reading: ThreadReading) -> None:
@@ -99,13 +99,13 @@ class Judge:
 
 
 class JudgeOfIds(Judge):
-    """For targets whose spans have no labels of the user."""
+    """A judge for targets whose spans have no user labels."""
 
     _requires_route = False
 
 
 def _decode_record(record: CorrelationRecord | None) -> WorkUnit | None:
-    """The piece that a record is of, in all its parts."""
+    """Return the unit of work to which all parts of a record belong."""
     if record is None or (record.valid == 1 and record.trace_present == 0):
         return None
     if record.valid != 1 or record.trace_present != 1 or record.minor_version != 1:
@@ -118,7 +118,7 @@ def _decode_record(record: CorrelationRecord | None) -> WorkUnit | None:
 
 
 def _decode_labels(reading: ThreadReading) -> WorkUnit | None:
-    """The piece that a label set is of, in all its parts."""
+    """Return the unit of work to which all parts of a label set belong."""
     labels = {label.key: label.value for label in reading.labels or ()}
     if len(labels) != len(reading.labels or ()) or labels.keys() - {*_IDS, b"route"}:
         raise Mismatch("labels that nobody has set")

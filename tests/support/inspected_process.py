@@ -1,4 +1,4 @@
-"""Processes and libraries in plain C for the tests of the inspector: compiled from `targets/`, told what to publish.
+"""Processes and libraries in plain C for the tests of the inspector, compiled from `targets/`.
 
     with inspected(workshop) as target:
         target.do("load " + str(workshop.elastic()))
@@ -28,20 +28,20 @@ LABELS_NAME = "libcustomlabels.so"
 
 
 class TargetBuilder:
-    """Compiles into `folder`; the same thing only once."""
+    """A compiler of targets into `folder`; compiles each once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def program(self, *options: str) -> Path:
-        """The target; with `options` it can publish by itself."""
+        """Build the target; with `options` it can publish by itself."""
         sources = [TESTS / "targets" / "inspected.c"]
         if options:
             sources.append(TESTS / "targets" / "inspected_library.c")
         return self._compile("inspected", sources, "-pthread", *options)
 
     def library(self, name: str, *options: str, dialect: str = DIALECT) -> Path:
-        """A library of that file name."""
+        """Build a library of that file name."""
         return self._compile(
             name,
             [TESTS / "targets" / "inspected_library.c"],
@@ -50,11 +50,11 @@ class TargetBuilder:
         )
 
     def elastic(self, *options: str, name: str = ELASTIC_NAME, dialect: str = DIALECT) -> Path:
-        """A library for the Elastic interface."""
+        """Build a library for the Elastic interface."""
         return self.library(name, "-DELASTIC", *options, dialect=dialect)
 
     def labels(self, *options: str, name: str = LABELS_NAME, dialect: str = DIALECT) -> Path:
-        """A library for custom labels."""
+        """Build a library for custom labels."""
         return self.library(name, "-DLABELS", *options, dialect=dialect)
 
     def _compile(self, name: str, sources: list[Path], *options: str) -> Path:
@@ -88,7 +88,7 @@ class InspectedProcess(Target):
         self._answers = 1
 
     def do(self, line: str, answer: str = "") -> str:
-        """Have it obey `line`; what it answered, which must begin with `answer`."""
+        """Send `line` and return the answer, which must begin with `answer`."""
         self.tell(line)
         self._answers += 1
         answer_line = self.lines(self._answers)[-1]
@@ -99,7 +99,7 @@ class InspectedProcess(Target):
         return self
 
     def publish(self, *libraries: Path, socket_path: str = "") -> None:
-        """Load the libraries and publish a storage, if there is room for one."""
+        """Load the libraries and publish a storage, if the libraries have one."""
         for library in libraries:
             self.do(f"load {library}", "loaded")
         self.do(storage("shop", "production", socket_path))
@@ -109,7 +109,7 @@ class InspectedProcess(Target):
 def run_inspected(
     workshop: TargetBuilder, *options: str, env: Mapping[str, str] | None = None
 ) -> Iterator[InspectedProcess]:
-    """A target that is ready."""
+    """Run a target until the block ends; yield it when it is ready."""
     with InspectedProcess(workshop.program(*options), env=env) as target:
         target.line("ready")
         yield target
@@ -117,7 +117,7 @@ def run_inspected(
 
 @contextmanager
 def datagram_socket(folder: Path, name: str = "s") -> Iterator[str]:
-    """The path of a socket that takes datagrams."""
+    """Bind a datagram socket for the block and yield its path."""
     path = str(folder / name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
@@ -125,18 +125,18 @@ def datagram_socket(folder: Path, name: str = "s") -> Iterator[str]:
 
 
 def import_path() -> str:
-    """PYTHONPATH for a process that imports the package and what it needs, as this one does."""
+    """Return the PYTHONPATH for a process that imports the package as this one does."""
     return os.pathsep.join([str(TESTS.parent), *filter(None, sys.path)])
 
 
 def storage_bytes(service: bytes, environment: bytes, path: bytes, minor: int = 1) -> bytes:
-    """A process storage."""
+    """Pack a process storage."""
     texts = b"".join(struct.pack("<I", len(text)) + text for text in (service, environment, path))
     return struct.pack("<H", minor) + texts
 
 
 def storage(service: str, environment: str, path: str) -> str:
-    """The line that publishes it."""
+    """Return the line that publishes a process storage."""
     return "storage " + storage_bytes(service.encode(), environment.encode(), path.encode()).hex()
 
 
@@ -149,12 +149,12 @@ def record_bytes(
     present: int = 1,
     flags: int = 1,
 ) -> bytes:
-    """A thread's record."""
+    """Pack a thread's record."""
     return struct.pack("<HBBB", 1, valid, present, flags) + trace + span + transaction
 
 
 def labels(*pairs: tuple[bytes | None, bytes | None]) -> str:
-    """The line that publishes a label set; None is a null pointer."""
+    """Return the line that publishes a label set; None is a null pointer."""
 
     def shown(text: bytes | None) -> str:
         return "-" if text is None else text.hex()

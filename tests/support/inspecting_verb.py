@@ -1,4 +1,4 @@
-"""What the verbs that read other processes have in common, for their tests."""
+"""Checks for the verbs that read other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inspected_process import TargetBuilder, run_inspected
 
 
 def assert_unreadable_processes_are_one_line(verb: str, workshop: TargetBuilder) -> None:
-    """A process that is gone and one that runs no Python: one line on stderr each, and exit code 1."""
+    """Check that an ended process and one without Python give one line on stderr and exit code 1."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with run_inspected(workshop) as target:

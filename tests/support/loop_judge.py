@@ -1,10 +1,10 @@
-"""Judges the correlation loop: every stack trace that was sent has to be on its transaction, as often as it was sent.
+"""A judge of the correlation loop: each sent stack trace must be on its transaction, as often as it was sent.
 
     verdict = judge(answers, reports, spans, delay_ns=…, since_ns={pid: …})
     assert not verdict.wrong
 
-Three sides are compared that know nothing of each other: the clients, who were told which transaction served them; the
-host agent's log of what it sent; the spans that a collector received. Pure. Imports nothing of the package.
+Compares three independent sources: the transactions that the clients got as answers, the host agent's log of sent
+messages, and the spans that a collector received. Pure. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ATTRIBUTE = "elastic.profiler_stack_trace_ids"
 
 
 class Key(NamedTuple):
-    """Which transaction, in hexadecimal digits."""
+    """The ids of a transaction, in hexadecimal digits."""
 
     trace_id: str
     span_id: str
 
 
 class Answer(NamedTuple):
-    """What the service said to a client of the transaction that served it."""
+    """The answer of the service to a client, with its transaction."""
 
     key: Key
     sampled: bool
@@ -39,8 +39,8 @@ class Report(NamedTuple):
     Attributes:
         key: the transaction.
         stack: stack-trace id in hexadecimal digits.
-        samples: how many it stands for.
-        time_ns: not before this it was sent.
+        samples: number of samples.
+        time_ns: lower bound of the time it was sent.
     """
 
     key: Key
@@ -55,7 +55,7 @@ class ExportedSpan(NamedTuple):
     Attributes:
         key: its ids.
         end_ns: when it ended.
-        texts: the stack-trace ids on it as they are; None without the attribute.
+        texts: its stack-trace ids as received; None without the attribute.
     """
 
     key: Key
@@ -65,15 +65,15 @@ class ExportedSpan(NamedTuple):
 
 @dataclass
 class LoopResult:
-    """What became of the samples.
+    """The fate of the samples.
 
     Attributes:
-        wrong: what must not be, in words.
+        wrong: violations, in words.
         sent: samples that were sent.
         written: samples on transactions.
-        unsampled: samples of transactions that are exported by nobody.
-        late: samples that were sent when their transaction did not wait for them (any more).
-        unlogged: samples on transactions that no agent says it has sent.
+        unsampled: samples of transactions that are not exported.
+        late: samples that were sent when their transaction was not deferred (any more).
+        unlogged: samples on transactions that are in no agent's log.
         sent_before_end, sent_after_end, sent_on_both_sides: transactions all of whose messages were sent before their
             end; after it; or some before and some after.
     """
@@ -90,7 +90,7 @@ class LoopResult:
 
 
 def reported(events: Iterable[Mapping[str, Any]]) -> list[Report]:
-    """The messages in an agent's log."""
+    """Return the messages in an agent's log."""
     return [
         Report(
             Key(event["trace_id"], event["transaction_id"]),
@@ -104,7 +104,7 @@ def reported(events: Iterable[Mapping[str, Any]]) -> list[Report]:
 
 
 def exported(spans: Iterable[Mapping[str, Any]]) -> list[ExportedSpan]:
-    """Spans as `targets/receiver.py` describes them."""
+    """Return the spans in the records of `targets/receiver.py`."""
     return [
         ExportedSpan(Key(span["trace_id"], span["span_id"]), span["end_ns"], span["attributes"].get(ATTRIBUTE))
         for span in spans
@@ -123,12 +123,12 @@ def judge(
     """Compare the three sides.
 
     Args:
-        answers: every transaction that there was.
-        reports: every message that was sent.
-        spans: every span that was received.
-        delay_ns: how long after its end a transaction waits at least for what is sent.
-        since_ns: by process, from when on its transactions wait; from the start on if it is not there.
-        most_unlogged: samples that agents may have sent without having said so, because they were killed.
+        answers: all transactions.
+        reports: all sent messages.
+        spans: all received spans.
+        delay_ns: least time after its end for which a transaction is deferred.
+        since_ns: by process, time from which its transactions are deferred; by default from the start.
+        most_unlogged: limit of samples that killed agents may have sent without a log line.
     """
     verdict = LoopResult()
     sampled = {answer.key: answer for answer in answers if answer.sampled}
@@ -189,7 +189,7 @@ def _judge_one(verdict: LoopResult, span: ExportedSpan, reports: Sequence[Report
 
 
 def _decoded(verdict: LoopResult, span: ExportedSpan) -> list[str]:
-    """The ids on a span; base64 for URLs and without padding, each of 16 bytes."""
+    """Decode the ids on a span: base64url without padding, 16 bytes each."""
     stacks = []
     for text in span.texts or ():
         stack = urlsafe_b64decode(text + "==") if len(text) == 22 and not set(text) & set("+/=") else b""

@@ -24,7 +24,7 @@ _UNSAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b71692033
 
 
 class Service:
-    """What the service process, or its workers, say of the correlation.
+    """The events of the correlation in the service process and its workers.
 
     Args:
         target: the process.
@@ -34,11 +34,11 @@ class Service:
         self._target = target
 
     def registration_times(self, processes: int) -> dict[int, int]:
-        """When each process has heard of a profiler, in nanoseconds since the epoch, once so many have."""
+        """Wait for the registrations of so many processes; return their times in ns since the epoch."""
         return {pid: at for _, at, pid in self._timed_lines("a host profiler ", processes)}
 
     def counts(self, processes: int) -> dict[int, dict[str, int]]:
-        """What each process has counted, once so many have ended their publishing."""
+        """Wait until so many processes have ended their publishing, and return their counters."""
         return {
             pid: {name: int(value) for name, value in _COUNTS.findall(text)}
             for text, _, pid in self._timed_lines("from host profilers: ", processes)
@@ -56,11 +56,11 @@ class HostAgentProcess(Target):
         super().__init__(sys.executable, "-m", "splunk_profiler", "host-agent", str(pid), "--json", *options)
 
     def wait_for(self, event: str, count: int = 1) -> None:
-        """Until it has told of so many such events."""
+        """Wait for so many such events."""
         self.lines(count, f'{{"event": "{event}"', _DEADLINE_S)
 
     def end(self) -> dict[str, Any]:
-        """Have it end in order; its totals."""
+        """End it in order and return its totals."""
         self.signal(signal.SIGTERM)
         assert self.finish(_DEADLINE_S) == 0, self.output
         totals = self.events()[-1]
@@ -73,14 +73,14 @@ class HostAgentProcess(Target):
         assert self.finish(_DEADLINE_S) == -signal.SIGKILL
 
     def events(self) -> list[dict[str, Any]]:
-        """All that it has told. After its end."""
+        """Return all its events; call it after the end."""
         return [json.loads(line) for line in self.final_output().splitlines()]
 
 
 class Load:
-    """Clients that ask for `paths` again and again, and remember who has served them.
+    """Clients that request `paths` in a loop and keep the transactions that answered.
 
-    Every fifth request comes from a caller that does not sample its trace.
+    Every fifth request has a remote parent that is not sampled.
     """
 
     def __init__(self, url: str, paths: Sequence[str], clients: int = 4) -> None:
@@ -108,13 +108,13 @@ class Load:
             client.join()
 
     def request_extra(self, path: str, times: int = 1) -> None:
-        """Some requests more, whose transactions are sampled, and whose end is waited for with the others'."""
+        """Send more requests, with sampled transactions; the load waits for them at its end."""
         for _ in range(times):
             self._extra_requests.append(threading.Thread(target=self._request, args=(path, {})))
             self._extra_requests[-1].start()
 
     def wait_for_all_paths(self) -> None:
-        """Wait until each path has been answered once since now."""
+        """Wait for a new answer from each path."""
         with self._answered:
             expected_count = len(self._answers) + self._path_count + len(self._clients)
             assert self._answered.wait_for(lambda: self._failures or len(self._answers) >= expected_count, _DEADLINE_S)
@@ -129,7 +129,7 @@ class Load:
             assert self._answered.wait_for(enough, _DEADLINE_S)
 
     def answers(self) -> list[Answer]:
-        """Who served them. After the load's end."""
+        """Return the transactions that answered; call it after the end."""
         assert not self._failures, self._failures
         return self._answers
 

@@ -1,6 +1,6 @@
-"""A kind of event that there is not, in one file, as the next one would be: objects that a program says it has made.
+"""A test kind of event in one file, like a new kind would be: objects that a program reports.
 
-Its data type is another one than the timer's. Used by tests in their own process and by a target in its.
+Its data type differs from the timer's. Used by tests and by a target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "by
 
 
 class Objects:
-    """Makes objects; notices that from its start to its stop."""
+    """The source of the events; active between start and stop."""
 
     def __init__(self) -> None:
         self._ticker = make_ticker(choose_walker(), None, lambda _: None, 100)
@@ -30,7 +30,7 @@ class Objects:
         self._recorded: list[RawEvent] = []
 
     def make(self, what: str, count: int, size: int) -> list[bytearray]:
-        """So many objects of this size."""
+        """Make so many objects of this size."""
         if self._is_recording:
             self._ticker.capture()
             (raw,) = self._ticker.drain(0)
@@ -42,23 +42,23 @@ class Objects:
         return [bytearray(size) for _ in range(count)]
 
     def start(self) -> None:
-        """See `EventSource.start`."""
+        """Start recording."""
         self._is_recording = True
 
     def stop(self) -> None:
-        """See `EventSource.stop`."""
+        """Stop recording."""
         self._is_recording = False
 
     def drain(self) -> Sequence[RawEvent]:
-        """See `EventSource.drain`."""
+        """Return the recorded events and forget them."""
         recorded, self._recorded = self._recorded, []
         return recorded
 
 
 def registered(objects: Objects) -> RegisteredSource:
-    """The kind, with `objects` as its source where memory is to be profiled."""
+    """Return the registration of the kind; `objects` is its source if memory is profiled."""
 
-    def make(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:  # noqa: ARG001
+    def make(config: Config, _ticker: Ticker, _native: bool) -> EventSource | None:
         return objects if config.memory_enabled else None
 
     return RegisteredSource(KIND, make)

@@ -1,7 +1,7 @@
 """A second decoder of what host profilers send, and datagrams to try both with; shared by tests.
 
 Written from the specification ("Message Format", "Profiler Registration Message", "CPU Profiler Trace Correlation
-Message"), field by field, and apart from the sources: a mistake of theirs is not made here as well. `datagrams` makes
+Message"), field by field, independently of the sources, so that it does not repeat their mistakes. `datagrams` makes
 millions cheaply: one random number and a slice of a block of random bytes are all that most of them cost.
 """
 
@@ -24,7 +24,7 @@ Fields = tuple[object, ...]
 _BLOCK = 4096  # datagrams made of one block of randomness
 _RANDOM_BYTES = 1 << 16
 _LENGTH_MASK = 127
-_MAX_SLICE_BYTES = 300  # bytes of the block that a datagram may take from its place on
+_MAX_SLICE_BYTES = 300  # bytes of the block for one datagram
 _HOST_IDS = [b"", b"h", b"i-0abc", "knoten-ä-東京-🖥".encode(), b"\xff\xfe", b"cut\xe6\x9d", b"nul\x00nul", b"x" * 2000]
 
 
@@ -33,7 +33,7 @@ def _number(part: bytes) -> int:
 
 
 def expected_fields(datagram: bytes) -> Fields:
-    """What the specification says of `datagram`."""
+    """Decode `datagram` as the specification says."""
     if len(datagram) < 4:
         return ("discarded",)
     kind, payload = _number(datagram[0:2]), datagram[4:]
@@ -60,7 +60,7 @@ def _registration(payload: bytes) -> Fields:
 
 
 def decoded_fields(message: Message) -> Fields:
-    """A decoded message in the same terms."""
+    """Return a decoded message in the same form."""
     if isinstance(message, TraceCorrelation):
         return ("stacks", f"{message.transaction:048x}", message.stack_trace_id, message.times)
     if isinstance(message, ProfilerRegistration):
@@ -72,7 +72,7 @@ def decoded_fields(message: Message) -> Fields:
 
 
 def datagrams(count: int, seed: int) -> Iterator[bytes]:
-    """`count` datagrams, the same for the same `seed`: random ones, right ones, and right ones that were damaged."""
+    """Make `count` datagrams from `seed`: random, right and damaged ones."""
     source = random.Random(seed)
     for start in range(0, count, _BLOCK):
         block = source.randbytes(_RANDOM_BYTES + _MAX_SLICE_BYTES)
@@ -82,7 +82,7 @@ def datagrams(count: int, seed: int) -> Iterator[bytes]:
 
 
 def _datagram(number: int, block: bytes) -> bytes:
-    """One that is made of the bits of `number` and of what stands in `block`."""
+    """Make a datagram from the bits of `number` and from `block`."""
     variant, length, at = number & 7, number >> 3 & _LENGTH_MASK, number >> 10 & 0xFFFF
     if variant == 0:
         return block[at : at + length]
@@ -95,7 +95,7 @@ def _datagram(number: int, block: bytes) -> bytes:
 
 
 def _with_host(start: bytes, variant: int, number: int, more: bytes) -> bytes:
-    """A registration with a host id, and what may become of it."""
+    """Make a registration with a host id, perhaps a damaged one."""
     host = _HOST_IDS[number >> 26 & 7]
     whole = start + len(host).to_bytes(4, sys.byteorder) + host
     damage = number >> 31 & 0xFF

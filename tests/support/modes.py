@@ -1,4 +1,4 @@
-"""Who may read what was written: the permissions of files and directories. Imports nothing of the package."""
+"""Checks of the permissions of files and directories. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def mode(path: Path) -> int:
 
 
 def find_open_to_others(directory: Path) -> list[Path]:
-    """The files and directories at and below `directory` that somebody else than their owner may use."""
+    """Find the files and directories at and below `directory` that are open to others than their owner."""
     return [path for path in (directory, *directory.rglob("*")) if mode(path) & 0o077]
 
 
 @contextmanager
 def umask_cleared() -> Iterator[None]:
-    """Lets files get all permissions that they are made with, as some containers do."""
+    """Clear the umask for the block, as some containers do."""
     before = os.umask(0)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Reads what this process publishes as a host profiler would, from inside: through the libraries' own objects.
+"""A reader of what this process publishes, through the libraries' exported objects.
 
-The layouts are written out anew here, apart from the sources.
+The layouts are independent of the sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pointers = Any  # ctypes._Pointer[c_void_p], whose type has no public name
 
 
 class Elastic(NamedTuple):
-    """The 37 bytes that a reader takes, ids as numbers."""
+    """The record of 37 bytes, with ids as numbers."""
 
     minor: int
     valid: int
@@ -37,7 +37,7 @@ class Elastic(NamedTuple):
 
 
 def storage_of(*texts: str) -> bytes:
-    """A process storage with these strings."""
+    """Pack a process storage with these strings."""
     return struct.pack("=H", 1) + b"".join(struct.pack("=I", len(text)) + text.encode() for text in texts)
 
 
@@ -50,15 +50,15 @@ class OwnMemory:
             accessor.restype = ctypes.POINTER(ctypes.c_void_p)
 
     def elastic_slot(self) -> Pointers:
-        """The calling thread's own pointer; it can be followed from other threads while this one lives."""
+        """Return the calling thread's own pointer; other threads can read it while this one lives."""
         return self._elastic.splunk_profiler_elastic_slot()
 
     def labels_slot(self) -> Pointers:
-        """The same of the labels."""
+        """Return the calling thread's pointer to its labels."""
         return self._labels.splunk_profiler_labels_slot()
 
     def elastic(self, slot: Pointers | None = None) -> Elastic | None:
-        """What stands behind the calling thread's pointer, or another's; None where it is null."""
+        """Read the record of the calling thread, or of another `slot`; None for a null pointer."""
         address = (slot or self.elastic_slot())[0]
         if not address:
             return None
@@ -66,7 +66,7 @@ class OwnMemory:
         return Elastic(minor, valid, present, flags, *(int.from_bytes(one, "big") for one in ids))
 
     def labels(self, slot: Pointers | None = None) -> list[tuple[bytes, bytes]] | None:
-        """The same of the label set, in its order."""
+        """Read the label set like `elastic`, in its order."""
         address = (slot or self.labels_slot())[0]
         if not address:
             return None
@@ -79,17 +79,17 @@ class OwnMemory:
         return found
 
     def storage(self, size: int) -> bytes | None:
-        """The first bytes of the process storage; None where its pointer is null."""
+        """Read the first bytes of the process storage; None for a null pointer."""
         pointer = ctypes.c_void_p.in_dll(self._elastic, "elastic_apm_profiling_correlation_process_storage_v1")
         return ctypes.string_at(pointer.value, size) if pointer.value else None
 
 
 class Context(dict[str, Any]):
-    """What never changes, as the publisher is told."""
+    """The fixed parts of a span context."""
 
 
 class SpanContext(NamedTuple):
-    """As OpenTelemetry has it."""
+    """A SpanContext like OpenTelemetry's."""
 
     trace_id: int
     span_id: int
@@ -98,7 +98,7 @@ class SpanContext(NamedTuple):
 
 
 class Span:
-    """What the publisher knows of a span: where its SpanContext is, and that it takes attributes."""
+    """A span as the publisher needs it: a SpanContext and attributes."""
 
     def __init__(self, trace_id: int, span_id: int, is_remote: bool = False) -> None:
         self._context = SpanContext(trace_id, span_id, is_remote)
@@ -109,16 +109,16 @@ class Span:
 
 @dataclass
 class InstalledPublisher:
-    """The publisher, installed with variables of its own."""
+    """An installed publisher with its own context variables."""
 
     variable: ContextVar[Any] = field(default_factory=lambda: ContextVar("current_context"))
     labels: ContextVar[Any] = field(default_factory=lambda: ContextVar("labels"))
     span_key: str = SPAN_KEY
-    asked: list[Any] = field(default_factory=list)  # spans that `identify` was called with
+    asked: list[Any] = field(default_factory=list)  # arguments of `identify`
     answer: Callable[[Any], Any] | None = None
 
     def identify(self, span: Any) -> Any:
-        """Own root, as a span without a parent, unless there is an `answer`."""
+        """Return the result of `answer`, or the span as its own root."""
         self.asked.append(span)
         if self.answer is not None:
             return self.answer(span)
@@ -126,21 +126,21 @@ class InstalledPublisher:
         return _context.Identity(found.trace_id, found.span_id, found.span_id, found.trace_flags)
 
     def install(self) -> None:
-        """Also again."""
+        """Install the publisher; may be called again."""
         _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify, Context)
         _context.load_labels_library(LABELS_PATH)
         _context.load_elastic_library(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
         self.publish()
 
     def publish(self) -> None:
-        """The calling thread's context as it is now."""
+        """Publish the calling thread's context."""
         _context.publish()
 
     def uninstall(self) -> None:
-        """Also twice."""
+        """Uninstall the publisher; may be called twice."""
         _context.uninstall()
         _context.clear_storage()
 
     def attach(self, span: Any) -> Any:
-        """`span` is current from now on: a token for `_context.detach`."""
+        """Make `span` current and return the token for `_context.detach`."""
         return _context.attach(Context({self.span_key: span}))

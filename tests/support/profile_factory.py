@@ -1,10 +1,12 @@
-"""Makes profiles for tests of what happens after aggregation: small ones to be read, large ones to be split."""
+"""Profiles for tests of formats and export: small ones to read, large ones to split."""
 
 from __future__ import annotations
 
+import gzip
 import random
 
 from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.formats.pprof import OriginOf, encode_whole
 from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
@@ -18,7 +20,7 @@ _SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa
 
 
 def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
-    """Whose code the files of these profiles are, and of some that tests add."""
+    """Return the code origin of a file in these profiles."""
     if file.startswith("/srv/shop/"):
         return CodeOrigin(OriginKind.APPLICATION, "shop", "1.4")
     if file.startswith("/usr/lib/python3.12/"):
@@ -32,8 +34,13 @@ def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
     return CodeOrigin(OriginKind.UNKNOWN)
 
 
+def message(profile: Profile, origin_of: OriginOf = lambda _file, _namespace: CodeOrigin(OriginKind.UNKNOWN)) -> bytes:
+    """Return `profile` as one pprof message, not compressed."""
+    return gzip.decompress(encode_whole(profile, origin_of=origin_of).gzipped)
+
+
 def small_profile() -> Profile:
-    """Ten seconds of one thread: in a span, in code that a compiler would name badly, waiting, collecting garbage."""
+    """Make a profile of ten seconds of one thread: a span, odd names, waiting, garbage collection."""
     period = ("source.event.period", 10)
     return Profile(
         time_ns=1_780_000_000_000_000_000,
@@ -91,7 +98,7 @@ def small_profile() -> Profile:
 
 
 def large_profile(aggregates: int, *, dropped_labels: int = 0) -> Profile:
-    """As many aggregates, each with a stack of 40 frames and a span of its own."""
+    """Make a profile of so many aggregates, each with 40 frames and its own span."""
     source = random.Random(aggregates)  # the same at every call
     places = [Frame(f"shop.part{i % 30}.Part", f"step_{i}", f"/srv/shop/part{i % 30}.py", i, i) for i in range(1, 600)]
     root = places[:30]

@@ -1,8 +1,8 @@
 """The official schema of pprof profiles, for Google's own protobuf runtime to decode with.
 
 Names, numbers and types of all fields are those of ``proto/profile.proto`` in the repository of the pprof project
-(package ``perftools.profiles``, proto3). No maintained package on PyPI carries that file compiled; what stands here is
-held against the project's own implementation by a test that has ``go tool pprof`` write a profile.
+(package ``perftools.profiles``, proto3). No maintained package on PyPI has that file compiled. A test compares this
+schema with a profile that ``go tool pprof`` writes.
 """
 
 from __future__ import annotations
@@ -85,9 +85,14 @@ ProfileMessage = _message_class()
 
 
 def decode(message: bytes) -> Any:
-    """The message that these bytes are, which has nothing in it that the schema does not know."""
+    """Decode a message; fail on fields that the schema does not have."""
     decoded = ProfileMessage.FromString(message)
     known = decoded.SerializeToString(deterministic=True)
     decoded.DiscardUnknownFields()
     assert decoded.SerializeToString(deterministic=True) == known
     return decoded
+
+
+def function_names(profile: Any) -> set[str]:
+    """Return the names of all functions in a decoded profile."""
+    return {profile.string_table[function.name] for function in profile.function}

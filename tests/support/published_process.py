@@ -1,4 +1,4 @@
-"""Publishing of this process, started and stopped as the profiler does, and what a reader makes of it; shared by tests.
+"""Publishing by this process, and reading of what it publishes; shared by tests.
 
 Import it after `pytest.importorskip("splunk_profiler._context")`.
 """
@@ -32,7 +32,7 @@ class ProcessStorage(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """What a thread shows of its span."""
+    """The published ids of a thread."""
 
     trace_id: int
     span_id: int
@@ -43,13 +43,13 @@ class Ids(NamedTuple):
 def publishing(
     directory: Path, resource_attributes: dict[str, str] | None = None, **settings: Any
 ) -> Iterator[Publishing]:
-    """Both ABIs are published inside the block, unless `settings` say otherwise."""
+    """Publish both ABIs inside the block, unless `settings` say otherwise."""
     env = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(f"{key}={value}" for key, value in (resource_attributes or {}).items())}
     wanted = {"correlation": "true", "custom_labels": "true", "socket_directory": str(directory), **settings}
     made = make_publishing(from_config(Config(**wanted), env), is_audited_by_sampling=True)
     assert made is not None
     made.start()
-    made.run_pending_work()  # or wait for the thread of ours that does so meanwhile
+    made.run_pending_work()  # or wait for our thread that runs it at this moment
     try:
         yield made
     finally:
@@ -57,12 +57,12 @@ def publishing(
 
 
 def provider(name: str = "shop", **attributes: str) -> TracerProvider:
-    """A provider that nobody but the caller knows."""
+    """Return a provider that is not the global one."""
     return TracerProvider(resource=Resource({"service.name": name, **attributes}))
 
 
 def read_storage() -> ProcessStorage | None:
-    """What the process says of itself; None while it says nothing."""
+    """Read the process storage; None while there is none."""
     memory = OwnMemory()
     if memory.storage(2) is None:
         return None
@@ -76,7 +76,7 @@ def read_storage() -> ProcessStorage | None:
 
 
 def wait_for_storage() -> ProcessStorage:
-    """Return the process storage of this process, once a thread of ours has made it visible."""
+    """Wait for the process storage of this process and return it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = read_storage()
@@ -87,7 +87,7 @@ def wait_for_storage() -> ProcessStorage:
 
 
 def published_ids() -> Ids | None:
-    """The span that the calling thread shows; None if it shows none. Both ABIs must agree."""
+    """Return the published span of the calling thread, or None. Both ABIs must agree."""
     memory = OwnMemory()
     record, labels = memory.elastic(), dict(memory.labels() or ())
     if record is None or not record.present:
@@ -100,12 +100,12 @@ def published_ids() -> Ids | None:
 
 
 def published_labels() -> dict[str, str]:
-    """The user's labels that the calling thread shows."""
+    """Return the published user labels of the calling thread."""
     ours = {b"trace_id", b"span_id", b"local_root_span_id"}
     return {key.decode(): value.decode() for key, value in OwnMemory().labels() or () if key not in ours}
 
 
 def ids_of(span: Span, root: Span | None = None) -> Ids:
-    """What must be shown in `span`, whose local root is `root` or itself."""
+    """Return the ids to publish for `span`, whose local root is `root` or itself."""
     own, local_root = span.get_span_context(), (root or span).get_span_context()
     return Ids(own.trace_id, own.span_id, local_root.span_id)

@@ -1,4 +1,4 @@
-"""Targets that publish to host profilers, and the settings with which they do."""
+"""Targets that publish to host profilers, and their settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PREFIX = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_"
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A folder whose path is short enough for the path of a socket in it."""
+    """Make a folder with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="spl-") as folder:
         yield Path(folder)
 
 
 def publishing_settings(folder: Path, **more: str) -> dict[str, str]:
-    """Settings to publish both ABIs and to do nothing else; the socket is made in `folder`."""
+    """Return settings that publish both ABIs and do nothing else; the socket is in `folder`."""
     return {
         "OTEL_SERVICE_NAME": SERVICE,
         f"{_PREFIX}ENABLED": "true",
@@ -33,6 +33,6 @@ def publishing_settings(folder: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def publishing_target(*command: str, **more: str) -> Iterator[Target]:
-    """A running target that publishes, with these settings besides."""
+    """Run a target that publishes, with these further settings."""
     with socket_folder() as folder, Target(*command, env=publishing_settings(folder, **more)) as target:
         yield target

@@ -1,4 +1,4 @@
-"""Profiles as a receiver has got them, with names and labels in place of numbers. Imports nothing of the package."""
+"""Received profiles, with names and labels in place of numbers. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class ReceivedProfile:
 
     @property
     def pid(self) -> int:
-        """The process that sent it."""
+        """Id of the sending process."""
         return int(self.record["resource"]["process.pid"])
 
 
 def read(record: dict[str, Any]) -> ReceivedProfile:
-    """The profile in a log record."""
+    """Parse the profile in a log record."""
     message = decode(gzip.decompress(base64.b64decode(record["body"], validate=True)))
     texts = list(message.string_table)
     assert [(texts[kind.type], texts[kind.unit]) for kind in message.sample_type] == [
@@ -68,5 +68,5 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
 
 
 def all_samples(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
-    """The samples of all of them."""
+    """Return the samples of all profiles."""
     return [sample for profile in profiles for sample in profile.samples]

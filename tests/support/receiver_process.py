@@ -27,7 +27,7 @@ Export = dict[str, Any]
 
 
 class Receiver:
-    """A running collector. `port` 0 lets the system choose; `port` says afterwards which one it is.
+    """A running collector. `port` 0 takes a free one; the attribute has its number.
 
     With a `path` it listens at a Unix socket there, and at no port.
 
@@ -77,7 +77,7 @@ class Receiver:
         return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
 
     def switch(self, mode: str, timeout_s: float = 60) -> None:
-        """Change its mode (see targets/receiver.py) and return when the new one is in force."""
+        """Change its mode (see targets/receiver.py) and wait until it is in force."""
         with self._arrived:
             before = len(self._modes)
         assert self._process.stdin is not None
@@ -86,7 +86,7 @@ class Receiver:
         self._wait(lambda: len(self._modes) > before, timeout_s, f"did not switch to {mode!r}")
 
     def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 60) -> list[Export]:
-        """All exports of `signal` that met the mode `answer` (any, if empty), once there are `count` of them."""
+        """Wait for `count` exports of `signal` in mode `answer` (any, if empty), and return all of them."""
 
         def seen() -> list[Export]:
             return [e for e in self._exports if e["signal"] == signal and e["answer"].startswith(answer)]
@@ -96,7 +96,7 @@ class Receiver:
             return seen()
 
     def records(self, count: int = 0, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> list[Record]:
-        """All *accepted* log records for which `where` holds, once there are at least `count` of them."""
+        """Wait for `count` accepted log records for which `where` holds, and return all of them."""
 
         def seen() -> list[Record]:
             accepted = (e for e in self._exports if e["signal"] == "logs" and e["answer"] == "ok")
@@ -107,13 +107,13 @@ class Receiver:
             return seen()
 
     def record(self, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> Record:
-        """The first accepted log record for which `where` holds; waits for it."""
+        """Wait for an accepted log record for which `where` holds, and return it."""
         return self.records(1, where, timeout_s)[0]
 
     def spans(
         self, count: int = 0, where: Callable[[dict[str, Any]], Any] = bool, timeout_s: float = 60
     ) -> list[dict[str, Any]]:
-        """All spans received for which `where` holds, once there are at least `count` of them."""
+        """Wait for `count` spans for which `where` holds, and return all of them."""
 
         def seen() -> list[dict[str, Any]]:
             traces = (e for e in self._exports if e["signal"] == "traces")
@@ -124,7 +124,7 @@ class Receiver:
             return seen()
 
     def kill(self) -> None:
-        """End it at once, as a crash would; its port is free when this returns."""
+        """Kill it; its port is free on return."""
         self._process.kill()
         self._leave()
 

@@ -1,4 +1,4 @@
-"""A ticker that runs on a thread of its own, as a sampler runs it."""
+"""A ticker on its own thread, as a sampler runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splunk_profiler.capture.walker import Ticker
 
 @contextmanager
 def running(ticker: Ticker, period_ns: int, focused_period_ns: int = 0) -> Iterator[None]:
-    """Runs `ticker` until the block is left."""
+    """Run `ticker` until the block ends."""
     thread = threading.Thread(target=ticker.run, args=(period_ns, focused_period_ns))
     thread.start()
     try:

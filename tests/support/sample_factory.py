@@ -1,4 +1,4 @@
-"""Makes samples for tests of what happens after capture."""
+"""Samples for tests of formats and export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_sample(
     period_ns: int = 1_000_000_000,
     function: str = "total",
 ) -> Sample:
-    """The sample number `number`: its time is that many seconds after the epoch."""
+    """Make sample `number`, whose time is that many seconds after the epoch."""
     stack = Stack(tuple(Frame("shop.cart.Cart", function, "cart.py", line) for line in range(1, frames + 1)), truncated)
     thread = Thread(index=7, name=name, ident=0x7F00, native_id=0x1234)
     seen = ThreadSample(

@@ -15,17 +15,17 @@ from types import TracebackType
 
 from splunk_profiler._context import SocketReader
 
-WAIT_S = 60.0  # until a test is given up
+WAIT_S = 60.0  # time limit of a test, in seconds
 
 
 class MailboxReader:
-    """A socket whose messages a thread gathers, and one that sends to it. Ends with the block.
+    """A socket that a thread reads, and a sender. Ends with the block.
 
     Attributes:
         mailbox: gathers them.
-        sender: connected to its socket; raises BlockingIOError where a blocking one would wait.
+        sender: non-blocking socket that is connected to the receiver.
         receiver: the socket that is read.
-        outcome: what `run` returned or raised, once it has.
+        outcome: result or exception of `run`, after its end.
     """
 
     def __init__(self) -> None:
@@ -44,22 +44,22 @@ class MailboxReader:
 
     @property
     def ident(self) -> int:
-        """Of the reading thread."""
+        """Ident of the reading thread."""
         assert self._thread.ident is not None
         return self._thread.ident
 
     def start(self) -> None:
-        """Have it read."""
+        """Start the reading thread."""
         self._thread.start()
 
     def join_reader(self) -> object:
-        """What `run` returned, once it has."""
+        """Join the reading thread and return the result of `run`."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it still reads"
         return self.outcome
 
     def send(self, message: bytes) -> None:
-        """As soon as there is room for it."""
+        """Send, and wait for room."""
         while True:
             try:
                 self.sender.send(message)
@@ -68,7 +68,7 @@ class MailboxReader:
                 assert select.select([], [self.sender], [], WAIT_S)[1], "nobody reads"
 
     def fill(self, message: bytes, max_messages: int) -> int:
-        """Send until the mailbox has `max_messages` of them and the kernel takes no more; how many were sent."""
+        """Send until mailbox (`max_messages`) and kernel are full; return the number of messages."""
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
@@ -83,7 +83,7 @@ class MailboxReader:
         raise AssertionError("nobody reads")
 
     def take_messages(self, count: int) -> list[bytes]:
-        """That many messages, once they are there, and nothing after them."""
+        """Wait for that many messages and return them; no more may follow."""
         messages: list[bytes] = []
         while len(messages) < count:
             more = self.mailbox.take(WAIT_S)
@@ -113,7 +113,7 @@ class MailboxReader:
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:
-    """A receiver with an address of its own, and a sender: the queue between the two of a `socketpair` is longer."""
+    """Return a bound receiver and a sender; a `socketpair` would have a longer queue."""
     receiver, sender = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
     receiver.bind("")  # the kernel finds a name
     sender.connect(receiver.getsockname())
@@ -121,11 +121,11 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def numbered_message(number: int, size: int = 46) -> bytes:
-    """A message that says which it is."""
+    """Return a message with this number."""
     return struct.pack("=I", number).ljust(size, b".")
 
 
 def number_of(message: bytes) -> int:
-    """Which it is."""
+    """Return the number of a message."""
     (number,) = struct.unpack_from("=I", message)
     return int(number)

@@ -1,4 +1,4 @@
-"""What targets say of the spans that they export (`targets/spoken_spans.py`), and how a host profiler finds them."""
+"""Output of targets on their exported spans (`targets/spoken_spans.py`), and messages of a host profiler to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from host_profiler import HostProfiler
-from publishing_target import publishing_settings as settings
+from publishing_target import publishing_settings
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
@@ -20,15 +20,15 @@ _QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn
 
 
 def correlation_settings(folder: Path, mode: str = "true", **more: str) -> dict[str, str]:
-    """Settings of a service whose socket is in `folder`; in ``auto`` sampling has to be on."""
-    env = settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
+    """Return the settings of a service with its socket in `folder`; ``auto`` needs sampling."""
+    env = publishing_settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
     if mode == "auto":
         env |= {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9"}
     return env
 
 
 def socket_of(pid: int) -> str:
-    """The socket that process `pid` says it has, as a host profiler reads it."""
+    """Read the socket's path from the storage of process `pid`."""
     with Reader(pid, strict_host=True) as reader:
         report = reader.read()
     assert report.storage is not None, report.reasons
@@ -37,29 +37,29 @@ def socket_of(pid: int) -> str:
 
 
 def register(target: Target, host: HostProfiler, delay_ms: int = 60_000) -> None:
-    """Transactions of the target's first process wait that long from now on."""
+    """Register with the target's first process, which defers its transactions that long."""
     host.register(delay_ms)
     target.find("(has registered)")
 
 
 def stack_of(number: int) -> bytes:
-    """A stack-trace id that nobody else has: of a process id or a span id."""
+    """Return a unique stack-trace id for a process id or a span id."""
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
 
 
 def ids_of(number: int) -> dict[str, int]:
-    """What has to be on a transaction in which `SAMPLES_PER_TRANSACTION` of `stack_of` were seen."""
+    """Return the expected ids on a transaction with `SAMPLES_PER_TRANSACTION` samples of `stack_of`."""
     return {urlsafe_b64encode(stack_of(number)).rstrip(b"=").decode(): SAMPLES_PER_TRANSACTION}
 
 
 def report_to(host: HostProfiler, process: dict[str, Any], stack: bytes) -> None:
-    """Tell a process what was seen in the transaction that it has introduced."""
+    """Send samples of the transaction that a process has announced."""
     for _ in range(SAMPLES_PER_TRANSACTION):
         host.report_ids(process["trace_id"], process["span_id"], stack)
 
 
 def report_to_each(target: Target, processes: list[dict[str, Any]], mode: str) -> set[str]:
-    """Tell each process that its own stack was seen in its transaction. The sockets.
+    """Send each process samples of its own stack and transaction; return the sockets.
 
     In ``auto``, returns when each has heard that there is a profiler: only what ends from then on waits.
     """
@@ -73,17 +73,17 @@ def report_to_each(target: Target, processes: list[dict[str, Any]], mode: str) -
 
 
 def exported(target: Target) -> list[dict[str, Any]]:
-    """All that has been exported so far."""
+    """Return the exported spans so far."""
     return [json.loads(line) for line in target.lines(0, "exported ")]
 
 
 def names(target: Target, exporter: str = "simple") -> list[str]:
-    """The names of what an exporter has got, in order."""
+    """Return the names of an exporter's spans, in order."""
     return [one["name"] for one in exported(target) if one["exporter"] == exporter]
 
 
 def by_process(target: Target, name: str, exporter: str = "simple") -> dict[int, Any]:
-    """The ids on each process's only span of this name."""
+    """Return the ids on each process's only span of this name."""
     found = [(one["pid"], one["ids"]) for one in exported(target) if (one["name"], one["exporter"]) == (name, exporter)]
     assert len(found) == len(dict(found)), f"{name!r} was exported twice: {Counter(pid for pid, _ in found)}"
     return dict(found)

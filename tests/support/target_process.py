@@ -30,7 +30,7 @@ _CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without the settings of profilers, SDKs and Python, but with its path."""
+    """Return this process's environment without settings of profilers, SDKs and Python, but with its path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED_PREFIXES)}
     path = [
         str(TESTS / "targets"),
@@ -42,14 +42,14 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def profiling_settings(receiver_url: str, interval_ms: int = 5, walker: str = "auto", **more: str) -> dict[str, str]:
-    """The settings with which a target is profiled into a receiver."""
+    """Return the settings of a target that is profiled into a receiver."""
     return {
         "SPLUNK_PROFILER_ENABLED": "true",
         "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver_url,
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": str(interval_ms),
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "50",
         "SPLUNK_PROFILER_WALKER": walker,
-        "SPLUNK_PROFILER_MAX_OVERHEAD": "off",  # so short an interval is what a test wants, whatever it costs
+        "SPLUNK_PROFILER_MAX_OVERHEAD": "off",  # the interval is shorter than the profiler allows by default
         **more,
     }
 
@@ -92,22 +92,22 @@ class Target:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until it has ended."""
         return self._process.poll() is None
 
     @property
     def output(self) -> str:
-        """All it has said so far, on both of its outputs."""
+        """Output and errors so far."""
         with self._changed:
             return "\n".join(self._lines)
 
     def final_output(self, timeout_s: float = 60) -> str:
-        """All it has said, once nobody is left who could say more."""
+        """Wait until all writers of its output have ended, and return the output."""
         self._wait(lambda: self._ended, timeout_s, "did not end its output")
         return self.output
 
     def lines(self, count: int, start: str = "", timeout_s: float = 60) -> list[str]:
-        """All lines that start so (without that start), once there are at least `count` of them."""
+        """Wait for `count` lines with that start, and return all of them without it."""
 
         def seen() -> list[str]:
             return [line[len(start) :].strip() for line in self._lines if line.startswith(start)]
@@ -117,11 +117,11 @@ class Target:
             return seen()
 
     def line(self, start: str = "", timeout_s: float = 60) -> str:
-        """The first line that starts so, without that start."""
+        """Wait for a line with that start, and return it without the start."""
         return self.lines(1, start, timeout_s)[0]
 
     def find(self, pattern: str, timeout_s: float = 60) -> str:
-        """What the first group of `pattern` matches in the first line where it is found."""
+        """Wait for a line that matches `pattern`, and return its first group."""
 
         def seen() -> list[str]:
             return [match[1] for line in self._lines if (match := re.search(pattern, line))]
@@ -131,16 +131,16 @@ class Target:
             return seen()[0]
 
     def json(self, start: str, timeout_s: float = 60) -> Any:
-        """The value that the first line that starts so goes on with."""
+        """Wait for a line with that start, and return the JSON value after it."""
         return json.loads(self.line(start, timeout_s))
 
     def has_line(self, start: str) -> bool:
-        """Whether a line starts so by now."""
+        """Return True if a line with that start is there."""
         with self._changed:
             return any(line.startswith(start) for line in self._lines)
 
     def wait_for_either(self, start: str, end: str, after: int) -> str:
-        """`start` once more than `after` lines start so, or `end` as soon as a line is that."""
+        """Wait for more than `after` lines that start with `start`, or for the line `end`; return which."""
 
         def seen() -> bool:
             return end in self._lines or sum(line.startswith(start) for line in self._lines) > after
@@ -166,7 +166,7 @@ class Target:
         self._process.send_signal(number)
 
     def finish(self, timeout_s: float = 60) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait for its end and return the exit code."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Tickers and threads that hold still, for the tests of the native walker.
+"""Tickers and blocked threads for the tests of the native walker.
 
 Import it after `pytest.importorskip("splunk_profiler._walker")`.
 """
@@ -12,17 +12,17 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
-from splunk_profiler import _walker as walker
+from splunk_profiler import _walker
 from splunk_profiler.raw import RawThread
 
 Frames = tuple[str, ...]
-Ticker = walker.Ticker[str, Any]
+Ticker = _walker.Ticker[str, Any]
 LONG_NS = 30_000_000_000
 current: ContextVar[object] = ContextVar("current")
 
 
 class Thing:
-    """Can be seen to die."""
+    """An object with weak references."""
 
 
 def name(code: CodeType, _offset: int, _globals: dict[str, Any]) -> str:
@@ -44,7 +44,7 @@ def make(
     min_collection_interval_ns: int = 0,
     trace_filter: tuple[dict[int, Any], str] | None = None,
 ) -> Ticker:
-    return walker.Ticker(
+    return _walker.Ticker(
         context_var=context_var,
         labels_var=labels_var,
         max_depth=max_depth,
@@ -58,7 +58,7 @@ def make(
 
 @contextmanager
 def blocked_thread(inside: Callable[[Callable[[], object]], object]) -> Iterator[threading.Thread]:
-    """A thread that calls `inside(wait)`, and waits there until the block ends."""
+    """Run a thread that calls `inside(wait)` and waits there until the block ends."""
     ready, finished = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""A build backend as small as can be, put into projects that tests install. Imports nothing but the standard library.
+"""A minimal build backend for projects that tests install. Imports nothing but the standard library.
 
 A project has a ``project.json`` with ``name``, ``version``, ``packages`` (folder of the project that holds them) and
 ``editable``, which says how an editable install leads to it: by a path, or by a finder that knows its packages.
@@ -34,7 +34,7 @@ def install():
 
 
 def make_wheel(folder: str | Path, name: str, version: str, files: dict[str, str]) -> str:
-    """A wheel with `files` (path → text) and the metadata that pip asks for; its file's name."""
+    """Write a wheel with `files` (path → text) and pip's metadata, and return its file name."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     content = {
@@ -56,7 +56,7 @@ def make_wheel(folder: str | Path, name: str, version: str, files: dict[str, str
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:  # noqa: ARG001
-    """PEP 517."""
+    """Build a wheel (PEP 517)."""
     project = json.loads(Path("project.json").read_text())
     root = Path(project["packages"])
     files = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*.py") if path.name != "backend.py"}
@@ -64,7 +64,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:  # noqa: ARG001
-    """PEP 660."""
+    """Build an editable wheel (PEP 660)."""
     project = json.loads(Path("project.json").read_text())
     name, root = project["name"], Path(project["packages"]).resolve()
     if project["editable"] == "path":

@@ -1,4 +1,4 @@
-"""Builds the wheel of this checkout as pip does, in a folder of its own. Knows nothing of what is in it."""
+"""A builder of this checkout's wheel, as pip builds it, in a separate folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHIPPED = ("splunk_profiler", "native", "CMakeLists.txt", "pyproject.toml", "REA
 
 
 def copy_sources(folder: Path) -> Path:
-    """What a build needs, copied, so that no build leaves anything in the work tree."""
+    """Copy the sources, so that no build leaves files in the work tree."""
     for name in SHIPPED:
         subprocess.run(["cp", "-r", str(ROOT / name), str(folder)], check=True)
     for built in [*folder.rglob("*.so"), *folder.rglob("__pycache__")]:
@@ -21,7 +21,7 @@ def copy_sources(folder: Path) -> Path:
 
 
 def build_wheel(folder: Path, path: str) -> Path:
-    """The wheel built of the sources in `folder`, with `path` as the search path for programs."""
+    """Build the wheel of the sources in `folder`, with `path` as the search path for programs."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", "wheels", "."]
     env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

@@ -1,22 +1,21 @@
-/* Context.run before 3.14: what asyncio's handles, executors and anyio switch contexts with.
+/* The hook for Context.run before 3.14, by which asyncio's handles, executors and anyio switch contexts.
  *
- * The method's entry in CPython's own table is exchanged. Every bound method, method descriptor and specialised
- * instruction goes through that entry at each call, so those made before are caught too. The entry belongs to the process:
- * interpreters that installed nothing are passed through to the original.
+ * The hook replaces the method's entry in CPython's own table. Every bound method, method descriptor and
+ * specialised instruction uses that entry at each call, so those made earlier are hooked too. The entry
+ * belongs to the process: for interpreters without hooks, calls pass through to the original.
  */
 #include "py_compat.h"
 
 #include "switch_hooks.h"
-
-#include "switch_compat.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
 typedef PyObject *(*run_function)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 
-static PyMethodDef *method;           /* in PyContext_Type's table; NULL before the first install */
-static run_function _Atomic original; /* what it had; set once, since somebody may have put his own above ours */
+static PyMethodDef *method; /* in PyContext_Type's table; NULL before the first install */
+/* The original function; set once, since another tool may have put its own above ours. */
+static run_function _Atomic original;
 
 static HOT PyObject *run_and_report(PyObject *context, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -28,7 +27,7 @@ static HOT PyObject *run_and_report(PyObject *context, PyObject *const *args, Py
     }
     hooks_report_switch(context);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, names);
-    PyObject *outer = compat_outer_context(context); /* the thread's again by the exit */
+    PyObject *outer = compat_outer_context(context); /* the thread's context after the exit */
     if (PyContext_Exit(context) != 0) {
         Py_CLEAR(result);
         return NULL;
@@ -53,7 +52,8 @@ const char *context_run_install(void)
                "published with the span of whatever ran before them on their thread";
     }
     if (method != NULL) {
-        /* Restored by remove, ours still, or somebody else's who calls ours: setting it again would make a circle. */
+        /* The entry is restored, or still ours, or another tool's that calls ours. In the last case setting
+         * it again would make a cycle. */
         if (found->ml_meth == as_cfunction(original)) {
             __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
         }

@@ -1,22 +1,23 @@
-/* Greenlets (gevent, eventlet, SQLAlchemy's asyncio): each has a context of its own, which greenlet exchanges without a word
- * to CPython. Its trace function tells; there is one for each thread, which that thread has to set.
+/* The hook for greenlets (gevent, eventlet, SQLAlchemy's asyncio). Each greenlet has its own context, which
+ * greenlet switches without notice to CPython. Its trace function reports switches; each thread must set its
+ * own.
  *
- * Ours calls the one that was set before. It cannot be taken off other threads, so it stays there after removal and then
- * does nothing but that.
+ * Our function calls the one that was set before. It cannot be removed from other threads, so it stays there
+ * after removal and only forwards calls.
  */
 #include "switch_hooks.h"
 
-#include "switch_compat.h"
+#include "public_compat.h"
 
 static struct {
     PyObject *settrace, *gettrace; /* owned; NULL: greenlet is not loaded, or no hooks are installed */
-    PyObject *getcurrent;          /* as these */
-    unsigned install_count;        /* counts; a thread is traced if it has this number */
+    PyObject *getcurrent;          /* as above */
+    unsigned install_count;        /* number of installs; a traced thread has the current one */
 } greenlets;
 
 static _Thread_local unsigned traced_install_count;
 
-/* The trace function. `previous` is the one it was put above, or None. */
+/* The trace function. `previous` is the one that was set before, or None. */
 static PyObject *trace_switch(PyObject *previous, PyObject *const *args, Py_ssize_t count)
 {
     hooks_report_switch(PyThreadState_Get()->context);
@@ -25,8 +26,8 @@ static PyObject *trace_switch(PyObject *previous, PyObject *const *args, Py_ssiz
     }
     PyObject *result = PyObject_Vectorcall(previous, args, (size_t)count, NULL);
     if (result == NULL) {
-        traced_install_count =
-            0; /* greenlet takes off a trace function that raises: ours goes with the other and comes back alone */
+        /* greenlet removes a trace function that raises: ours goes with the other, and is set again alone. */
+        traced_install_count = 0;
     }
     return result;
 }
@@ -35,7 +36,7 @@ static PyMethodDef trace_method = {
     "trace_context",
     (PyCFunction)(void (*)(void))trace_switch,
     METH_FASTCALL,
-    "Notices a greenlet's context, then calls the trace function that was set before.",
+    "Reports a greenlet's context, then calls the trace function that was set before.",
 };
 
 static bool is_own_trace(PyObject *function)
@@ -47,10 +48,10 @@ static bool is_own_trace(PyObject *function)
 const char *greenlets_install(void)
 {
     greenlets.install_count++;
-    return NULL; /* nothing can fail yet: greenlet is found by the refresh that follows, or much later */
+    return NULL; /* nothing can fail yet: a later refresh finds greenlet */
 }
 
-/* Whether an import of the module is under way, as CPython itself tells it. Leaves no exception. */
+/* Return true if the module is being imported, from CPython's own flag. Leaves no exception. */
 static bool is_being_imported(PyObject *module)
 {
     PyObject *spec = PyObject_GetAttrString(module, "__spec__");
@@ -74,7 +75,7 @@ bool greenlets_refresh(PyObject *modules)
     Py_INCREF(module);
     PyObject *settrace = PyObject_GetAttrString(module, "settrace");
     PyObject *gettrace = settrace == NULL ? NULL : PyObject_GetAttrString(module, "gettrace");
-    if (gettrace == NULL) { /* not there yet, or another module of that name */
+    if (gettrace == NULL) { /* not defined yet, or another module of that name */
         PyErr_Clear();
         bool settled = !is_being_imported(module);
         Py_XDECREF(settrace);
@@ -95,14 +96,14 @@ const void *greenlets_current(void)
     if (!hooks_is_active() || greenlets.getcurrent == NULL) {
         return NULL;
     }
-    PyObject *getcurrent = Py_NewRef(greenlets.getcurrent); /* the call may have hooks removed */
+    PyObject *getcurrent = Py_NewRef(greenlets.getcurrent); /* the call may remove the hooks */
     PyObject *current = PyObject_CallNoArgs(getcurrent);
     Py_DECREF(getcurrent);
     if (current == NULL) {
         PyErr_Clear();
         return NULL;
     }
-    Py_DECREF(current); /* it runs, so it lives */
+    Py_DECREF(current); /* it is running, so it exists */
     return current;
 }
 
@@ -111,7 +112,8 @@ int greenlets_trace_thread(void)
     if (!hooks_is_active() || greenlets.settrace == NULL) {
         return 0;
     }
-    /* These allocate, so the collector can run and let another thread install or remove in the middle. */
+    /* The calls below allocate: the collector can run, and another thread can install or remove hooks
+     * meanwhile. */
     unsigned install_count = greenlets.install_count;
     PyObject *settrace = Py_NewRef(greenlets.settrace);
     PyObject *gettrace = Py_NewRef(greenlets.gettrace);
@@ -144,11 +146,11 @@ void greenlets_ensure_traced(void)
     if (greenlets.settrace == NULL || traced_install_count == greenlets.install_count || !hooks_is_active()) {
         return;
     }
-    compat_error pending = compat_save_error();
+    compat_exception pending = compat_save_exception();
     if (greenlets_trace_thread() < 0) {
         PyErr_Clear(); /* no memory; the next switch tries again */
     }
-    compat_restore_error(pending);
+    compat_restore_exception(pending);
 }
 
 static void remove_trace(PyObject *settrace, PyObject *gettrace)
@@ -168,7 +170,7 @@ void greenlets_remove(void)
     greenlets.settrace = greenlets.gettrace = greenlets.getcurrent = NULL;
     if (settrace != NULL) {
         traced_install_count = 0;
-        if (!compat_is_interpreter_ending()) {
+        if (!compat_is_finalizing()) {
             remove_trace(settrace, gettrace);
         }
         Py_DECREF(settrace);

@@ -1,33 +1,32 @@
-/* The set of hooks: what is installed, for whom, and what they all report to.
+/* The set of hooks: installs and removes them, and forwards their reports.
  *
- * One installation for each process, by the interpreter that asked for it. Hooks are replaced functions, so a call can be
- * inside of one while it is removed, and somebody may hold it for ever: each asks hooks_is_active first and passes
- * through when it is not. Nothing here is locked; the GIL is held, and what may run Python comes last.
+ * One installation for each process, by the interpreter that asked for it. Hooks are replaced functions. A
+ * call can be inside one during its removal, and other code may hold one for ever. So each hook checks
+ * hooks_is_active first, and passes through if it is false. There are no locks: the GIL is held, and code
+ * that may run Python comes last.
  */
 #include "py_compat.h"
 
 #include "switch_hooks.h"
 
-#include "switch_compat.h"
-
 #include <stdatomic.h>
 
 static struct {
-    PyInterpreterState *_Atomic interp; /* who installed: the main one, or NULL. Read by any interpreter */
+    PyInterpreterState *_Atomic interp; /* the main interpreter, or NULL; any interpreter reads it */
     switch_callbacks callbacks;
-    PyObject *variable;      /* owned; outlives removal, since attach may be called later by whoever holds it */
+    PyObject *variable;      /* owned; kept after removal, since attach may be called later */
     PyObject *modules;       /* owned: sys.modules */
-    Py_ssize_t modules_seen; /* how many there were when last looked through; -1: look again */
+    Py_ssize_t modules_seen; /* size of `modules` at the last refresh; -1: refresh again */
 } installed;
 
 typedef struct {
     const char *name;
-    bool is_needed; /* by this version of CPython */
+    bool is_needed; /* for this version of CPython */
     const char *(*install)(void);
     void (*remove)(void);
 } hook;
 
-/* The last may run Python when it is removed. */
+/* Only removing the last one may run Python. */
 static const hook hooks[] = {
     {"PyContext_AddWatcher", COMPAT_REPORTS_SWITCHES, watcher_install, watcher_remove},
     {"Context.run", !COMPAT_REPORTS_SWITCHES, context_run_install, context_run_remove},
@@ -42,10 +41,11 @@ bool hooks_is_active(void)
     return interp != NULL && (compat_is_only_interpreter(interp) || interp == PyInterpreterState_Get());
 }
 
-/* After every switch. */
+/* Runs after every switch. */
 static inline void refresh_if_needed(void)
 {
-    /* Any import shows here, so a module that switches contexts is known by the next switch, not by the next refresh. */
+    /* Every import changes the size: a module that switches contexts is hooked by the next switch, not by the
+     * next refresh. */
     if (PyDict_GET_SIZE(installed.modules) != installed.modules_seen) {
         (void)hooks_refresh();
     }
@@ -73,12 +73,12 @@ int hooks_refresh(void)
     if (!hooks_is_active()) {
         return 0;
     }
-    compat_error pending = compat_save_error();
+    compat_exception pending = compat_save_exception();
     Py_ssize_t count = PyDict_GET_SIZE(installed.modules);
     int redirected = COMPAT_REPORTS_SWITCHES ? 0 : relocations_refresh();
     bool settled = greenlets_refresh(installed.modules);
     installed.modules_seen = settled ? count : -1;
-    compat_restore_error(pending);
+    compat_restore_exception(pending);
     return redirected;
 }
 
@@ -139,12 +139,12 @@ void hooks_remove(void)
     if (!hooks_is_active()) {
         return;
     }
-    compat_error pending = compat_save_error();
+    compat_exception pending = compat_save_exception();
     atomic_store(&installed.interp, NULL);
     for (size_t i = 0; i < HOOK_COUNT; i++) {
         hooks[i].remove();
     }
-    compat_restore_error(pending);
+    compat_restore_exception(pending);
 }
 
 void hooks_finalize(void)
@@ -157,7 +157,7 @@ void hooks_finalize(void)
     }
 }
 
-/* The argument of a function that has one, called by position or by name. Borrowed. */
+/* Return the single argument of a function, passed by position or by name. Borrowed. */
 static PyObject *parse_single_argument(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *function,
                                        const char *name)
 {
@@ -195,7 +195,7 @@ PyObject *hooks_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
         PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;
     }
-    if (!PyContextToken_CheckExact(token)) { /* in the words of ContextVar.reset */
+    if (!PyContextToken_CheckExact(token)) { /* the words of ContextVar.reset */
         return PyErr_Format(PyExc_TypeError, "expected an instance of Token, got %R", token);
     }
     if (PyContextVar_Reset(installed.variable, token) != 0) {

@@ -1,18 +1,19 @@
-/* Calls of PyContext_Enter and PyContext_Exit by C code before 3.14: uvloop, eager tasks, extensions made with Cython.
+/* The hook for calls of PyContext_Enter and PyContext_Exit by C code before 3.14: uvloop, eager tasks, Cython
+ * extensions.
  *
- * A module calls them through a slot that the dynamic linker filled in. Those slots are pointed at our functions here, in
- * every module but our own, and back again on removal. Nothing is remembered but the two directions: on removal the slots
- * are looked for anew, so a module that was unloaded meanwhile is never written to.
+ * A module calls them through a slot that the dynamic linker filled in. This file points those slots at our
+ * functions, in every module but our own, and back again on removal. No slot is remembered: removal searches
+ * for them again, so it never writes to a module that was unloaded meanwhile.
  *
- * A module that another thread is loading is listed before it is relocated. It is recognised (a slot that is not filled
- * in, or one that should be write-protected by now and is not) and left for the next time: the linker still writes there.
+ * A module that another thread is loading is listed before it is relocated. It shows in a slot that is not
+ * filled in, or one that should be write-protected and is not. Such a module is left for the next pass, since
+ * the linker still writes there.
  */
 #include "py_compat.h"
 
 #include "switch_hooks.h"
 
 #include "loaded_modules.h"
-#include "switch_compat.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -47,31 +48,31 @@ static HOT int exit_and_report(PyObject *context)
 
 typedef struct {
     const char *name;
-    size_t size; /* of the name, with its end */
+    size_t size; /* of the name, with its final NUL */
     uintptr_t original, replacement;
 } call;
 
 #define CALL(function, replacement) {#function, sizeof(#function), (uintptr_t)(function), (uintptr_t)(replacement)}
 
-/* One pass over all loaded modules. */
+/* State of one pass over all loaded modules. */
 typedef struct {
     call calls[2];
-    bool redirect;                 /* or back */
-    bool found_in_cpython;         /* a slot in the module that defines the functions */
+    bool redirect;                 /* false: restore the slots */
+    bool found_in_cpython;         /* a slot exists in the module that defines the functions */
     bool unsettled;                /* some module was being loaded */
-    int changed, failed;           /* slots */
-    unsigned long long last_loads; /* the count of loads at which there is nothing to do */
+    int changed, failed;           /* numbers of slots */
+    unsigned long long last_loads; /* with this number of loads there is nothing to do */
     unsigned long long loads;
 } relocation_pass;
 
-/* How often a module that seems to be half loaded is looked at again: the linker needs milliseconds, but a tool that left
+/* Limit of passes over a module that seems half loaded. The linker needs milliseconds, but a tool that left
  * write-protected pages writable leaves them so. */
 enum { MAX_UNSETTLED_PASSES = 100 };
 
 static struct {
     bool installed;
-    unsigned long long loads; /* at the last pass */
-    int unsettled;            /* passes since the last load; 0: everything is done */
+    unsigned long long loads; /* number of loads at the last pass */
+    int unsettled;            /* passes since the last load; 0: nothing is left to do */
 } state;
 
 static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
@@ -119,8 +120,8 @@ static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_rel
         write_slot(p, m->info, slot, c->replacement);
     }
     else if (value == 0 || loaded_module_bytes_left(m->info, m->info->dlpi_addr + value, PF_X) != 0) {
-        p->unsettled = true; /* as it is in the file */
-    } /* else ours already, or another tool's, which is left to it */
+        p->unsettled = true; /* not relocated yet */
+    } /* otherwise ours already, or another tool's, which stays */
 }
 
 static void visit_table(relocation_pass *p, const loaded_module *m, const elf_relocation *table, size_t count)
@@ -180,7 +181,7 @@ static relocation_pass redirect(unsigned long long last_loads)
     return p;
 }
 
-/* Eager tasks are entered by _asyncio; where that is part of the interpreter the linker has no slot for it. */
+/* _asyncio enters eager tasks. If it is part of the interpreter, the linker has no slot for its calls. */
 static bool misses_eager_tasks(const relocation_pass *p)
 {
     bool misses = false;

@@ -1,11 +1,12 @@
-/* CPython 3.14 and newer report every switch of a context to a watcher, whoever made it. Before, this does nothing. */
+/* The hook for CPython 3.14 and newer, which report every context switch to a watcher. Before that it does
+ * nothing. */
 #include "switch_hooks.h"
 
-#include "switch_compat.h"
+#include "public_compat.h"
 
 static int watcher = -1;
 
-/* May be entered with an exception set, and leaves it as it is. */
+/* May be called with an exception set, and keeps it. */
 static HOT int on_context_event(compat_event event, PyObject *context)
 {
     if (event == COMPAT_SWITCHED) {

@@ -1,7 +1,7 @@
-"""Collections of garbage: by way of `gc.callbacks`, which CPython calls on the thread that a collection is for.
+"""Garbage collections as events, by way of `gc.callbacks`, which run on the collecting thread.
 
-The walkers' tickers do what happens there (`native/walker/collections.c`, `capture/portable_gc.py`); this says when
-they are called, and makes events of what they have kept.
+The tickers record them (`native/walker/collections.c`, `capture/portable_gc.py`). This module
+registers the callback and converts their records to events.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gc
 from collections.abc import Sequence
 from contextlib import suppress
 
-from splunk_profiler.capture.events.interface import EventSource, RegisteredSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
@@ -20,10 +19,10 @@ GC_KIND = EventKind("gc", count=ValueType("collections", "count"), amount=ValueT
 
 
 class GcEventSource:
-    """The source of them.
+    """The source of collections.
 
     Args:
-        ticker: notes them, whether it runs or not.
+        ticker: records collections, whether it runs or not.
     """
 
     def __init__(self, ticker: Ticker) -> None:
@@ -31,29 +30,26 @@ class GcEventSource:
         self._callback = ticker.on_gc_event
 
     def start(self) -> None:
-        """See `EventSource.start`."""
+        """Register the callback."""
         if self._callback not in gc.callbacks:
             gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """See `EventSource.stop`."""
-        with suppress(ValueError):  # stopped already, or somebody has emptied the list
+        """Unregister the callback."""
+        with suppress(ValueError):  # already stopped, or the list was cleared
             gc.callbacks.remove(self._callback)
 
     def drain(self) -> Sequence[RawEvent]:
-        """See `EventSource.drain`."""
+        """Return the recorded collections as events."""
         return [_make_event(collection) for collection in self._ticker.drain_collections()]
 
 
-def make_gc_source(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
-    """See `SourceFactory`: not every implementation of Python has a `gc.callbacks`."""
+def make_gc_source(config: Config, ticker: Ticker, native: bool) -> GcEventSource | None:
+    """Return the source; None if it is off, or if this Python has no `gc.callbacks`."""
     return GcEventSource(ticker) if config.samples_gc(native=native) and hasattr(gc, "callbacks") else None
 
 
-GC_SOURCE = RegisteredSource(GC_KIND, make_gc_source)
-
-
 def _make_event(collection: RawCollection) -> RawEvent:
-    labels = (("gc.generation", str(collection.generation)),)  # a text: readers leave out a number that is 0
+    labels = (("gc.generation", str(collection.generation)),)  # text: readers drop a numeric 0
     event = Event(GC_KIND, labels, collection.collection_count, collection.duration_ns)
     return RawEvent(collection.time_ns, collection.thread, event)

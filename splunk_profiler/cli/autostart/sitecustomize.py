@@ -1,11 +1,11 @@
-"""Starts the profiler in a Python process that `splunk-profiler run` launched, before the application runs.
+"""The start of the profiler in a Python process of `splunk-profiler run`, before the application runs.
 
-Python imports the first ``sitecustomize`` of its path; the launcher sees to it that it is this one, and
-processes that the application starts inherit it. It first lets the ``sitecustomize`` run that would have
-run without us. Runs on the main thread while Python starts, perhaps in an interpreter that does not have
-this package or is too old for it: keep to the syntax of Python 2, import nothing else of ours before
-`_start`, and let no exception out. What keeps the profiler from starting is said in the launched process
-only: other interpreters among its children are not the user's concern.
+Python imports the first ``sitecustomize`` of its path. The launcher puts this one first, and child processes inherit
+that. This module first runs the application's own ``sitecustomize``.
+
+Runs on the main thread while Python starts, perhaps in an interpreter that lacks this package or is too old for it.
+Keep to the syntax of Python 2, import nothing else of ours before `_start`, and let no exception out. Only the launched
+process reports why the profiler does not start; its child processes may be interpreters without the package.
 """
 
 # ruff: noqa: PTH100, PTH119, PTH120, RUF005, UP031, UP036 - Python 2 reads this; pathlib would be one more import
@@ -15,11 +15,11 @@ import importlib
 import os
 import sys
 
-_this_module = sys.modules.pop("sitecustomize")  # kept here: Python 2 clears a module that nobody refers to
+_this_module = sys.modules.pop("sitecustomize")  # a reference: Python 2 clears a module that has none
 
 
 def _run_application_sitecustomize():
-    """Take this directory off the path and run the application's own ``sitecustomize``, if it has one."""
+    """Remove this directory from the path and run the application's own ``sitecustomize``, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     try:
@@ -28,12 +28,12 @@ def _run_application_sitecustomize():
         if str(error).replace("'", "") != "No module named sitecustomize":
             raise
     finally:
-        # The import that is under way ends by looking its module up here.
+        # The running import of this module looks it up here when it ends.
         sys.modules.setdefault("sitecustomize", _this_module)
 
 
 def _is_helper_process():
-    """True for multiprocessing's process that cleans up after others, and for a command that executes another one."""
+    """Return True for multiprocessing's resource tracker and for the launcher of OpenTelemetry."""
     words = getattr(sys, "orig_argv", ())
     return any("multiprocessing.resource_tracker import" in word for word in words) or any(
         os.path.basename(word) == "opentelemetry-instrument" for word in words[1:2]

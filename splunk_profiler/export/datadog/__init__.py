@@ -1,0 +1,1 @@
+"""The sink that sends profiles to a Datadog agent."""

@@ -1,27 +1,26 @@
-"""Posts profiles to a Datadog agent over HTTP: on TCP, with TLS if that is asked for, or on a Unix socket.
+"""A sink that posts profiles to a Datadog agent over HTTP: TCP, TLS or a Unix socket.
 
-`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute, has a connection
-of its own. The socket is ours, not `http.client`'s: it has to be real where gevent has replaced sockets, to be ended
-from another thread in whatever it waits for, and to have one deadline for all of an exchange. Only the look-up of the
-agent's name takes as long as the system's resolver does. Proxies do not count: an agent is on the machine, or next to
-it.
+`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute,
+has its own connection. `http.client` speaks HTTP over a socket that is opened here: a real one where
+gevent has replaced sockets, with one deadline for the exchange, which other threads can shut down.
+Only the look-up of the agent's name has no limit but the resolver's. Proxies are ignored: an agent
+is local.
 """
 
 from __future__ import annotations
 
-import io
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTP_PORT, HTTPConnection, HTTPException
 from typing import Any, cast
 
 from splunk_profiler.config.parsers import Agent
 from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, ProfileFormEncoder, library_version
+from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
-from splunk_profiler.export.tls import TlsStream, client_context
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import real, real_lock
 
@@ -30,19 +29,17 @@ TIMEOUT_S = 10.0  # the agent hands a profile on before it answers
 _CONNECT_TIMEOUT_S = 2.0
 _MIN_TIMEOUT_S = 0.05
 _MAX_RESPONSE_BYTES = 4096
-_MAX_SHOWN_CHARS = 200  # characters of an answer in the log
-_RETRIED_STATUSES = {401, 403, 408, 425, 429}  # the first two for a while: an agent's key may be corrected
-
-AgentResponse = tuple[int, str, float | None]  # status, text, the pause in seconds that it wishes for
+_MAX_SHOWN_CHARS = 200  # of a response, in the log
+_RETRIED_STATUSES = {401, 403, 408, 425, 429}  # 401 and 403: the agent's key may be corrected
 
 
 class DatadogSink:
     """A Datadog agent that takes profiles.
 
     Args:
-        agent: where it is.
-        form: a profile → what to send.
-        timeout_s: how long an exchange may take in all, in seconds.
+        agent: its address.
+        form: encodes a profile.
+        timeout_s: limit of one exchange, in seconds.
     """
 
     def __init__(self, agent: Agent, form: Callable[[Profile], Form], timeout_s: float = TIMEOUT_S) -> None:
@@ -59,7 +56,7 @@ class DatadogSink:
         self._shutdown_deadline_s: float | None = None
 
     def export(self, batch: Batch[Profile]) -> ExportResult:
-        """See `Sink.export`. A batch of profiles is one profile; more would be sent again where one is not taken."""
+        """Send `batch` of one profile; of several, a retry would repeat those delivered."""
         with self._lock:
             self._is_exporting = True
         result = ExportResult(ExportStatus.DELIVERED)
@@ -77,27 +74,25 @@ class DatadogSink:
         return result
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """See `Sink.set_shutdown_deadline`."""
+        """Limit exports to the next `timeout_s` seconds."""
         self._shutdown_deadline_s = time.monotonic() + timeout_s
 
     def interrupt(self) -> None:
-        """See `Sink.interrupt`."""
+        """End an export in flight."""
         with self._lock:
             self._is_interrupted = self._is_exporting
             self._shut_down_socket()
 
     def shutdown(self) -> None:
-        """See `Sink.shutdown`."""
+        """End an export in flight and refuse later ones."""
         with self._lock:
             self._is_closed = True
             self._shut_down_socket()
 
     def _shut_down_socket(self) -> None:
-        """Wake the exporting thread from what it waits for; called with the lock held: the socket is still open."""
+        """Wake the exporting thread; the caller holds the lock, so the socket is open."""
         if self._socket is not None:
-            with suppress(
-                OSError
-            ):  # it is about to connect, which takes `_CONNECT_TIMEOUT_S` at most, or is done with it
+            with suppress(OSError):  # not connected yet: `connect` takes at most `_CONNECT_TIMEOUT_S`
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, form: Form) -> ExportResult:
@@ -105,15 +100,13 @@ class DatadogSink:
         if self._shutdown_deadline_s is not None:
             deadline_s = min(deadline_s, max(self._shutdown_deadline_s, time.monotonic() + _MIN_TIMEOUT_S))
         try:
-            answer = self._exchange(form, deadline_s)
+            return self._exchange(form, deadline_s)
         except (OSError, HTTPException, ValueError) as error:
             self._addresses = []  # the agent may have moved
             if self._is_cancelled():
-                return ExportResult(
-                    ExportStatus.RETRY, f"{self._agent.url} had not answered when the export had to be ended"
-                )
+                text = f"{self._agent.url} had not answered when the export had to be ended"
+                return ExportResult(ExportStatus.RETRY, text)
             return ExportResult(ExportStatus.RETRY, self._explain(error))
-        return _classify_response(self._agent, *answer)
 
     def _explain(self, error: Exception) -> str:
         url = self._agent.url
@@ -129,20 +122,20 @@ class DatadogSink:
         reason = getattr(error, "strerror", None) or error
         return f"no Datadog agent can be reached at {url} ({reason}); start one there or correct SPLUNK_PROFILER_OUTPUT"
 
-    def _exchange(self, form: Form, deadline_s: float) -> AgentResponse:
+    def _exchange(self, form: Form, deadline_s: float) -> ExportResult:
         sock = self._connect(deadline_s)
         try:
-            stream = self._stream(sock, deadline_s)
-            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses early may have said why
-                _send_all(stream, _format_head(self._agent, form) + form.body, deadline_s)
-            with HTTPResponse(cast(socket.socket, _DeadlineReader(stream, deadline_s)), method="POST") as response:
-                response.begin()
-                text = b""
-                # The status has said all that matters: to send again what is taken would count it twice.
+            connection = HTTPConnection(self._agent.host, self._agent.port or HTTP_PORT)
+            connection.sock = cast(socket.socket, self._stream(sock, deadline_s))
+            headers = {"User-Agent": f"{LIBRARY_NAME}/{library_version()}", "Connection": "close", **dict(form.headers)}
+            with suppress(BrokenPipeError, ConnectionResetError):  # the agent may refuse early and say why
+                connection.request("POST", INPUT_PATH, form.body, headers)
+            with connection.getresponse() as response:
+                text = ""
+                # The status decides alone: a retry of a profile that was accepted would count it twice.
                 with suppress(OSError, HTTPException, ValueError):
-                    text = response.read(_MAX_RESPONSE_BYTES)
-                response_text = text.decode("utf-8", "replace")
-                return response.status, response_text, _parse_retry_after(response.getheader("Retry-After"))
+                    text = response.read(_MAX_RESPONSE_BYTES).decode("utf-8", "replace")
+                return _classify_response(self._agent, response.status, text, response.getheader("Retry-After"))
         finally:
             self._close(sock)
 
@@ -156,7 +149,7 @@ class DatadogSink:
         for address in self._addresses:
             try:
                 return self._connect_to(address, deadline_s)
-            except OSError as error:  # another may do: "localhost" has two, of which one often leads nowhere
+            except OSError as error:  # "localhost" has two addresses, of which one often fails
                 last_error = error
                 if self._is_cancelled():
                     break
@@ -168,21 +161,21 @@ class DatadogSink:
         with self._lock:
             self._socket = sock
         try:
-            self._raise_if_cancelled()  # asked with the socket known: who ends us from now on will find it
-            sock.settimeout(min(_seconds_left(deadline_s), _CONNECT_TIMEOUT_S))
+            self._raise_if_cancelled()  # from now on, `_shut_down_socket` finds the socket
+            sock.settimeout(min(remaining_s(deadline_s), _CONNECT_TIMEOUT_S))
             sock.connect(destination)
-            self._raise_if_cancelled()  # what was asked just before it was connecting could not end it
+            self._raise_if_cancelled()  # a shutdown just before `connect` had no effect
         except BaseException:
             self._close(sock)
             raise
         return sock
 
-    def _stream(self, sock: socket.socket, deadline_s: float) -> socket.socket | TlsStream:
+    def _stream(self, sock: socket.socket, deadline_s: float) -> DeadlineStream:
         if not self._agent.is_secure:
-            return sock
+            return DeadlineStream(sock, deadline_s)
         if self._tls is None:
             self._tls = client_context()
-        return TlsStream(sock, self._tls, self._agent.host, _seconds_left(deadline_s))
+        return TlsStream(sock, deadline_s, self._tls, self._agent.host)
 
     def _close(self, sock: socket.socket) -> None:
         with self._lock:
@@ -198,76 +191,22 @@ class DatadogSink:
 
 
 def open_sink(context: SinkContext) -> DatadogSink:
-    """The sink for an `Agent`."""
+    """Make the sink for an `Agent`."""
     destination = context.resolved.destination
     assert isinstance(destination, Agent)
     forms = ProfileFormEncoder(context.resource, context.classifier, context.resolved.tags)
     return DatadogSink(destination, forms.form)
 
 
-class _DeadlineReader(io.RawIOBase):
-    """What a socket receives until a deadline, in the form in which `HTTPResponse` asks for it."""
-
-    def __init__(self, stream: socket.socket | TlsStream, deadline_s: float) -> None:
-        super().__init__()
-        self._stream, self._deadline_s = stream, deadline_s
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """As a socket's."""
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """What is there next."""
-        self._stream.settimeout(_seconds_left(self._deadline_s))
-        return self._stream.recv_into(buffer)
-
-
-def _send_all(stream: socket.socket | TlsStream, content: bytes, deadline_s: float) -> None:
-    remaining = memoryview(content)
-    while remaining:
-        stream.settimeout(_seconds_left(deadline_s))
-        remaining = remaining[stream.send(remaining) :]
-
-
-def _seconds_left(deadline_s: float) -> float:
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError
-    return remaining_s
-
-
-def _format_head(agent: Agent, form: Form) -> bytes:
-    host = f"[{agent.host}]" if ":" in agent.host else agent.host
-    fields = (
-        ("Host", f"{host}:{agent.port}" if agent.port else host),
-        ("User-Agent", f"{LIBRARY_NAME}/{library_version()}"),
-        ("Connection", "close"),
-        *form.headers,
-        ("Content-Length", str(len(form.body))),
-    )
-    lines = [f"POST {INPUT_PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in fields)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _parse_retry_after(text: str | None) -> float | None:
-    return float(text) if text and text.isdecimal() and len(text) < 10 else None
-
-
-def _classify_response(agent: Agent, status: int, text: str, retry_after_s: float | None) -> ExportResult:
-    """What an answer of the agent means for the profile."""
+def _classify_response(agent: Agent, status: int, text: str, retry_after: str | None) -> ExportResult:
     if 200 <= status < 300:
         return ExportResult(ExportStatus.DELIVERED)
-    response_text = " ".join(text.split())[:_MAX_SHOWN_CHARS]
-    detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({response_text})" if response_text else "")
+    text = " ".join(text.split())[:_MAX_SHOWN_CHARS]
+    detail = f"the Datadog agent at {agent.url} answered {status}" + (f" ({text})" if text else "")
     if status == 413:
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds single stacks"
-        return ExportResult(
-            ExportStatus.TOO_LARGE, f"{detail}: also a small part of the profile is too large; {remedy}"
-        )
+        text = f"{detail}: also a small part of the profile is too large; {remedy}"
+        return ExportResult(ExportStatus.TOO_LARGE, text)
     if status in (404, 405):
         detail += "; it takes no profiles: it is older than 7.20, or SPLUNK_PROFILER_OUTPUT names something else"
     elif 300 <= status < 400:
@@ -275,5 +214,6 @@ def _classify_response(agent: Agent, status: int, text: str, retry_after_s: floa
     elif status in (401, 403):
         detail += "; look at the key that the agent is configured with"
     if status in _RETRIED_STATUSES or status >= 500:
-        return ExportResult(ExportStatus.RETRY, detail, None if retry_after_s is None else int(retry_after_s * 1e9))
+        seconds = int(retry_after) if retry_after and retry_after.isdecimal() and len(retry_after) < 10 else None
+        return ExportResult(ExportStatus.RETRY, detail, None if seconds is None else seconds * 1_000_000_000)
     return ExportResult(ExportStatus.REJECTED, detail)

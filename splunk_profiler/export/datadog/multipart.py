@@ -1,7 +1,7 @@
-"""A profile → the form that Datadog agents take at ``/profiling/v1/input``: what is sent, not how.
+"""A profile → the form that Datadog agents accept at ``/profiling/v1/input``.
 
-Runs on the exporting thread. The form has a part ``event``, JSON that says of whom and when the profile is and names
-the files beside it, and these files, gzipped. Another file is one more `Attachment`.
+Runs on the exporting thread. The form has gzipped files and a part ``event``: JSON with the time and
+the tags of the profile and the names of the files. Another file is one more `Attachment`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LIBRARY_NAME = "splunk-profiler"
 _FAMILY = "python"
 _EVENT_VERSION = "4"
 _MAX_TAG_LENGTH = 200  # the backend cuts longer ones
-# Of the resource, what describes the process and the SDK, not the service; of it, Datadog has what it needs.
+# Attributes that describe the process and the SDK, not the service.
 _EXCLUDED_PREFIXES = ("process.", "telemetry.", "service.instance.id", "container.id")
 
-# Tag → the attributes of the resource that it is taken from, the first that is there. ``runtime-id`` is what links the
-# profiles of a process to its traces: spans have it under that name only, the other ids may be the SDK's own.
+# Tag → attributes of the resource; the first that is set is its value. ``runtime-id`` links the profiles of a process
+# to its traces: spans have it under that name only, and the SDK may invent the other ids.
 _TAG_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "service": ("service.name",),
     "env": ("deployment.environment.name", "deployment.environment"),
@@ -46,12 +46,7 @@ _TAG_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of the form.
-
-    Attributes:
-        filename: by which the backend knows what it is.
-        content: its bytes.
-    """
+    """A file of the form; the backend knows its kind by `filename`."""
 
     filename: str
     content: bytes
@@ -66,12 +61,12 @@ class Form:
 
 
 class ProfileFormEncoder:
-    """Makes the forms of profiles.
+    """An encoder of profiles as forms.
 
     Args:
-        resource: the resource of the process, asked for with each profile.
-        classifier: whose code is in which file.
-        tags: the user's own, beside those of the resource.
+        resource: returns the resource of the process; called with each profile.
+        classifier: classifies code by its file.
+        tags: the user's tags, which override those of the resource.
     """
 
     def __init__(
@@ -85,7 +80,7 @@ class ProfileFormEncoder:
         self._classifier = classifier or CodeClassifier()
 
     def form(self, profile: Profile) -> Form:
-        """What to send for `profile`."""
+        """Encode `profile`."""
         attributes = self._resource().attributes
         translated_profile = datadog_pprof.translate_profile(profile, yield_gil)
         origin_of = self._classifier.refresh(yield_gil)
@@ -97,13 +92,12 @@ class ProfileFormEncoder:
         headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _strip_unprintable(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
-        content_type, body = _encode_multipart(
-            _encode_event(profile, self._collect_tags(attributes), attachments), attachments
-        )
+        event = _encode_event(profile, self._collect_tags(attributes), attachments)
+        content_type, body = _encode_multipart(event, attachments)
         return Form((*headers, ("Content-Type", content_type)), body)
 
     def _collect_tags(self, attributes: Mapping[str, Any]) -> dict[str, str]:
-        """The user's tags; those that have a meaning for Datadog say of a profile what they say of the spans."""
+        """Return all tags; those with a meaning for Datadog have the same value as on spans."""
         known_attributes = {name for names in _TAG_ATTRIBUTES.values() for name in names}
         other_attributes = {
             name: value
@@ -121,27 +115,25 @@ class ProfileFormEncoder:
 
 @cache
 def library_version() -> str:
-    """This package's version; ``unknown`` where it is run from its sources."""
+    """Return this package's version; ``unknown`` if it is not installed."""
     try:
         return version(LIBRARY_NAME)
     except PackageNotFoundError:
         return "unknown"
 
 
-def _encode_event(profile: Profile, tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
+def _encode_event(profile: Profile, service_tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
     tags = {
-        **tags,
+        **service_tags,
         "language": "python",
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
         "profiler_version": library_version(),
-        **(
-            {"profiling.instrumentation.source": profile.source.value}
-            if profile.source is InstrumentationSource.SNAPSHOT
-            else {}
-        ),
-        **({"profiling.data.type": profile.data_type.value} if profile.data_type is not DataType.CPU else {}),
     }
+    if profile.source is InstrumentationSource.SNAPSHOT:
+        tags["profiling.instrumentation.source"] = profile.source.value
+    if profile.data_type is not DataType.CPU:
+        tags["profiling.data.type"] = profile.data_type.value
     event = {
         "version": _EVENT_VERSION,
         "family": _FAMILY,
@@ -154,16 +146,15 @@ def _encode_event(profile: Profile, tags: Mapping[str, str], attachments: Sequen
 
 
 def _standard_tags(attributes: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for tag, names in _TAG_ATTRIBUTES.items():
-        value = next((text for name in names if (text := _sanitize_tag(attributes.get(name, "")))), "")
-        if value:
-            found[tag] = value
-    return found
+    values = {
+        tag: next((text for name in names if (text := _sanitize_tag(attributes.get(name, "")))), "")
+        for tag, names in _TAG_ATTRIBUTES.items()
+    }
+    return {tag: value for tag, value in values.items() if value}
 
 
 def _sanitize_tag(value: Any) -> str:
-    """`value` as the text of a tag, in which a comma would begin the next one."""
+    """Return `value` as the text of a tag, in which a comma would begin the next tag."""
     return _strip_unprintable(value).replace(",", "_")[:_MAX_TAG_LENGTH]
 
 
@@ -172,19 +163,16 @@ def _strip_unprintable(value: Any) -> str:
 
 
 def _format_time(time_ns: int) -> str:
-    """In UTC, to the microsecond."""
+    """Format a time in UTC, to the microsecond."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns // 1000 % 1_000_000:06}Z"
 
 
 def _encode_multipart(event: bytes, attachments: Sequence[Attachment]) -> tuple[str, bytes]:
-    """Content type and body; the boundary is random, so that no content can hold it."""
+    """Return content type and body; the boundary is random, so that no content can hold it."""
     boundary = os.urandom(16).hex()
     files = [("event", "event.json", "application/json", event)]
-    files += [
-        (attachment.filename, attachment.filename, "application/octet-stream", attachment.content)
-        for attachment in attachments
-    ]
+    files += [(each.filename, each.filename, "application/octet-stream", each.content) for each in attachments]
     pieces = []
     for name, filename, content_type, content in files:
         head = (

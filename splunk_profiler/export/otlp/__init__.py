@@ -1,0 +1,1 @@
+"""The sink that sends records to a collector over OTLP/gRPC."""

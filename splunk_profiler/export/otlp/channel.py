@@ -1,8 +1,9 @@
-"""The gRPC connection that exports travel on: the trace exporter's where it fits, else one of our own.
+"""The gRPC connection of exports: the trace exporter's where it fits, else our own.
 
-Runs on the exporting thread, `close` on any. Loads gRPC. The specification asks that the persistent connection
-of another signal be reused ("Call Stack Ingest"). What the trace exporter keeps has no public name; the names
-read here are held to by `tests/unit/export/test_otlp_seam.py`. A connection that is not ours is never closed.
+Runs on the exporting thread, `close` on any. Loads gRPC. The specification asks to reuse the
+persistent connection of another signal ("Call Stack Ingest"). The trace exporter has no public name
+for it; `tests/unit/export/test_otlp_seam.py` tests the private names that are read here. A shared
+connection is never closed.
 """
 
 from __future__ import annotations
@@ -18,42 +19,42 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from splunk_profiler.config.otlp_transport import Certificates, Transport
+from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
 from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _CREDENTIAL_PROVIDER_GROUP = "opentelemetry_otlp_credential_provider"
 TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
-# Here no thread can be started from when the main thread has ended, also while others go on; gRPC would have to.
+# These versions start no thread after the main one has ended, but gRPC needs one for a shared call.
 _LATE_THREADS_FAIL = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
 _AVOID_SHARED_NS = 60_000_000_000
 _CHANNEL_OPTIONS = (
     ("grpc.primary_user_agent", "splunk-profiler"),
-    # gRPC's own pause between attempts grows to two minutes; records must flow 15 s after a collector's return.
+    # gRPC's default pause grows to two minutes; records must flow 15 s after a collector's return.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A channel made anew must not be given the stuck connection that it is to replace.
+    # A new channel must not get the stuck connection that it replaces.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 @cache
 def _keep_grpc_running() -> grpc.Channel:
-    """A channel that is never used, so that closing another one is never closing the last.
+    """Keep an unused channel open, so that no other channel is the last to close.
 
-    gRPC then ends itself on a thread of its own, and a child that is forked meanwhile waits for that thread when it
-    opens its first channel: for ever, and with the GIL.
+    gRPC shuts down on its own thread after the last channel closes. A child forked meanwhile would
+    wait for that thread for ever, holding the GIL, when it opens its first channel.
     """
-    return grpc.insecure_channel("ipv4:127.0.0.1:9")  # connects when it is called, which nobody does
+    return grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
 
 
 class Connection:
-    """A way to call the collector.
+    """A connection to the collector.
 
     Attributes:
-        is_shared: True if it belongs to the trace exporter.
+        is_shared: True if the trace exporter owns it.
     """
 
     def __init__(self, channel: grpc.Channel, *, is_shared: bool) -> None:
@@ -63,13 +64,13 @@ class Connection:
 
 
 class ConnectionSelector:
-    """Chooses the connection of each export.
+    """The owner of our connection, which chooses the connection of each export.
 
     Args:
-        endpoint: where to.
-        transport: how.
-        tracer_provider: the application's provider, asked for with each export; None if there is none.
-        share_connection: False in a forked child, where the trace exporter's connection is the parent's.
+        endpoint: address of the collector.
+        transport: certificates and credential providers of the connection.
+        tracer_provider: returns the application's provider or None; called with each export.
+        share_connection: False in a forked child: the parent owns the trace exporter's connection.
         monotonic_ns: the clock.
     """
 
@@ -94,7 +95,7 @@ class ConnectionSelector:
         self._consecutive_timeouts = 0
 
     def choose_connection(self, *, may_share: bool) -> Connection:
-        """The connection for the next export; our own unless it `may_share`."""
+        """Return the connection for the next export: our own unless `may_share`."""
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = self._find_trace_channel() if self._can_share and may_share else None
@@ -102,7 +103,7 @@ class ConnectionSelector:
             self._shared_connection = None
         elif self._shared_connection is None or self._shared_connection.channel is not channel:
             self._shared_connection = Connection(channel, is_shared=True)
-            self._avoid_shared_until_ns = None  # the trace exporter has made a new connection: it may work
+            self._avoid_shared_until_ns = None  # the trace exporter has a new connection, which may work
         if self._shared_connection is not None and self._avoid_shared_until_ns is None:
             return self._shared_connection
         own = self._own_connection
@@ -111,41 +112,38 @@ class ConnectionSelector:
         return own
 
     def record_failure(self, connection: Connection, *, timed_out: bool) -> None:
-        """`connection` did not work: leave the trace exporter's for a while, replace our own if it hangs."""
+        """Avoid a shared connection for 60 s; close our own after two timeouts in a row."""
         if connection.is_shared:
             self._avoid_shared_until_ns = self._now_ns() + _AVOID_SHARED_NS
             return
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
-        if (
-            self._consecutive_timeouts > 1
-        ):  # perhaps a host that is gone without a word: only a new connection finds out
-            self.close()
+        if self._consecutive_timeouts > 1:
+            self.close()  # the host may be gone without a reset: only a new connection shows it
             self._consecutive_timeouts = 0
 
     def record_success(self) -> None:
-        """The collector has answered."""
+        """Reset the count of timeouts."""
         self._consecutive_timeouts = 0
 
     def close(self) -> None:
-        """Close our own connection, which ends its calls."""
+        """Close our own connection and end its calls."""
         own, self._own_connection = self._own_connection, None
         if own is not None:
             own.channel.close()
 
     def _open_channel(self) -> grpc.Channel:
         _keep_grpc_running()
-        # The name that a certificate is for; gRPC's own for a Unix socket is its path, which some servers refuse.
-        options = (
-            (*_CHANNEL_OPTIONS, ("grpc.default_authority", "localhost")) if self._endpoint.path else _CHANNEL_OPTIONS
-        )
+        # Certificates name this authority; gRPC's default is the socket's path, which some servers refuse.
+        authority = (("grpc.default_authority", "localhost"),) if self._endpoint.path else ()
+        options = (*_CHANNEL_OPTIONS, *authority)
         if self._credentials is None:
             return grpc.insecure_channel(self._endpoint.target, options=options)
         return grpc.secure_channel(self._endpoint.target, self._credentials, options=options)
 
     def _find_trace_channel(self) -> grpc.Channel | None:
-        """The live channel of a trace exporter that sends to our endpoint with our credentials.
+        """Return the open channel of a trace exporter with our endpoint and credentials.
 
-        Credentials cannot be compared, but what both exporters make them from can.
+        Credentials have no comparison, so this compares the settings that both are made from.
         """
         module = sys.modules.get(TRACE_EXPORTER)
         if module is None:
@@ -168,7 +166,7 @@ class ConnectionSelector:
 
 
 def iter_span_exporters(provider: object | None) -> Iterator[object]:
-    """The exporters behind the span processors of an SDK `TracerProvider`."""
+    """Yield the exporters behind the span processors of an SDK `TracerProvider`."""
     pending = [getattr(provider, "_active_span_processor", None)]
     while pending:
         processor = pending.pop()
@@ -180,7 +178,7 @@ def iter_span_exporters(provider: object | None) -> Iterator[object]:
 
 
 def uses_tls(exporter: object) -> bool:
-    """Whether an exporter of the SDK encrypts; up to 1.39 only its credentials tell."""
+    """Return True if an exporter of the SDK encrypts; up to 1.39 only its credentials show it."""
     insecure = getattr(exporter, "_insecure", None)
     return not insecure if insecure is not None else getattr(exporter, "_credentials", None) is not None
 
@@ -188,21 +186,20 @@ def uses_tls(exporter: object) -> bool:
 def _credentials(transport: Transport) -> grpc.ChannelCredentials:
     if transport.credential_provider:
         try:
-            credentials = _load_provider_credentials(transport.credential_provider)
+            return _load_provider_credentials(transport.credential_provider)
         except Exception as error:
             logger.warning(
                 "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER=%s is not usable: %s; certificate files are used",
                 quote_redacted(transport.credential_provider),
                 redact(str(error)),
             )
-        else:
-            return credentials
     certificates = transport.certificates
     ca_certificate, key, chain = (
         _read_pem(path, setting) for path, setting in zip(certificates.files, certificates.settings, strict=True)
     )
     if (key is None) is not (chain is None):
-        _warn_incomplete_certificate(certificates)
+        message = "%s and %s go together and only one of them can be used; no client certificate is sent"
+        logger.warning(message, *certificates.settings[1:])
         key = chain = None
     return grpc.ssl_channel_credentials(ca_certificate, key, chain)
 
@@ -231,8 +228,3 @@ def _read_pem(path: str, setting: str) -> bytes | None:
     consequence = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
     logger.warning("%s=%s cannot be used: %s; %s", setting, quote_redacted(path), reason, consequence)
     return None
-
-
-def _warn_incomplete_certificate(certificates: Certificates) -> None:
-    _, key, chain = certificates.settings
-    logger.warning("%s and %s go together and only one of them can be used; no client certificate is sent", key, chain)

@@ -1,6 +1,7 @@
-"""Why an export failed, in words that say what to set; and what is to become of its batch.
+"""Classification of failed exports: the status of the batch, and a message that names the remedy.
 
-Runs on the exporting thread. `classify_error` is pure; `probe` opens a connection or two, a few seconds at most.
+Runs on the exporting thread. `classify_error` is pure; `probe` opens up to two connections, for a
+few seconds at most.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _RETRIED_CODES = {
     _CODE.DATA_LOSS,
     _CODE.DEADLINE_EXCEEDED,
     _CODE.OUT_OF_RANGE,
-    _CODE.PERMISSION_DENIED,  # kept for a while: a token may be corrected or renewed
+    _CODE.PERMISSION_DENIED,  # a token may be corrected or renewed
     _CODE.RESOURCE_EXHAUSTED,
     _CODE.UNAUTHENTICATED,
     _CODE.UNAVAILABLE,
 }
-# As collectors say it, ours among them; and what gRPC says of a proxy that answers 413, as nginx does from 1 MiB on.
+# Messages of collectors, and gRPC's for a proxy that answers 413, as nginx does above 1 MiB.
 _TOO_LARGE_PATTERN = re.compile(
     r"larger than|too large|too big|max.?message.?size|smaller batch|http2 header with status: 413", re.I
 )
@@ -37,14 +38,12 @@ _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_
 _CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
 
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
-    [0, 0, 0, 4, 0, 0, 0, 0, 0]
-)  # with an empty SETTINGS frame
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with an empty SETTINGS frame
 _PROBE_TIMEOUT_S = 1.0
 
 
 class ServerProtocol(Enum):
-    """What a server understands."""
+    """A protocol that a server speaks."""
 
     HTTP2 = "HTTP/2 without TLS"
     TLS = "TLS"
@@ -53,13 +52,13 @@ class ServerProtocol(Enum):
 
 
 def should_probe(code: grpc.StatusCode, details: str) -> bool:
-    """Whether the server was reached but not understood, so that `probe` can tell more."""
+    """Return True if the server was reached but not understood, so that `probe` helps."""
     unreachable_words = ("refused", "resol", "lookup", "unreachable", "No route", "timed out", "CERTIFICATE_VERIFY")
     return code is _CODE.UNAVAILABLE and not any(word in details for word in unreachable_words)
 
 
 def probe(endpoint: Endpoint) -> ServerProtocol:
-    """Ask the server at `endpoint` what it speaks, first without TLS. Never raises."""
+    """Detect the protocol of the server at `endpoint`, first without TLS. Never raises."""
     try:
         with _connect(endpoint) as connection:
             connection.sendall(_HTTP2_PREFACE)
@@ -69,12 +68,10 @@ def probe(endpoint: Endpoint) -> ServerProtocol:
     except OSError:
         head = b""
     found = _detect_protocol(head)
-    # Some TLS servers answer what they do not understand with silence: only a handshake shows them.
-    return (
-        ServerProtocol.TLS
-        if found is ServerProtocol.UNKNOWN and not endpoint.is_secure and _accepts_tls(endpoint)
-        else found
-    )
+    # Some TLS servers do not answer plaintext at all: only a handshake shows them.
+    if found is ServerProtocol.UNKNOWN and not endpoint.is_secure and _accepts_tls(endpoint):
+        return ServerProtocol.TLS
+    return found
 
 
 def _connect(endpoint: Endpoint) -> socket.socket:
@@ -101,7 +98,7 @@ def _detect_protocol(head: bytes) -> ServerProtocol:
 
 def _accepts_tls(endpoint: Endpoint) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # nothing is sent: whose certificate it is does not matter here
+    context.check_hostname = False  # the probe sends no data, so it trusts any certificate
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
@@ -114,13 +111,12 @@ def _accepts_tls(endpoint: Endpoint) -> bool:
 def classify_error(
     error: grpc.RpcError, endpoint: Endpoint, transport: Transport, protocol: ServerProtocol
 ) -> ExportResult:
-    """What a failed call means for its batch; `protocol` is what `probe` found, or UNKNOWN."""
+    """Return the result of a failed call; `protocol` is that of `probe`, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
     if code in _TOO_LARGE_CODES and _TOO_LARGE_PATTERN.search(details):
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
-        return ExportResult(
-            ExportStatus.TOO_LARGE, f"a record is larger than {endpoint.url} accepts ({details}); {remedy}"
-        )
+        text = f"a record is larger than {endpoint.url} accepts ({details}); {remedy}"
+        return ExportResult(ExportStatus.TOO_LARGE, text)
     export_status = ExportStatus.RETRY if code in _RETRIED_CODES else ExportStatus.REJECTED
     text = _explain(code, details, endpoint, transport, protocol)
     return ExportResult(export_status, text, _retry_after_ns(error))
@@ -155,22 +151,14 @@ def _headers_variable(endpoint: Endpoint) -> str:
 
 def _explain_protocol(endpoint: Endpoint, protocol: ServerProtocol, setting: str) -> str:
     url, target = endpoint.url, endpoint.authority or endpoint.target
-    plaintext_remedy, tls_remedy = (
-        (f"set {setting}=http://{target}", f"set {setting}=https://{target}")
-        if endpoint.authority
-        else ("unset OTEL_EXPORTER_OTLP_INSECURE", "set OTEL_EXPORTER_OTLP_INSECURE=false")
-    )
     if protocol is ServerProtocol.HTTP1:
         return f"{url} speaks HTTP/1, not gRPC; set {setting} to the OTLP/gRPC port of the collector (4317 by default)"
     if endpoint.is_secure and protocol is ServerProtocol.HTTP2:
-        return (
-            f"the collector at {target} speaks gRPC without TLS, but the endpoint {url} asks for TLS;"
-            f" {plaintext_remedy}"
-        )
+        remedy = f"set {setting}=http://{target}" if endpoint.authority else "unset OTEL_EXPORTER_OTLP_INSECURE"
+        return f"the collector at {target} speaks gRPC without TLS, but the endpoint {url} asks for TLS; {remedy}"
     if not endpoint.is_secure and protocol is ServerProtocol.TLS:
-        return (
-            f"the collector at {target} expects TLS, but the endpoint {url} asks for a connection without; {tls_remedy}"
-        )
+        remedy = f"set {setting}=https://{target}" if endpoint.authority else "set OTEL_EXPORTER_OTLP_INSECURE=false"
+        return f"the collector at {target} expects TLS, but the endpoint {url} asks for a connection without; {remedy}"
     return ""
 
 
@@ -190,7 +178,7 @@ def _retry_after_ns(error: grpc.RpcError) -> int | None:
         if key == _RETRY_INFO_KEY:
             try:
                 delay = RetryInfo.FromString(value).retry_delay
-            except ValueError:  # protobuf's DecodeError: a receiver's mistake
+            except ValueError:  # DecodeError: the receiver sent a malformed value
                 return None
             return int(delay.seconds) * 1_000_000_000 + int(delay.nanos)
     return None

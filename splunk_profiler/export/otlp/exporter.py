@@ -1,9 +1,9 @@
-"""Exports batches as OTLP log records over gRPC.
+"""A sink that sends batches as OTLP log records over gRPC.
 
-`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Loads gRPC and OpenTelemetry when it
-is imported, so it is imported when the first batch is there. Sends ready bytes through gRPC's public
-interface: the exporter of the SDK keeps the status to itself, sleeps between attempts of its own and cannot
-be interrupted. Specification: Splunk profiling conventions, "Call Stack Ingest".
+`export` runs on the exporting thread, `interrupt` and `shutdown` on any. Loads gRPC and
+OpenTelemetry, so `LazySink` imports it late. Sends encoded bytes through gRPC's public interface:
+the SDK's exporter hides the status, sleeps between its own attempts and cannot be interrupted.
+Specification: Splunk profiling conventions, "Call Stack Ingest".
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, Generic
 
 import grpc
-from opentelemetry import context as otel_context
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
@@ -38,11 +38,11 @@ class OtlpSink(Generic[Record]):
     """A collector that takes OTLP logs over gRPC.
 
     Args:
-        endpoint: where it is.
+        endpoint: its address.
         encode: records → the bytes of a request (`sample_records`, `profile_records`).
         transport: headers, timeout, compression and certificates.
-        tracer_provider: the application's provider, whose exporter's connection is shared where it fits.
-        share_connection: False in a forked child, where that connection is the parent's.
+        tracer_provider: returns the application's provider, whose exporter may share its connection.
+        share_connection: False in a forked child, where the parent owns that connection.
     """
 
     def __init__(
@@ -69,28 +69,27 @@ class OtlpSink(Generic[Record]):
         self._shutdown_deadline_s: float | None = None
 
     def export(self, batch: Batch[Record]) -> ExportResult:
-        """See `Sink.export`."""
+        """Send `batch` in one request."""
         with self._lock:
             self._is_exporting = True
         try:
             result = self._send(self._encode(batch.records))
-            # A large profile is several records to a receiver.
+            # The receiver counts the parts of a large profile as records.
             return replace(result, rejected=min(result.rejected, len(batch.records)))
         except Exception as error:
-            return ExportResult(
-                ExportStatus.REJECTED, f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
-            )
+            text = f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
+            return ExportResult(ExportStatus.REJECTED, text)
         finally:
             with self._lock:
                 self._is_exporting = self._is_interrupted = False
                 self._call = None
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """See `Sink.set_shutdown_deadline`."""
+        """Limit exports to the next `timeout_s` seconds, on a connection that starts no thread."""
         self._shutdown_deadline_s = time.monotonic() + timeout_s
 
     def interrupt(self) -> None:
-        """See `Sink.interrupt`."""
+        """End an export in flight."""
         with self._lock:
             self._is_interrupted = is_exporting = self._is_exporting
             call = self._call
@@ -100,7 +99,7 @@ class OtlpSink(Generic[Record]):
             self._connections.close()
 
     def shutdown(self) -> None:
-        """See `Sink.shutdown`."""
+        """End an export in flight and refuse later ones."""
         with self._lock:
             self._is_closed = True
             call = self._call
@@ -109,75 +108,79 @@ class OtlpSink(Generic[Record]):
         self._connections.close()
 
     def _send(self, message: bytes) -> ExportResult:
-        has_reconnected = False
+        may_reconnect = True
         while True:
-            # To end a call on a shared connection takes a future, whose thread cannot start once the main one ended.
+            # A shared call needs a future, but its thread cannot start once the main one has ended.
             may_share = self._shutdown_deadline_s is not None or threading.main_thread().is_alive()
             connection = self._connections.choose_connection(may_share=may_share)
-            if self._is_closed or self._is_interrupted:  # asked with the connection open: who ends us now will find it
+            if self._is_ended():  # checked after the choice, which may have opened a connection
                 if self._is_closed:
                     self._connections.close()
                 return self._interrupted_result()
             try:
-                response = self._exchange(connection, message)
+                return self._delivered_result(self._exchange(connection, message))
             except grpc.FutureCancelledError:
                 return self._interrupted_result()
-            except ValueError as error:  # gRPC's word for a channel that somebody has closed
+            except ValueError as error:  # the channel has been closed
                 self._connections.record_failure(connection, timed_out=False)
-                if connection.is_shared:
-                    continue
-                return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {error}")
+                if not connection.is_shared:
+                    return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
-                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if self._is_closed or self._is_interrupted or (timed_out and self._shutdown_deadline_s is not None):
+                if self._is_ended() or (_timed_out(error) and self._shutdown_deadline_s is not None):
                     return self._interrupted_result()
-                is_unreachable = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                if timed_out or is_unreachable:
-                    self._connections.record_failure(connection, timed_out=timed_out)
-                if is_unreachable and connection.is_shared:
-                    continue  # the trace exporter's connection is not the only way to the collector
-                if is_unreachable and self._shutdown_deadline_s is not None and not has_reconnected:
-                    has_reconnected = (
-                        True  # the last chance: a connection that did not work pauses, a new one tries at once
-                    )
-                    self._connections.close()
-                    continue
-                return errors.classify_error(error, self._endpoint, self._transport, self._probe_protocol(error))
-            self._connections.record_success()
-            self._probed_details = ""
-            partial = response.partial_success
-            return ExportResult(
-                ExportStatus.DELIVERED, partial.error_message, rejected=max(partial.rejected_log_records, 0)
-            )
+                if not self._should_retry(connection, error, may_reconnect=may_reconnect):
+                    return errors.classify_error(error, self._endpoint, self._transport, self._probe_protocol(error))
+                may_reconnect = may_reconnect and connection.is_shared
+
+    def _should_retry(self, connection: Connection, error: grpc.RpcError, *, may_reconnect: bool) -> bool:
+        """Record a failed call; return True if another connection may work at once."""
+        timed_out = _timed_out(error)
+        is_unreachable = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        if timed_out or is_unreachable:
+            self._connections.record_failure(connection, timed_out=timed_out)
+        if not is_unreachable or connection.is_shared:
+            return is_unreachable
+        if self._shutdown_deadline_s is None or not may_reconnect:
+            return False
+        self._connections.close()  # a failed connection pauses; a new one connects at once
+        return True
+
+    def _is_ended(self) -> bool:
+        return self._is_closed or self._is_interrupted
+
+    def _delivered_result(self, response: ExportLogsServiceResponse) -> ExportResult:
+        self._connections.record_success()
+        self._probed_details = ""
+        partial = response.partial_success
+        rejected = max(partial.rejected_log_records, 0)
+        return ExportResult(ExportStatus.DELIVERED, partial.error_message, rejected=rejected)
 
     def _interrupted_result(self) -> ExportResult:
-        return ExportResult(
-            ExportStatus.RETRY, f"{self._endpoint.url} had not answered when the export had to be ended"
-        )
+        text = f"{self._endpoint.url} had not answered when the export had to be ended"
+        return ExportResult(ExportStatus.RETRY, text)
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
         options: dict[str, Any] = {
             "timeout": self._transport.timeout_s,
             "metadata": self._transport.headers,
-            "compression": self._compression,  # of this call: a shared connection has its owner's
+            "compression": self._compression,  # the default of a shared connection is its owner's
         }
         if self._shutdown_deadline_s is not None:
-            options["timeout"] = min(
-                max(self._shutdown_deadline_s - time.monotonic(), _MIN_TIMEOUT_S), options["timeout"]
-            )
+            remaining_s = max(self._shutdown_deadline_s - time.monotonic(), _MIN_TIMEOUT_S)
+            options["timeout"] = min(remaining_s, options["timeout"])
         with _suppress_instrumentation():
             if not connection.is_shared or self._shutdown_deadline_s is not None:
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
             with self._lock:
                 self._call = call
-                is_cancelled = self._is_interrupted or self._is_closed
-            if is_cancelled:
+                is_ended = self._is_ended()
+            if is_ended:
                 call.cancel()
             return call.result()
 
     def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:
-        """What the server answers without TLS; asked once for each way in which it does not work."""
+        """Return the server's protocol; probe once for each new text of the error."""
         details = error.details() or ""
         if not errors.should_probe(error.code(), details):
             return errors.ServerProtocol.UNKNOWN
@@ -188,7 +191,7 @@ class OtlpSink(Generic[Record]):
 
 
 def open_sink(context: SinkContext) -> OtlpSink[Any]:
-    """The sink for a `Collector`."""
+    """Make the sink for a `Collector`."""
     resolved, endpoint = context.resolved, context.resolved.endpoint
     assert endpoint is not None
     encode: Callable[[Sequence[Any]], bytes]
@@ -199,11 +202,15 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
     return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=context.share_connection)
 
 
+def _timed_out(error: grpc.RpcError) -> bool:
+    return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 @contextmanager
 def _suppress_instrumentation() -> Iterator[None]:
-    """Keep gRPC instrumentation from tracing our own exports."""
-    token = otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+    """Prevent gRPC instrumentation from tracing our exports."""
+    token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
     try:
         yield
     finally:
-        otel_context.detach(token)
+        detach(token)

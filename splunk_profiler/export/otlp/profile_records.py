@@ -1,7 +1,7 @@
-"""Profiles → the bytes of an ``ExportLogsServiceRequest``: one record for each, more where one would be too large.
+"""Profiles → the bytes of an ``ExportLogsServiceRequest``: a record each, or several.
 
-Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification: Splunk profiling
-conventions, "ResourceLogs" to "LogRecord Fields", and the attributes of their pprof form.
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification:
+Splunk profiling conventions, "ResourceLogs" to "LogRecord Fields", and the pprof attributes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DATA_FORMAT = "pprof-gzip-base64"
 
 
 class ProfileEncoder:
-    """Encodes profiles; keeps what was encoded once.
+    """An encoder of profiles, which caches the parts that records share.
 
     Args:
-        resource: the resource of the process, asked for with each batch.
-        classifier: whose code is in which file.
-        time_ns: the time of day, for when a record was handed over.
+        resource: returns the resource of the process; called with each batch.
+        classifier: classifies code by its file.
+        time_ns: the clock of ``observed_time_unix_nano``.
     """
 
     def __init__(
@@ -52,16 +52,17 @@ class ProfileEncoder:
         }
 
     def encode(self, profiles: Iterable[Profile]) -> bytes:
-        """One request with the records of each of `profiles`, in their order."""
-        request, add = self._request_builder.request()
+        """Encode one request with the records of `profiles`, in their order."""
+        request = self._request_builder.build()
+        records = request.resource_logs[0].scope_logs[0].log_records
         observed_ns = self._time_ns()
         origin_of = self._classifier.refresh(yield_gil)
         for profile in profiles:
             for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
-                record = add()
+                record = records.add()
                 record.CopyFrom(self._templates[profile.source, profile.data_type])
                 record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
-                record.time_unix_nano = max(profile.time_ns, 0)  # a clock that is not set yet is in 1970
+                record.time_unix_nano = max(profile.time_ns, 0)  # an unset clock may be before 1970
                 record.observed_time_unix_nano = observed_ns
                 record.body.string_value = pprof.body(part)
         message: bytes = request.SerializeToString()

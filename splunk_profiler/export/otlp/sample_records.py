@@ -1,7 +1,7 @@
-"""Samples → the bytes of an ``ExportLogsServiceRequest``, without the SDK's log records in between.
+"""Samples → the bytes of an ``ExportLogsServiceRequest``, without the SDK's log records.
 
-Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. What all records share is
-made once and copied. Specification: Splunk profiling conventions, "ResourceLogs" to "LogRecord Fields".
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification:
+Splunk profiling conventions, "ResourceLogs" to "LogRecord Fields".
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ _SCOPE_VERSION = "0.1.0"
 SOURCE_ATTRIBUTE = "profiling.instrumentation.source"
 DATA_TYPE_ATTRIBUTE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
-_RECORDS_PER_YIELD = 64  # records between two offers of the GIL
+_RECORDS_PER_YIELD = 64
 
 
 class Resource(Protocol):
-    """The SDK's resource, as far as it is needed here."""
+    """The part of the SDK's resource that encoders use."""
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Who sends."""
+        """Description of the process."""
 
     @property
     def schema_url(self) -> str:
-        """The conventions that the attributes follow."""
+        """Schema of the attributes."""
 
 
 class RequestBuilder:
-    """What all records of a request have around them.
+    """A builder of requests without records.
 
     Args:
-        resource: the resource of the process, asked for with each request.
+        resource: returns the resource of the process; called with each request.
     """
 
     def __init__(self, resource: Callable[[], Resource]) -> None:
         self._resource = resource
         self._encoded_resource: tuple[Resource, bytes] | None = None
 
-    def request(self) -> tuple[ExportLogsServiceRequest, Callable[[], LogRecord]]:
-        """A request, and a function that adds a record to it."""
+    def build(self) -> ExportLogsServiceRequest:
+        """Return a request with a resource and a scope."""
         request = ExportLogsServiceRequest()
-        group = request.resource_logs.add()
-        group.MergeFromString(self._encode_resource())
-        return request, group.scope_logs[0].log_records.add
+        request.resource_logs.add().MergeFromString(self._encode_resource())
+        return request
 
     def _encode_resource(self) -> bytes:
-        """Resource and scope; a resource is immutable and has to be encoded once only."""
+        """Encode resource and scope, once for each resource: it is immutable."""
         resource = self._resource()
         if self._encoded_resource is None or self._encoded_resource[0] is not resource:
             head = ResourceLogs(
@@ -69,12 +68,12 @@ class RequestBuilder:
 
 
 class SampleEncoder:
-    """Encodes samples; keeps what was encoded once.
+    """An encoder of samples, which caches the parts that records share.
 
     Args:
-        resource: the resource of the process, asked for with each batch.
-        body: a sample's text.
-        time_ns: the time of day, for when a record was handed over.
+        resource: returns the resource of the process; called with each batch.
+        body: returns the text of a sample.
+        time_ns: the clock of ``observed_time_unix_nano``.
     """
 
     def __init__(
@@ -89,13 +88,14 @@ class SampleEncoder:
         self._templates: dict[tuple[int, bool, InstrumentationSource], LogRecord] = {}
 
     def encode(self, samples: Iterable[Sample]) -> bytes:
-        """One request with a record for each of `samples`, in their order."""
-        request, add = self._request_builder.request()
+        """Encode one request with a record for each of `samples`, in their order."""
+        request = self._request_builder.build()
+        records = request.resource_logs[0].scope_logs[0].log_records
         observed_ns = self._time_ns()
         for number, sample in enumerate(samples, 1):
             if number % _RECORDS_PER_YIELD == 0:
                 yield_gil()
-            record = add()
+            record = records.add()
             record.CopyFrom(self._template(sample))
             record.time_unix_nano = sample.time_ns
             record.observed_time_unix_nano = observed_ns
@@ -129,20 +129,20 @@ def _template(period_ns: int, truncated: bool, source: InstrumentationSource) ->
 
 
 def record_template(data_format: str, extra_attributes: Mapping[str, Any]) -> LogRecord:
-    """A record with `extra_attributes`, then the attributes that profiles in this format have."""
+    """Return a record with the attributes that all records have, and `extra_attributes`."""
     common_attributes = {
         "com.splunk.sourcetype": _NAME,
         DATA_TYPE_ATTRIBUTE: DataType.CPU.value,
         "profiling.data.format": data_format,
     }
     record = LogRecord(attributes=attributes({**common_attributes, **extra_attributes}))
-    if "event_name" in LogRecord.DESCRIPTOR.fields_by_name:  # its predecessor `name` is a reserved number
+    if "event_name" in LogRecord.DESCRIPTOR.fields_by_name:  # older versions lack it
         record.event_name = _NAME
     return record
 
 
 def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
-    """Attributes as messages; values of types that OpenTelemetry does not know are sent as their text."""
+    """Convert attributes to messages, and values of unknown types to their text."""
     return [KeyValue(key=_escape_surrogates(key), value=_to_any_value(value)) for key, value in values.items()]
 
 
@@ -161,5 +161,5 @@ def _to_any_value(value: Any) -> AnyValue:
 
 
 def _escape_surrogates(text: str) -> str:
-    """`text` with what UTF-8 cannot carry (lone surrogates: undecodable bytes of a file name) written out."""
+    """Escape lone surrogates, which stand for undecodable bytes of a file name."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -20,12 +20,11 @@ from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, run_colle
 from modes import find_open_to_others
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.resources import Resource
-from profile_factory import large_profile, small_profile
+from profile_factory import large_profile, message, small_profile
 
 from splunk_profiler.cli.receiver import to_json
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.formats.pprof import message
 from splunk_profiler.model import DataType, InstrumentationSource
 
 EXAMPLES = ROOT / "examples"

@@ -15,6 +15,7 @@ from host_reading import TABLE_BYTES, Judge, JudgeOfIds
 from publishing_target import publishing_target
 
 from splunk_profiler.inspector import Reader
+from splunk_profiler.inspector.model import MemoryRange
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
@@ -27,7 +28,7 @@ def _judge_readings(scenario: str, reads: int) -> dict[str, Any]:
     """Judge that many readings, half of them with the limits of real host profilers; what the target has counted."""
     judge = JudgeOfIds() if scenario == "contexts" else Judge()
     with publishing_target("span_switching.py", scenario) as target:
-        table_range = int(target.line("ready")), TABLE_BYTES
+        table_range = MemoryRange(int(target.line("ready")), TABLE_BYTES)
         for strict_host, min_readings in ((False, reads // 2), (True, reads)):
             with Reader(target.pid, strict_host=strict_host) as reader:
                 while not _has_enough_readings(judge, min_readings):

@@ -22,7 +22,7 @@ from host_reading import TABLE_BYTES, Judge
 from publishing_target import publishing_target
 
 from splunk_profiler.inspector import Reader
-from splunk_profiler.inspector.model import Interface
+from splunk_profiler.inspector.model import Interface, MemoryRange
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
@@ -105,7 +105,7 @@ def test_the_kernel_reads_the_span_that_the_interrupted_thread_is_in(scenario: s
             offset = {library.interface: library.offset for library in reader.read().libraries}[Interface.ELASTIC]
             judge = Judge()
             while not judge.judged:
-                for reading in reader.sample((address, TABLE_BYTES)):
+                for reading in reader.sample(MemoryRange(address, TABLE_BYTES)):
                     judge.judge(reading)
         slots = "".join(f"@at[{tid}] = {place}; " for tid, place in judge.places(address).items())
         with _bpftrace(_PROGRAM.format(slots=slots, pid=target.pid, offset=offset)) as lines:

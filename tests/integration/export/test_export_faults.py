@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from exporting_process import ExportingProcess
+from free_ports import find_free_ports
 from receiver_process import Receiver
 
 UNDELIVERED = "are not delivered"
@@ -13,9 +14,7 @@ UNDELIVERED = "are not delivered"
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return find_free_ports(1)[0]
 
 
 def endpoint(port: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from profile_schema import decode
+from profile_schema import decode, function_names
 from target_process import Target, profiling_settings
 
 
@@ -43,7 +43,7 @@ def pids(directory: Path) -> set[int]:
 def functions(directory: Path, pid: int) -> set[str]:
     """What one of the processes was seen in."""
     found = (profile for name, profile in profiles(directory).items() if name.split("-")[2] == str(pid))
-    return {profile.string_table[function.name] for profile in found for function in profile.function}
+    return set().union(*map(function_names, found))
 
 
 def test_each_period_is_a_file_and_parent_and_child_share_the_directory(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from made_up_events import KIND
-from profile_factory import large_profile, origin_in_shop, small_profile
+from profile_factory import large_profile, message, origin_in_shop, small_profile
 from profile_schema import decode
 from target_process import Target, profiling_settings
 
-from splunk_profiler.formats.pprof import message, parts
+from splunk_profiler.formats.pprof import parts
 from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import platform
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from exporting_process import ExportingProcess
+from free_ports import find_free_ports
 
 
 def _program() -> Path | None:
@@ -40,7 +40,7 @@ class Rotel:
     """A running rotel; `output` is what it has printed so far."""
 
     def __init__(self, program: Path) -> None:
-        self.port, http_port = _free_ports()
+        self.port, http_port = find_free_ports(2)
         self.output = ""
         self._arrived = threading.Condition()
         self._ended = False
@@ -91,13 +91,6 @@ class Rotel:
             self._reader.join()
             assert self._process.stdout is not None
             self._process.stdout.close()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a kind of event takes to be in profiles, in records and beside the others: a file and its place in the list."""
+"""Kinds of events: a file and a line in the list put a kind into profiles and records."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from splunk_profiler.model import (
     ThreadSample,
     ValueType,
 )
-from splunk_profiler.pipeline.aggregator import Aggregator, Bounds
+from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.window import Bounds
 from splunk_profiler.raw import RawEvent
 
 PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
@@ -74,7 +75,7 @@ def profiles_of(
 
 
 def records(profiles: Sequence[Profile]) -> list[tuple[str, Any]]:
-    """The data type of each record, and the profile in it."""
+    """Return the data type of each record, and the profile in it."""
     encoded = ProfileEncoder(lambda: Resource({}), time_ns=lambda: 99).encode(profiles)
     found = []
     for record in ExportLogsServiceRequest.FromString(encoded).resource_logs[0].scope_logs[0].log_records:
@@ -85,10 +86,11 @@ def records(profiles: Sequence[Profile]) -> list[tuple[str, Any]]:
 
 
 def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_cpu_are_as_they_were(
-    ticker: Ticker,
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects()
-    sources = make_sources(PROFILES, ticker, native=True, registered=(*events.REGISTERED_SOURCES, registered(objects)))
+    monkeypatch.setattr(events, "REGISTERED_SOURCES", (*events.REGISTERED_SOURCES, registered(objects)))
+    sources = make_sources(PROFILES, ticker, native=True)
     sources.start()
     objects.make("page", 3, 4096)
     objects.make("row", 2, 100)
@@ -153,10 +155,11 @@ def test_labels_that_were_dropped_are_counted_where_the_samples_are() -> None:
     ],
 )
 def test_a_source_works_only_where_it_is_wanted_and_profiles_of_all_threads_are_made(
-    ticker: Ticker, config: Config
+    ticker: Ticker, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects()
-    sources = make_sources(config, ticker, native=True, registered=(registered(objects),))
+    monkeypatch.setattr(events, "REGISTERED_SOURCES", (registered(objects),))
+    sources = make_sources(config, ticker, native=True)
     sources.start()
     objects.make("page", 1, 1)
     sources.stop()
@@ -189,15 +192,15 @@ def test_a_source_that_fails_keeps_no_other_from_its_work_and_is_named_in_the_lo
 
 
 def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
-    ticker: Ticker, caplog: pytest.LogCaptureFixture
+    ticker: Ticker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: Config, ticker: Ticker, *, native: bool) -> EventSource | None:
+    def fail(config: Config, ticker: Ticker, native: bool) -> EventSource | None:
         raise OSError(config, ticker, native)
 
     objects = Objects()
+    monkeypatch.setattr(events, "REGISTERED_SOURCES", (RegisteredSource(LOCKS, fail), registered(objects)))
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
-        there = (RegisteredSource(LOCKS, fail), registered(objects))
-        sources = make_sources(PROFILES, ticker, native=True, registered=there)
+        sources = make_sources(PROFILES, ticker, native=True)
     sources.start()
     objects.make("page", 1, 1)
     sources.stop()

@@ -1,4 +1,4 @@
-"""What is noticed of the collector's work, by both walkers: where, how long, and how much of it in a storm."""
+"""Garbage collections as both walkers record them: thread, stack, duration, and bounds in a storm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
-from splunk_profiler.model import Event, Frame, Sample, Stack
+from splunk_profiler.model import Event, Sample, Stack
 from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawCollection
@@ -34,21 +35,28 @@ labels: ContextVar[Any] = ContextVar("labels")
 
 
 class Thing:
-    """Can be seen to die."""
+    """An object that weak references can refer to."""
 
 
 Make = Callable[..., Ticker]
 
 
+def portable_ticker(log: CollectionLog | None = None) -> PortableTicker:
+    make_frame = Symbolizer().frame
+    return PortableTicker(
+        context_of=lambda _: None, max_depth=100, make_frame=make_frame, make_stack=Stack, ring_size=4, collections=log
+    )
+
+
 @pytest.fixture(params=["native", "portable"])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Makes tickers that keep collections at a distance."""
+    """Return a factory of tickers with a given interval between kept collections."""
     choice = choose_walker(request.param)
     if choice.name != request.param:
         pytest.skip(f"no native walker: {choice.reason}")
 
     def native(min_interval_ns: int = 0, max_depth: int = 100) -> Ticker:
-        from splunk_profiler import _walker  # noqa: PLC0415  # not there on every system
+        from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
 
         ticker: Ticker = _walker.Ticker(
             context_var=context,
@@ -63,16 +71,8 @@ def make(request: pytest.FixtureRequest) -> Make:
         return ticker
 
     def portable(min_interval_ns: int = 0, max_depth: int = 100) -> Ticker:
-        return PortableTicker(
-            context_of=lambda _: None,
-            max_depth=max_depth,
-            make_frame=Symbolizer().frame,
-            make_stack=Stack,
-            ring_size=4,
-            collections=CollectionLog(
-                partial(context.get, None), partial(labels.get, None), max_depth, min_interval_ns=min_interval_ns
-            ),
-        )
+        read_context, read_labels = partial(context.get, None), partial(labels.get, None)
+        return portable_ticker(CollectionLog(read_context, read_labels, max_depth, min_interval_ns))
 
     return native if request.param == "native" else portable
 
@@ -84,14 +84,21 @@ def only_wanted_collections() -> Iterator[None]:
     gc.enable()
 
 
-def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RawCollection]:
-    """What is kept of the collections that `work` has."""
+@contextmanager
+def recording(ticker: Ticker) -> Iterator[GcEventSource]:
+    """Record collections during the block."""
     events = GcEventSource(ticker)
     events.start()
     try:
-        work()
+        yield events
     finally:
         events.stop()
+
+
+def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RawCollection]:
+    """Return the kept collections of `work`."""
+    with recording(ticker):
+        work()
     return [*ticker.drain_collections()]
 
 
@@ -172,7 +179,7 @@ def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the
     kept = noticed(ticker, partial(collect_often, 5_000))
     most_short = MOST_KEPT - FOR_LONG
     assert [seen.collection_count for seen in kept[:most_short]] == [1] * most_short
-    assert all(seen.duration_ns >= LONG_NS for seen in kept[most_short:])  # on a busy machine one may be
+    assert all(seen.duration_ns >= LONG_NS for seen in kept[most_short:])  # a short one may be slow on a busy machine
     (late,) = noticed(ticker, partial(collect_often, 1))
     assert late.collection_count == 5_001 - sum(seen.collection_count for seen in kept)
 
@@ -182,7 +189,7 @@ def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) 
 
     def long_one() -> None:
         ticker.on_gc_event("start", {"generation": 2})
-        time.sleep(1.5 * LONG_NS / 1e9)  # as long as the collector is at work
+        time.sleep(1.5 * LONG_NS / 1e9)  # during the collection
         ticker.on_gc_event("stop", {"generation": 2})
 
     def work() -> None:
@@ -194,11 +201,11 @@ def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) 
     assert 1 <= len(kept) <= FOR_LONG
     assert all(functions(seen)[0] == "long_one" for seen in kept)
     assert [seen.collection_count for seen in kept] == [1] * len(kept)
-    assert len(kept) >= FOR_LONG - 5  # on a busy machine some of the others may have taken long
+    assert len(kept) >= FOR_LONG - 5  # short ones may be slow on a busy machine
 
 
 def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
-    ticker = make(NEVER_NS)  # since the machine was started, not even once
+    ticker = make(NEVER_NS)  # longer than the uptime of any machine
     assert noticed(ticker, partial(collect_often, 100)) == []
     ticker = make(1_000_000_000)
 
@@ -230,12 +237,10 @@ def test_an_end_without_a_beginning_and_generations_that_nobody_knows_are_none(m
 
 def test_a_stopped_ticker_keeps_none_and_gives_out_what_it_has(make: Make) -> None:
     ticker = make()
-    noticed_before = GcEventSource(ticker)
-    noticed_before.start()
-    gc.collect()
-    ticker.stop()
-    gc.collect()
-    noticed_before.stop()
+    with recording(ticker):
+        gc.collect()
+        ticker.stop()
+        gc.collect()
     assert len(ticker.drain_collections()) == 1
 
 
@@ -250,13 +255,11 @@ def test_what_a_collection_had_in_its_hands_is_given_up(make: Make) -> None:
         context.set(None)
         labels.set(None)
 
-    events = GcEventSource(ticker)
-    events.start()
-    thread = threading.Thread(target=work, args=(thing,))
-    del thing
-    thread.start()
-    thread.join()
-    events.stop()
+    with recording(ticker):
+        thread = threading.Thread(target=work, args=(thing,))
+        del thing
+        thread.start()
+        thread.join()
     assert alive() is not None
     del thread
     kept = ticker.drain_collections()
@@ -273,12 +276,10 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
     def leave_garbage() -> weakref.ref[Thing]:
         ticker, thing = make(), Thing()
-        events = GcEventSource(ticker)
-        events.start()
-        thread = threading.Thread(target=work, args=([ticker, thing],))
-        thread.start()
-        thread.join()
-        events.stop()
+        with recording(ticker):
+            thread = threading.Thread(target=work, args=([ticker, thing],))
+            thread.start()
+            thread.join()
         return weakref.ref(thing)
 
     alive = leave_garbage()
@@ -287,24 +288,16 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
 
 def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
-    """What becomes of the collections that `work` has."""
+    """Return the samples of the collections of `work`."""
     capture = SnapshotBuilder(
-        lambda _: None,
-        make_idle_tracker(native=False),
-        1,
-        labels_of=lambda found: found,
-        **settings,
+        lambda _: None, make_idle_tracker(native=False), 1, labels_of=lambda found: found, **settings
     )
-    events = GcEventSource(ticker)
-    events.start()
-    try:
+    with recording(ticker) as events:
         work()
-    finally:
-        events.stop()
     samples = capture.event_samples(events.drain())
     ticker.capture()
-    (raw,) = ticker.drain(0)
-    again = {sample.thread.thread.ident: sample.thread.thread for sample in capture.snapshot(raw).samples}
+    snapshot = capture.snapshot(*ticker.drain(0))
+    again = {sample.thread.thread.ident: sample.thread.thread for sample in snapshot.samples}
     here = [sample.thread.thread for sample in samples if sample.thread.thread.ident == threading.get_ident()]
     assert all(thread is again[thread.ident] for thread in here)
     return samples
@@ -324,27 +317,23 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
 def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
     ticker = make()
     capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
-    events = GcEventSource(ticker)
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         go_on.wait()
-        collect_often(1, 2)  # others may collect young objects on threads of their own
+        collect_often(1, 2)  # other threads may collect generation 0
 
     thread = threading.Thread(target=work, name="shop")
     thread.start()
     begun.wait()  # `start` may return before the thread is in the table of names
     ticker.capture()
-    (with_it,) = ticker.drain(0)
-    capture.snapshot(with_it)
-    events.start()
-    go_on.set()
-    thread.join()
-    events.stop()
+    capture.snapshot(*ticker.drain(0))
+    with recording(ticker) as events:
+        go_on.set()
+        thread.join()
     ticker.capture()
-    (without_it,) = ticker.drain(0)
-    capture.snapshot(without_it)
+    capture.snapshot(*ticker.drain(0))
     samples = capture.event_samples(events.drain())
     frames = {sample.thread.thread.name: {frame.function for frame in sample.thread.stack.frames} for sample in samples}
     assert [name for name, functions in frames.items() if "collect_often" in functions] == ["shop"]
@@ -364,9 +353,7 @@ def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: M
 
 def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     before = [*gc.callbacks]
-    ticker = PortableTicker(
-        context_of=lambda _: None, max_depth=1, make_frame=Symbolizer().frame, make_stack=Stack, ring_size=4
-    )
+    ticker = portable_ticker()
     config = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="true")
     events = make_sources(config, ticker, native=False)
     events.start()
@@ -376,7 +363,7 @@ def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     (seen,) = events.drain()
     assert isinstance(seen.event, Event)
     assert (seen.event.kind.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
-    gc.callbacks.remove(ticker.on_gc_event)  # somebody has cleared the list
+    gc.callbacks.remove(ticker.on_gc_event)  # the application clears the list
     events.stop()
     events.stop()
     assert gc.callbacks == before
@@ -397,18 +384,9 @@ def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobod
         if failures:
             raise failures.pop()
 
-    ticker = PortableTicker(
-        context_of=lambda _: None,
-        max_depth=10,
-        make_frame=lambda code, *_: Frame("", code.co_name, "", 1),
-        make_stack=Stack,
-        ring_size=4,
-        collections=CollectionLog(current_labels=current_labels, min_interval_ns=0),
-    )
-    events = GcEventSource(ticker)
-    events.start()
-    collect_often(3)
-    events.stop()
+    ticker = portable_ticker(CollectionLog(current_labels=current_labels, min_interval_ns=0))
+    with recording(ticker):
+        collect_often(3)
     with pytest.raises(LookupError, match="once"):
         ticker.drain_collections()
     assert [seen.collection_count for seen in ticker.drain_collections()] == [2, 1]

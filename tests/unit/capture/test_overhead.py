@@ -1,4 +1,4 @@
-"""The distance of snapshots under a limit: on simulated work, whose cost is known, with a simulated clock."""
+"""The sampling period under a limit: simulated work of known cost, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Load = Callable[[float], float]
 
 
 class Work:
-    """A profiler at work, whose snapshots cost something.
+    """A simulated profiler whose snapshots cost CPU time.
 
     Args:
-        configured_ms: the distance of snapshots that is asked for.
-        limit: part of a core.
-        cost_ms: second since the start → CPU time for a snapshot.
-        each_ten_seconds_ms: CPU time for what is sent.
-        always: CPU time that is used whatever the distance, as a part of a core.
+        configured_ms: configured period.
+        limit: share of a core.
+        cost_ms: second since the start → CPU time of a snapshot.
+        each_ten_seconds_ms: CPU time of each export.
+        always: CPU time independent of the period, as a share of a core.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Work:
         self.periods_ms: list[float] = []
 
     def go_on(self, seconds: float) -> float:
-        """Let some time pass; the part of a core that was used in it."""
+        """Simulate this time and return the share of a core that was used in it."""
         began_ns, spent_ns = self._now_ns, self._spent_ns
         while self._now_ns < began_ns + seconds * S:
             period_ns = self.limiter.period_ns
@@ -157,12 +157,12 @@ def test_cpu_time_that_seems_to_go_back_harms_nothing() -> None:
 def test_in_the_long_run_the_limit_is_never_exceeded(
     configured_ms: int, limit: float, needed: float, always: float, sent: float
 ) -> None:
-    """`needed` is what snapshots at the configured distance would take, `always` and `sent` what nothing changes."""
+    """Scale costs by the limit: `needed` by snapshots as configured, `always` and `sent` by the rest."""
     cost_ms = min(needed * limit * configured_ms, 0.1 * limit * 60_000)
     work = Work(
         configured_ms, limit, lambda _: cost_ms, each_ten_seconds_ms=sent * limit * 10_000, always=always * limit
     )
     work.go_on(600)
     seconds = 1200
-    allowance = 5 * limit + 0.1  # what may have been saved
+    allowance = 5 * limit + 0.1  # the maximum credit
     assert work.go_on(seconds) * seconds <= limit * seconds + allowance

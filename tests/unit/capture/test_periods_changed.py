@@ -1,4 +1,4 @@
-"""Tickers whose deadlines move while they run, and a sampler that moves them: the same contract for both walkers."""
+"""Tickers whose periods change while they run, and a sampler that changes them, on both walkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One schema for what C says: the native walker makes the named tuples of `raw`, or is not imported."""
+"""One schema for native data: the native walker makes the named tuples of `raw`, or is not imported."""
 
 from __future__ import annotations
 

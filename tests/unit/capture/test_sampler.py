@@ -1,4 +1,4 @@
-"""The sampling threads: nothing ends them but `stop`, and what was captured is handled."""
+"""The sampling threads: only `stop` ends them, and every captured snapshot is handled."""
 
 from __future__ import annotations
 

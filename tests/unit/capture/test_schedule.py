@@ -1,4 +1,4 @@
-"""The two rhythms of a ticker, and which threads its focus finds: the same with both walkers."""
+"""The two periods of a ticker, and the threads that its focus finds, on both walkers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ HOUR_NS = 3_600_000_000_000
 _NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
 )
-
-
-# ---- the rhythm ----
 
 
 def test_without_traces_there_are_deadlines_of_all_threads_only() -> None:
@@ -126,11 +123,8 @@ def test_where_all_threads_are_looked_at_seldom_the_focus_is_stretched_all_the_s
     assert Periods(all_s * SECOND_NS, 0).base_ns == all_s * SECOND_NS
 
 
-# ---- what the focus finds ----
-
-
 class Bench:
-    """A ticker of one kind with a focus, and threads that hold still in contexts."""
+    """A ticker with a focus, and threads that wait in given contexts."""
 
     def __init__(self, walker: str) -> None:
         self.traces: dict[int, Any] = {}
@@ -143,7 +137,7 @@ class Bench:
         )
 
     def hold(self, context: Any) -> int:
-        """The ident of a new thread whose OpenTelemetry context is `context`; None: it has none."""
+        """Start a thread whose OpenTelemetry context is `context` (None: none) and return its ident."""
         there = threading.Event()
 
         def wait() -> None:
@@ -160,7 +154,7 @@ class Bench:
         return thread.ident or 0
 
     def see(self) -> set[int]:
-        """The idents of the threads that a focused capture finds."""
+        """Return the idents of the threads in a focused capture."""
         self.ticker.capture(is_focused=True)
         return {raw.ident for snapshot in self.ticker.drain(0) for raw in snapshot.threads}
 
@@ -227,7 +221,7 @@ def test_capturing_some_leaves_the_stacks_of_the_others_known(bench: Bench) -> N
         return seen[wanted], seen[other]
 
     before, again = stacks(), stacks()
-    while before[0] is not again[0] or before[1] is not again[1]:  # a thread may be on its way into the wait
+    while before[0] is not again[0] or before[1] is not again[1]:  # a thread may not wait yet
         before, again = again, stacks()
     bench.ticker.capture(is_focused=True)
     (focused,) = bench.ticker.drain(0)
@@ -313,9 +307,6 @@ def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> N
     for raw in seen:
         idents = {one.ident for one in raw.threads}
         assert idents == {wanted} if raw.is_focused else wanted in idents and len(idents) > 1
-
-
-# ---- the native walker alone ----
 
 
 @_NATIVE

@@ -1,4 +1,4 @@
-"""From code objects to namespace, function, file and line, on code that really runs."""
+"""Symbolization of code that runs: namespace, function, file and line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _name(frame: FrameType) -> Frame:
 
 
 def here() -> Frame:
-    """The caller's frame, named while it runs."""
+    """Return the frame of the caller."""
     return _name(sys._getframe(1))
 
 
 class Outer:
-    """Carries the methods that the tests call."""
+    """A class with the methods under test."""
 
     class Inner:
-        """A class in a class."""
+        """A nested class."""
 
         def method(self) -> Frame:
             return here()
@@ -154,7 +154,7 @@ def test_a_lambda_and_a_comprehension_are_named_as_python_names_them() -> None:
 
 def test_code_without_a_module_is_unknown() -> None:
     found: dict[str, Any] = {"here": here}
-    exec("frame = here()", found)  # noqa: S102  # code without __name__ is what this is about
+    exec("frame = here()", found)  # noqa: S102  # the case under test: no __name__
     assert found["frame"].namespace == "unknown"
     assert (found["frame"].file, found["frame"].line) == ("<string>", 1)
 

@@ -1,4 +1,4 @@
-"""The native walker's own promises: the ring, the counters, the schedule, and what it keeps alive."""
+"""The native walker alone: the ring, the counters, the schedule, and object lifetimes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_value_of_the_context_variable_is_that_of_the_thread() -> None:
     thing = Thing()
 
     def inside(wait: Callable[[], object]) -> None:
-        others = [ContextVar[int](f"other {i}") for i in range(200)]  # the lookup has to pass neighbours
+        others = [ContextVar[int](f"other {i}") for i in range(200)]  # the lookup passes these
         for other in others:
             other.set(1)
         current.set(thing)
@@ -181,7 +181,7 @@ def test_whichever_thread_runs_python_takes_the_sample() -> None:
             if ticker.counters().by_pending_call >= 20:
                 enough.set()
 
-    before_3_12 = sys.version_info < (3, 12)  # there only the main thread runs pending calls
+    before_3_12 = sys.version_info < (3, 12)  # only the main thread runs pending calls
     with running(ticker, 5_000_000):
         worker = threading.Thread(target=lambda: [ticker.drain(10_000_000) for _ in iter(enough.is_set, True)])
         worker.start()

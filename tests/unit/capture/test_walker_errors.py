@@ -1,4 +1,4 @@
-"""Every error that the native walker can meet leaves it whole."""
+"""Errors inside the native walker, each of which leaves it usable."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_table_of_known_frames_is_bounded() -> None:
         return code.co_name
 
     def template() -> None:
-        capture()  # type: ignore[name-defined]  # noqa: F821  # of the globals that it is run with
+        capture()  # type: ignore[name-defined]  # noqa: F821  # from the globals passed to exec
 
     ticker = make(make_frame=make_frame, max_depth=1, ring_size=64)
 
@@ -85,10 +85,10 @@ def test_wherever_memory_runs_out_the_drain_fails_cleanly_and_the_next_works() -
         ticker = make()
         ticker.capture()
         ticker.capture()
-        testing.set_nomemory(nth, nth + 1)  # that allocation fails, those before and after do not
+        testing.set_nomemory(nth, nth + 1)  # only that allocation fails
         try:
             ticker.drain(0)
-        except (MemoryError, SystemError):  # 3.10's evaluation loop may forget to say what it failed of
+        except (MemoryError, SystemError):  # 3.10's evaluation loop may lose the error
             failed += 1
         finally:
             testing.remove_mem_hooks()
@@ -208,7 +208,7 @@ def test_what_the_collector_does_not_say_is_refused() -> None:
 
 
 def _collect(ticker: walker.Ticker[Any, Any], count: int) -> None:
-    """So many collections, as far as the ticker can tell."""
+    """Report `count` collections to the ticker."""
     for _ in range(count):
         ticker.on_gc_event("start", {"generation": 0})
         ticker.on_gc_event("stop", {"generation": 0})

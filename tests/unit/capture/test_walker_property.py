@@ -1,4 +1,4 @@
-"""Whatever calls whatever: on a stack that holds still the native walker sees what `sys._current_frames` sees."""
+"""Stacks of arbitrary calls: the native walker sees what `sys._current_frames` sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo says of the host agent beside it."""
+"""Tests of the demo's summary of its host agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of call stacks: the specification's text, whoever wrote it."""
+"""Tests of the parser of call stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report on aggregated profiles: what is read, how it is added up, and what a person sees of it."""
+"""Tests of the report on aggregated profiles."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_factory import large_profile, origin_in_shop, small_profile
+from profile_factory import large_profile, message, origin_in_shop, small_profile
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.profiles import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError, Profiles
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
-from splunk_profiler.formats.pprof import body, message, parts
+from splunk_profiler.formats.pprof import body, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 
 SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
@@ -181,7 +181,7 @@ def test_a_report_of_profiles_alone_is_a_report(tmp_path: Path) -> None:
 
 
 def section(text: str, title: str) -> list[str]:
-    """The lines of a table, without its head."""
+    """Return the lines of a table without its head."""
     lines = text.partition(title)[2].partition("\n\n")[0].splitlines()
     return [line.rstrip() for line in lines[3:]]
 

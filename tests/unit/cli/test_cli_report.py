@@ -1,4 +1,4 @@
-"""The report: what is counted, and what a person sees of it."""
+"""Tests of the report: counts and output."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to all parts of a JSON value."""
+    """Yield the paths of all parts of a JSON value."""
     yield path
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield from places(value[key], (*path, key))
 
 
 def replaced(value: Any, path: tuple[Any, ...], part: Any) -> Any:
-    """The value with another part there."""
+    """Return the value with another part at that path."""
     if not path:
         return part
     value[path[0]] = replaced(value[path[0]], path[1:], part)
@@ -199,7 +199,7 @@ def test_a_person_sees_shares_functions_threads_and_a_whole_record(tmp_path: Pat
 
 
 def section(text: str, title: str) -> str:
-    """What stands below that heading."""
+    """Return the text below that heading."""
     return text.partition(f"{title} ")[2].partition("\n\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""The collector's files: whole lines only, whatever happened before."""
+"""Tests of the collector's files."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_file_of_another_user_is_not_written_to(tmp_path: Path, monkeypatch: p
     def fchmod(_descriptor: int, _mode: int) -> NoReturn:
         raise PermissionError
 
-    monkeypatch.setattr(os, "fchmod", fchmod)  # as the system answers who is not its owner
+    monkeypatch.setattr(os, "fchmod", fchmod)  # the system's answer to a user who is not the owner
     with pytest.raises(StoreError, match="belongs to another user"):
         LineFile(path, sync=False)
     monkeypatch.undo()

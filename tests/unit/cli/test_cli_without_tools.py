@@ -1,4 +1,4 @@
-"""The command line where the package was installed without its extra `tools`, as services install it."""
+"""Tests of the command line without the extra `tools`, as services install it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request holds, counted before it is parsed: as many as the parser finds, whatever the bytes."""
+"""Tests of the item limit: it counts as many items as the parser finds, for any bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGS = fields_of(ExportLogsServiceRequest.DESCRIPTOR)
 
 
 def counted(message: Any) -> int:
-    """Messages and repeated texts in a parsed message."""
+    """Count the messages and repeated strings in a parsed message."""
     found = 0
     for field, value in message.ListFields():
         for each in value if field.default_value == [] else (value,):
@@ -28,7 +28,7 @@ def counted(message: Any) -> int:
 
 
 def holds(message: bytes, fields: Any = LOGS) -> int:
-    """The number that is found: that of which there are more than one less, and not more."""
+    """Find the number of items: the smallest limit that is not exceeded."""
     most = 0
     while exceeds_item_limit(most, message, fields):
         most += 1

@@ -1,4 +1,4 @@
-"""Whose code a file is: packages that pip has really installed, in all the ways it can, and what is nobody's."""
+"""Origins of files: packages that pip has installed in all its ways, and code of no package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put(folder: Path, files: dict[str, str]) -> Path:
 
 
 def project(folder: Path, name: str, version: str, editable: str) -> Path:
-    """A project with one package in ``src`` that pip can install."""
+    """Write a project with one package in ``src`` that pip can install."""
     settings = {"name": name, "version": version, "packages": "src", "editable": editable}
     backend = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     own = {
@@ -47,7 +47,7 @@ def project(folder: Path, name: str, version: str, editable: str) -> Path:
 
 
 def pip(prefix: Path, *what: str) -> Path:
-    """Install into `prefix`; the directory that has the packages then."""
+    """Install into `prefix`; return the directory with the packages."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     command += ["--ignore-installed", "--no-warn-script-location", "--no-compile", "--prefix", str(prefix)]
     env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1", "PYTHONPATH": ""}
@@ -59,7 +59,7 @@ def pip(prefix: Path, *what: str) -> Path:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is told of all packages, by a process that has imported them."""
+    """Return the origins of all packages in a process that has imported them."""
     folder = tmp_path_factory.mktemp("installed")
     wheels = folder / "wheels"
     wheels.mkdir()
@@ -248,7 +248,7 @@ def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkey
 
 
 def site_of(folder: Path, count: int) -> Path:
-    """A directory in which `count` distributions of one package each are installed."""
+    """Install `count` distributions of one package each; return the directory."""
     for number in range(count):
         record = "".join(f"p{number}/m{module}.py,,\n" for module in range(20))
         put(folder, {f"p{number}-1.{number}.dist-info/RECORD": record})

@@ -1,4 +1,4 @@
-"""Settings: what is taken, what is refused, and what is said then."""
+"""Settings: accepted values, refused values and their warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records go, by the settings: destinations, endpoints, and the headers that go along."""
+"""Destinations, endpoints and headers, by the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Posting to a Datadog agent: what its answers mean, and that nothing lasts longer than it may."""
+"""Posting to a Datadog agent: the results of its responses, deadlines and interrupts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answered(*answers: bytes) -> ExportResult:
 
 
 class ExportingProcess:
-    """An export on a thread of ours, as the batch exporter's is."""
+    """An export on a `Worker`, like the batch exporter's."""
 
     def __init__(self, sink: DatadogSink) -> None:
         self._outcomes: list[ExportResult] = []
@@ -56,7 +56,7 @@ class ExportingProcess:
         self._worker.start()
 
     def outcome(self) -> ExportResult:
-        """What came of it, once it is over."""
+        """Wait for the end of the export and return its result."""
         assert self._worker.join(60)
         return self._outcomes[0]
 
@@ -117,7 +117,7 @@ def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
 
 
 def test_a_host_without_an_address_is_named() -> None:
-    for host in ("agent.invalid", "a" * 70 + ".invalid"):  # the second one cannot even be looked up
+    for host in ("agent.invalid", "a" * 70 + ".invalid"):  # the second label is too long for a look-up
         outcome = sink_of(8126, host=host).export(BATCH)
         assert outcome.export_status is ExportStatus.RETRY
         assert f"no Datadog agent can be reached at http://{host}:8126" in outcome.detail
@@ -172,7 +172,7 @@ def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
         with connection:
             connection.sendall(http_response(413))
             connection.shutdown(socket.SHUT_WR)
-            while connection.recv(1 << 20):  # as a server that lingers: it lets the answer arrive before it resets
+            while connection.recv(1 << 20):  # like a lingering server: the answer arrives before the reset
                 pass
             assert exporting.outcome().export_status is ExportStatus.TOO_LARGE
 
@@ -220,7 +220,7 @@ def test_an_export_that_waits_for_an_answer_is_ended_at_once(end: Callable[[Data
 
 
 def is_connecting(port: int) -> bool:
-    """Whether a connection of this machine to `port` has been begun and not answered."""
+    """Return True if a connection of this machine to `port` waits for its answer."""
     lines = Path("/proc/self/net/tcp").read_text("ascii").splitlines()[1:]
     return any(line.split()[2].endswith(f":{port:04X}") and line.split()[3] == "02" for line in lines)
 
@@ -231,7 +231,7 @@ def test_an_export_that_waits_for_a_connection_is_ended_at_once() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         port = listener.getsockname()[1]
-        opened.enter_context(socket.create_connection(("127.0.0.1", port)))  # as much as it queues
+        opened.enter_context(socket.create_connection(("127.0.0.1", port)))  # fills the queue
         sink = sink_of(port)
         exporting = ExportingProcess(sink)
         deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""What a Datadog agent is sent for a profile: an event that says of whom it is, and the profile in Datadog's words."""
+"""The form of a profile for a Datadog agent: the event, its tags and the translated profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:
-    """The form as it is read, and its headers."""
+    """Return the decoded form and its headers."""
     named = {name.replace("runtime_id", "runtime-id").replace("_", "."): value for name, value in attributes.items()}
     form = ProfileFormEncoder(lambda: Resource(named)).form(profile)
     headers = dict(form.headers)

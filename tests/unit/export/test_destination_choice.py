@@ -1,4 +1,4 @@
-"""Each destination that the settings can name has its sink, and is told in words."""
+"""The sink and the description of each destination."""
 
 from __future__ import annotations
 

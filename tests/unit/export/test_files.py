@@ -1,4 +1,4 @@
-"""Profiles in files: whole ones only, under names that do not collide, and never more than is to be kept."""
+"""Profiles in files: whole files, unique names and limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import NoReturn
 import pytest
 from modes import find_open_to_others, umask_cleared
 from opentelemetry.sdk.resources import Resource
-from profile_factory import large_profile, small_profile
+from profile_factory import large_profile, message, small_profile
 from profile_schema import decode
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.files import DirectorySink
-from splunk_profiler.formats.pprof import MAX_BODY_BYTES, message
+from splunk_profiler.formats.pprof import MAX_BODY_BYTES
 from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
@@ -36,7 +36,7 @@ def sink_in(directory: Path, service: str = "shop", *, max_files: int = 100, max
 
 
 def at(second: int) -> Batch[Profile]:
-    """A profile that begins so many seconds after the first."""
+    """Return a batch of one profile that begins `second` seconds after the first."""
     return Batch((replace(small_profile(), time_ns=small_profile().time_ns + second * 1_000_000_000),), 0)
 
 
@@ -66,7 +66,7 @@ def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> N
 
 
 def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
-    sinks = [sink_in(tmp_path) for _ in range(2)]  # a process of the same id in another container
+    sinks = [sink_in(tmp_path) for _ in range(2)]  # like a process with the same id in another container
     for sink in (*sinks, *sinks):
         sink.export(BATCH)
     found = [
@@ -142,7 +142,7 @@ def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_an
 
 
 def test_the_oldest_files_of_the_service_go_when_there_are_too_many(tmp_path: Path) -> None:
-    for run in range(3):  # each looks once, when it has written the first
+    for run in range(3):  # each sink scans once, after its first file
         sink = sink_in(tmp_path, max_files=20)
         for number in range(10):
             sink.export(at(10 * run + number))
@@ -209,7 +209,7 @@ def test_the_oldest_files_go_when_they_take_too_much_room(tmp_path: Path) -> Non
 
 
 class Disk:
-    """Lets a directory hold so many bytes."""
+    """A directory that holds at most `size` bytes."""
 
     def __init__(self, directory: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory, self.size = directory, size
@@ -217,7 +217,7 @@ class Disk:
         monkeypatch.setattr(os, "write", self.write)
 
     def write(self, descriptor: int, content: memoryview) -> int:
-        """As much as there is room for."""
+        """Write as much as fits."""
         room = self.size - sum(path.stat().st_size for path in self._directory.iterdir())
         if room <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -306,7 +306,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 def test_what_a_dead_process_has_left_half_written_is_removed(tmp_path: Path) -> None:
     abandoned = tmp_path / ABANDONED.format("shop")
-    for seconds in (-60, 60):  # the clock may have been set back since
+    for seconds in (-60, 60):  # the second one: the clock was set back since
         abandoned.write_bytes(b"half")
         os.utime(abandoned, (time.time() + seconds,) * 2)
         sink_in(tmp_path).export(BATCH)
@@ -319,7 +319,7 @@ def test_what_is_being_written_is_left_alone(tmp_path: Path) -> None:
         tmp_path / ABANDONED.format("shop"),
         tmp_path / ABANDONED.format("shop").replace("-1.pprof", "-2.pprof"),
     )
-    new.touch()  # made, and not locked yet
+    new.touch()  # not locked yet
     with written.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(written, (0, 0))

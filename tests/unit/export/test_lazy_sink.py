@@ -1,4 +1,4 @@
-"""The sink is made late, once, and never while the process forks or the application imports."""
+"""The sink is opened late, once, and never while the process forks or the application imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 
 
 class Taking:
-    """A sink that takes everything and remembers what was asked of it."""
+    """A sink that accepts all batches and records its calls."""
 
     def __init__(self) -> None:
         self.batches: list[Batch[Sample]] = []
@@ -40,7 +40,7 @@ BATCH = Batch((make_sample(),), 1)
 
 
 class Gate:
-    """What a module that is being imported comes by."""
+    """A gate in the middle of an import."""
 
     def __init__(self) -> None:
         self.here, self.over = threading.Event(), threading.Event()
@@ -53,7 +53,7 @@ class Gate:
 
 @pytest.fixture
 def slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """A module ``slow_to_import`` that says when it is being imported, and waits to be let go on."""
+    """Provide a module ``slow_to_import`` whose import passes a gate."""
     gate = Gate()
     (tmp_path / "slow_to_import.py").write_text("import gate_of_test\ngate_of_test.enter()\n", "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -87,7 +87,7 @@ def test_it_is_not_made_while_somebody_imports(slow_module: Gate) -> None:
     opening = threading.Thread(target=LazySink(make).open)
     opening.start()
     try:
-        opening.join(0.6)  # twice the quiet that it waits for
+        opening.join(0.6)  # twice the quiet time that it needs
         assert not imports_were_over
     finally:
         slow_module.over.set()
@@ -144,14 +144,14 @@ def test_a_fork_waits_for_imports_and_not_for_detectors() -> None:
     forking.join()
     assert were_loaded == [True]
     detecting.wait()
-    fork()  # returns, though nothing ends the detection
+    fork()  # returns before the detection ends
     detected.set()
     exporting.join()
 
 
 def test_a_fork_waits_for_what_a_detector_imports_on_a_thread_of_its_own(slow_module: Gate) -> None:
     def detect() -> None:
-        with ThreadPoolExecutor() as pool:  # as the SDK does
+        with ThreadPoolExecutor() as pool:  # like the SDK
             pool.submit(__import__, "slow_to_import").result()
 
     late = LazySink(Taking, detect=detect)
@@ -181,7 +181,7 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
 
     def fork() -> None:
         exporting.start()
-        late.hold_for_fork()  # returns, or never
+        late.hold_for_fork()  # must return
         late.release_after_fork()
 
     slow_module.inside = fork

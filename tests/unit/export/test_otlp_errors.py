@@ -1,4 +1,4 @@
-"""What a server is taken for, by what it answers to the first bytes of a connection."""
+"""Detection of a server's protocol by its first bytes, and results of failed calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splunk_profiler.model import ExportStatus
 
 
 class Server:
-    """Accepts connections one after the other, and sends `answer` on each before it closes it."""
+    """A server that sends `answer` on each connection, one after the other."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -31,7 +31,7 @@ class Server:
             with connection:
                 if connection.recv(1) == b"!":
                     return
-                with contextlib.suppress(OSError):  # the other end may close with an answer unread
+                with contextlib.suppress(OSError):  # the client may close early
                     connection.sendall(self._answer)
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(65536):
@@ -68,22 +68,22 @@ def test_a_server_is_known_by_its_first_bytes(answer: bytes, speaks: ServerProto
 
 
 class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
-    """What gRPC raises."""
+    """An error of gRPC."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__()
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """The status."""
+        """Return the status."""
         return self._code
 
     def details(self) -> str:
-        """What the receiver said, or gRPC itself."""
+        """Return the text of the receiver or of gRPC."""
         return self._details
 
     def trailing_metadata(self) -> None:
-        """None."""
+        """Return None."""
 
 
 @pytest.mark.parametrize(

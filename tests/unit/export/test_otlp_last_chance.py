@@ -1,11 +1,11 @@
-"""The export of an ending process to a collector that is just back, over real connections."""
+"""The last export of a process to a collector that has just returned, over real connections."""
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from free_ports import find_free_ports
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
     LogsServiceServicer,
@@ -25,9 +25,7 @@ class Collector(LogsServiceServicer):
 
 
 def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{find_free_ports(1)[0]}"
     sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://{address}"), lambda _: b"", Transport())
     batch = Batch((make_sample(1),), 1)
     assert sink.export(batch).export_status is ExportStatus.RETRY

@@ -1,4 +1,4 @@
-"""The log record that carries a profile, read back with OpenTelemetry's own messages and the official schema."""
+"""The log record of a profile, decoded with OpenTelemetry's messages and the official schema."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_profiles_of_both_profilers_are_told_apart() -> None:
 
 
 def test_a_profile_that_began_before_the_epoch_is_sent_as_of_then() -> None:
-    (record,) = records(replace(small_profile(), time_ns=-3_000_000_000))  # by a clock that has not been set yet
+    (record,) = records(replace(small_profile(), time_ns=-3_000_000_000))  # of an unset clock
     assert record.time_unix_nano == 0
     assert message(record).time_nanos == -3_000_000_000
 

@@ -1,4 +1,4 @@
-"""The bytes of an export request, read back with OpenTelemetry's own messages."""
+"""The bytes of an export request, decoded with OpenTelemetry's messages."""
 
 from __future__ import annotations
 

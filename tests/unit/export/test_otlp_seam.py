@@ -1,8 +1,8 @@
-"""The names without a promise that `export` reads of the OpenTelemetry SDK; one test for each.
+"""The private names of the OpenTelemetry SDK that `export` reads; one test for each.
 
-If one fails with a new SDK: nothing is lost at run time, because every one of them is read with a fallback and
-records then travel on a connection of their own. Find where the SDK keeps the thing now, add that place to
-`export/otlp/channel.py`, and keep the old one while its version is within the range in ``pyproject.toml``.
+If a test fails with a new SDK, nothing is lost at run time: each name has a fallback, and records
+then travel on our own connection. Add the new name to `export/otlp/channel.py`, and keep the old
+one while its version is within the range in ``pyproject.toml``.
 """
 
 from __future__ import annotations

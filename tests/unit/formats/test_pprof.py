@@ -14,11 +14,11 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_factory import large_profile, small_profile
+from profile_factory import large_profile, message, small_profile
 from profile_schema import decode
 
 from splunk_profiler.capture.events.collector import GC_KIND
-from splunk_profiler.formats.pprof import MAX_BODY_BYTES, MAX_TEXT_CHARACTERS, EncodedPart, body, message, parts
+from splunk_profiler.formats.pprof import MAX_BODY_BYTES, MAX_TEXT_CHARACTERS, EncodedPart, body, parts
 from splunk_profiler.model import (
     Aggregate,
     DataType,
@@ -58,7 +58,7 @@ NUMBERS = AMOUNTS | st.integers(-(1 << 63), -1)  # clocks may be set to anything
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Profiles whose aggregates have frames, stacks and labels in common, as those of one process do."""
+    """Draw profiles whose aggregates share frames, stacks and labels, as those of one process do."""
     frames = draw(st.lists(FRAMES, min_size=1, max_size=6))
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
@@ -82,12 +82,12 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 
 def shown(text: str) -> str:
-    """How a text can be sent and printed: what is not printable, surrogates among it, as Python writes it."""
+    """Return a text with unprintable characters and surrogates as Python escapes them."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def recorded(aggregate: Aggregate, profile: Profile) -> tuple[Any, ...]:
-    """Frames, labels and values of an aggregate as a reader is to find them."""
+    """Return the frames, labels and values that a reader has to find for an aggregate."""
     frames = tuple(
         (
             shown(f"{frame.namespace}.{frame.function}"),
@@ -111,7 +111,7 @@ def recorded(aggregate: Aggregate, profile: Profile) -> tuple[Any, ...]:
 
 
 def read(decoded: Any) -> list[tuple[Any, ...]]:
-    """The same of each sample of a message, every reference followed."""
+    """Return the same for each sample of a message, with all references resolved."""
     text = decoded.string_table
     functions = {function.id: function for function in decoded.function}
     locations = {location.id: location for location in decoded.location}

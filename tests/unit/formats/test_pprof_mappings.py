@@ -1,4 +1,4 @@
-"""Whose code it is, in a profile: a mapping for each distribution, and Datadog's attachment."""
+"""The origins of code in a profile: a mapping for each distribution, and Datadog's attachment."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_factory import large_profile, origin_in_shop, small_profile
+from profile_factory import large_profile, message, origin_in_shop, small_profile
 from profile_schema import decode
 
 from splunk_profiler.formats import code_provenance
-from splunk_profiler.formats.pprof import message, parts
+from splunk_profiler.formats.pprof import parts
 from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -28,7 +28,7 @@ ORIGINS = st.builds(
 
 
 def by_location(decoded: Any) -> dict[tuple[str, int], tuple[str, str]]:
-    """(file, line) → name and build id of the mapping, of each location."""
+    """Return the mapping's name and build id of each location, by (file, line)."""
     text = decoded.string_table
     mappings = {row.id: (text[row.filename], text[row.build_id]) for row in decoded.mapping}
     functions = {row.id: text[row.filename] for row in decoded.function}

@@ -1,4 +1,4 @@
-"""Copies of ended spans: what is added, and that everything else stays as it was."""
+"""Tests of span copies: their additions, and that all else stays as it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = bytes.fromhex("4c9326bb9805fa8f85882c12eae724ce")
 
 
 def rich_span(limits: SpanLimits | None = None) -> ReadableSpan:
-    """One that has dropped some of everything."""
+    """Return a span that has dropped some attributes, events and links."""
     limits = limits or SpanLimits(max_attributes=2, max_events=1, max_links=1, max_span_attribute_length=4)
     exporter = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"service.name": "shop"}), span_limits=limits)

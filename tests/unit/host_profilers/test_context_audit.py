@@ -1,4 +1,4 @@
-"""The net below the hooks: what all threads show is compared with the truth, and repaired."""
+"""Tests of the audit, which repairs the records of threads that differ from their contexts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PAIRS = ((b"route", b"/checkout"),)
 
 @pytest.fixture(autouse=True)
 def a_record_of_this_thread(publishing: InstalledPublisher) -> None:
-    """As if it had had a span before, so that it is always among those that are compared."""
+    """Publish a span once, so that the audit always compares this thread."""
     _context.detach(publishing.attach(known(1)))
 
 
 def known(span_id: int) -> Span:
-    """A span that needs no asking."""
+    """Return a span that has an identity."""
     span = Span(TRACE, span_id)
     _context.assign_identity(span, {})
     return span
@@ -38,7 +38,7 @@ def shown(span_id: int) -> Elastic:
 
 @contextmanager
 def waiting_thread(first: Callable[[], Any]) -> Iterator[Any]:
-    """A thread that has done `first`, waits, and ends with the block; gives the value."""
+    """Run `first` on a thread that waits until the block ends. Yield the result."""
     reached, leave, result = threading.Event(), threading.Event(), []
 
     def run() -> None:
@@ -106,7 +106,7 @@ def test_labels_that_nobody_saw_are_repaired(publishing: InstalledPublisher, mem
 
 
 class Dynamic(Span):
-    """Looks its attributes up in Python."""
+    """An object whose attribute lookup runs Python code."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Contexts that are come back to: what they show is known, for as long as it is bound to be the same."""
+"""Tests of the context cache: contexts that are entered again and stay the same are not looked up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(span_id: int) -> Elastic:
 
 
 def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
-    """A context inside of `span`."""
+    """Return a context in which `span` is current."""
     token = publishing.attach(span)
     copied = contextvars.copy_context()
     _context.detach(token)
@@ -33,13 +33,13 @@ def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
 
 
 def is_known(context: contextvars.Context) -> bool:
-    """Whether nothing had to be looked up to enter it."""
+    """Return True if its entry is a cache hit."""
     before = _context.counters().cache_hits
     return bool(context.run(lambda: _context.counters().cache_hits) - before)
 
 
 def make_known(context: contextvars.Context) -> contextvars.Context:
-    """By entering it twice."""
+    """Enter `context` twice, which caches it."""
     for _ in range(2):
         context.run(int)
     assert is_known(context)

@@ -1,4 +1,4 @@
-"""All that can change what a context shows, while the context is one that has been entered again and again."""
+"""Tests of everything that changes the record of a cached context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splunk_profiler import _context
 TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
 NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
 LABELS = _context.UserLabels(((b"tenant", b"one"),))
-ENOUGH = 4  # times to enter a context, for it to be known if that is possible
+ENOUGH = 4  # entries that cache a context, if it can be cached
 
 
 def shown(span_id: int) -> Elastic:
@@ -25,7 +25,7 @@ def shown(span_id: int) -> Elastic:
 
 
 def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
-    """A context inside of `span`, entered often enough."""
+    """Return a context in which `span` is current, entered `ENOUGH` times."""
     return entered(in_context(publishing, Context({publishing.span_key: span})))
 
 
@@ -42,7 +42,7 @@ def entered(context: contextvars.Context) -> contextvars.Context:
 
 
 def always(context: contextvars.Context, memory: OwnMemory) -> Elastic | None:
-    """What it shows, each time it is entered."""
+    """Return the record of each of `ENOUGH` entries, which must be the same."""
     seen = {context.run(memory.elastic) for _ in range(ENOUGH)}
     assert len(seen) == 1
     return seen.pop()
@@ -50,7 +50,7 @@ def always(context: contextvars.Context, memory: OwnMemory) -> Elastic | None:
 
 @pytest.fixture(autouse=True)
 def a_record_of_this_thread(publishing: InstalledPublisher) -> None:
-    """As if it had had a span before."""
+    """Publish a span once, so that the thread has a record."""
     _context.detach(publishing.attach(Span(TRACE, 1)))
 
 
@@ -195,8 +195,7 @@ def test_another_identity_is_put_on_its_span_and_the_audit_finds_it(
 
 
 def attribute_that_runs(body: Callable[[], None]) -> type[Span]:
-    """Spans whose identity is found by a property, which CPython looks up itself."""
-
+    """Return a class of spans whose identity is a property that runs `body`."""
     identity = _context.Identity(TRACE, ROOT, ROOT, 1)
 
     def found(_: Span) -> _context.Identity:

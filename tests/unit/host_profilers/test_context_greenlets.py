@@ -1,4 +1,4 @@
-"""A greenlet's context is noticed when greenlet exchanges it, whoever else traces greenlets."""
+"""Tests of switches between greenlets, also beside other trace functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def child(body: Callable[[], object]) -> Any:
 
 
 def _switches(times: int) -> list[bool]:
-    """Whether the right span was published after each switch between this greenlet and another that holds one too."""
+    """Return, for each switch between two greenlets with spans, True if the right span was published."""
     parent, right = greenlet.getcurrent(), []
 
     def body() -> None:
@@ -302,7 +302,7 @@ def test_asking_about_a_span_in_one_greenlet_leaves_others_to_be_asked(publishin
     def body() -> None:
         native.detach(publishing.attach(Span(7, 9)))
         publishing.attach(Span(7, 9))
-        publishing.attach(Span(7, 1))  # the other greenlet runs while this one is asked about
+        publishing.attach(Span(7, 1))  # the other greenlet runs during the lookup
         seen.append(memory.elastic().span_id)
 
     publishing.answer = answer

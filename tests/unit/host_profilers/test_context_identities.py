@@ -1,4 +1,4 @@
-"""How the publisher learns what a span is called, and that asking for it never hurts anyone."""
+"""Tests of the lookup of a span's identity, which never does harm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
 
 
 class Opaque(Span):
-    """Its SpanContext is of a kind that only Python code understands."""
+    """A span whose SpanContext only Python code can read."""
 
     def __init__(self, trace_id: int, span_id: int) -> None:
         super().__init__(trace_id, span_id)
@@ -30,7 +30,7 @@ class Opaque(Span):
 
 
 class Closed:
-    """Takes no attributes."""
+    """A span that takes no attributes."""
 
     __slots__ = ()
 

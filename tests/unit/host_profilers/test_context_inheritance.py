@@ -1,4 +1,4 @@
-"""Which local root a span that starts is given: the transaction id that readers join samples by."""
+"""Tests of the local root of a new span: readers join samples by this transaction id."""
 
 from __future__ import annotations
 
@@ -133,16 +133,16 @@ def test_only_wrong_arguments_are_an_error() -> None:
 
 
 class Inheriting(SpanProcessor):
-    """As the profiler adds it to a provider."""
+    """The profiler's span processor."""
 
     on_start = staticmethod(_context.assign_identity)
 
 
 @pytest.fixture
 def sdk() -> Iterator[InstalledPublisher]:
-    """The publisher on OpenTelemetry's own variable, with its attach and detach."""
+    """Install the publisher on OpenTelemetry's own variable, with its attach and detach."""
     runtime: Any = otel_context._RUNTIME_CONTEXT
-    publishing = InstalledPublisher(variable=runtime._current_context, span_key=_SPAN_KEY)
+    publishing = InstalledPublisher(variable=vars(runtime)["_current_context"], span_key=_SPAN_KEY)
     publishing.install()
     runtime.attach, runtime.detach = _context.attach, _context.detach
     yield publishing

@@ -1,4 +1,4 @@
-"""The user's labels beside those of the trace, within what readers take."""
+"""Tests of the user's labels beside those of the trace, within the limits of readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading the two libraries, and the process storage behind one of them."""
+"""Tests of the two libraries, and of the process storage behind one of them."""
 
 from __future__ import annotations
 

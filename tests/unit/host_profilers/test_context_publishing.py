@@ -1,4 +1,4 @@
-"""What a thread shows of its context, at every moment, in both layouts."""
+"""Tests of a thread's records of its context, in both layouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace_labels(trace_id: int, span_id: int, root_id: int) -> list[tuple[bytes,
 
 
 def in_thread(run: Any) -> Any:
-    """What `run` returns on a thread of its own."""
+    """Return the result of `run` on a new thread."""
     result = []
     thread = threading.Thread(target=lambda: result.append(run()))
     thread.start()

@@ -1,4 +1,4 @@
-"""Each way in which a thread's context changes is noticed at once, and behaves as it does without the hooks."""
+"""Tests of each way to change a thread's context: it is noticed at once, and works as without hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 @pytest.fixture
 def published() -> Iterator[None]:
-    """The hooks are in, and a span is current."""
+    """Install the hooks and attach a span."""
     with hooks() as problems:
         assert problems == []
         token = attach()
@@ -73,7 +73,7 @@ def test_attach_and_detach_take_their_argument_by_name_as_those_of_the_runtime_c
 
 
 def noticed_in(body: Callable[[], object]) -> int:
-    """How many switches were noticed while it ran."""
+    """Return the number of switches noticed while it ran."""
     before = count_switches()
     body()
     return count_switches() - before
@@ -235,7 +235,7 @@ def loops() -> list[Any]:
 
 @pytest.fixture(params=loops())
 def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop that is imported before the hooks look for what is loaded, or anew, if it is the first test to do so."""
+    """Import the loop's module before the hooks search the loaded modules, and yield a loop."""
     made: asyncio.AbstractEventLoop = import_module(request.param).new_event_loop()
     yield made
     made.run_until_complete(made.shutdown_default_executor())

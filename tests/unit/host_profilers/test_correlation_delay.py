@@ -1,4 +1,4 @@
-"""How long transactions wait, turn by turn: the correlator's clock and its mailbox are the test's."""
+"""Tests of the delay of transactions, with a clock and a socket reader of the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from host_profiler import ENCODED_STACKS, STACK, HostProfiler, RecordingExporter
 from splunk_profiler import _context
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
 from splunk_profiler.host_profilers.message_socket import MessageSocket
-from splunk_profiler.system.method_patch import MethodPatch
 
 _MS = 1_000_000
 _LONG_S = 60
@@ -33,10 +32,7 @@ _MARGIN_MS = 20
 
 
 class Turns:
-    """A mailbox whose every `take` is a turn of the correlator that the test has it make.
-
-    Says how long the correlator would wait, and gives it what the test says, which has waited in the meantime.
-    """
+    """A socket reader that reports the timeout of each `take` and returns the test's messages."""
 
     def __init__(self, _descriptor: int) -> None:
         self.waits_s: SimpleQueue[float] = SimpleQueue()
@@ -45,19 +41,19 @@ class Turns:
         self.woken = 0
 
     def run(self) -> bool:
-        """Until it is stopped."""
+        """Return after `stop`."""
         self._stopped.get()
         return True
 
     def take(self, timeout_s: float) -> list[bytes]:
-        """What the test gives; without a wait, what has come since then, which is nothing."""
+        """Return the messages of the test; none without a timeout."""
         if not timeout_s:
             return []
         self.waits_s.put(timeout_s)
         return self.given.get()
 
     def wake(self) -> None:
-        """Counted."""
+        """Count the call."""
         self.woken += 1
 
     def stop(self) -> None:
@@ -66,13 +62,13 @@ class Turns:
         self.given.put([])
 
     def counts(self) -> tuple[int, int]:
-        """None came through it."""
+        """Return no messages."""
         return 0, 0
 
 
 @dataclass
 class Waiting:
-    """A correlator at the beginning of a turn: it is about to wait."""
+    """A correlator at the beginning of a turn."""
 
     turns: Turns
     provider: TracerProvider
@@ -82,7 +78,7 @@ class Waiting:
     made: list[Any] = field(default_factory=list)
 
     def turn(self, *datagrams: bytes, at_ms: float | None = None) -> float:
-        """These messages come, it may be at another time; what the correlator does then is over. How long it waits."""
+        """Send messages, set the time, and return the next timeout of the correlator (s)."""
         if at_ms is not None:
             self.now_ns = int(at_ms * _MS)
         self.turns.given.put(list(datagrams))
@@ -90,7 +86,7 @@ class Waiting:
         return self.wait_s
 
     def end(self, name: str, at_ms: float) -> Span:
-        """A transaction that ends then."""
+        """Start a transaction and end it at `at_ms`."""
         span = self.provider.get_tracer("t").start_span(name)
         self.now_ns = int(at_ms * _MS)
         span.end()
@@ -110,7 +106,7 @@ def correlation_settings(at_once: bool = True) -> Iterator[Waiting]:
 
     holder: list[Waiting] = []
     clock: Callable[[], int] = lambda: holder[0].now_ns if holder else 0  # noqa: E731
-    correlator = Correlator(CorrelationConfig(at_once=at_once, buffer_size=10), make, MethodPatch, clock)
+    correlator = Correlator(CorrelationConfig(at_once=at_once, buffer_size=10), make, clock)
     correlator.attach(vars(provider)["_active_span_processor"])
     correlator.listen(-1, lambda: None)
     waiting = Waiting(made[0], provider, exported)
@@ -225,13 +221,13 @@ def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_fur
 
 def test_a_message_that_nobody_has_read_from_the_socket_yet_is_taken_all_the_same() -> None:
     with TemporaryDirectory(prefix="s") as directory:
-        inbox = MessageSocket(directory)
-        mailbox = _context.SocketReader(inbox.fileno())
+        message_socket = MessageSocket(directory)
+        reader = _context.SocketReader(message_socket.fileno())
         (path,) = Path(directory).iterdir()
         with HostProfiler(path) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
             other.connect(str(path))
             host.send(b"first")
             other.send(b"second")
-            assert mailbox.take(0) == [b"first", b"second"]
-        mailbox.stop()
-        inbox.close()
+            assert reader.take(0) == [b"first", b"second"]
+        reader.stop()
+        message_socket.close()

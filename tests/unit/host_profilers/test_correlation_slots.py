@@ -1,4 +1,4 @@
-"""Providers whose set of processors is a class with slots: it takes no methods, and perhaps no weak references."""
+"""Tests of sets of processors with slots: they take no methods, and perhaps no weak references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splunk_profiler.otel.providers import WeakIdentitySet
 
 
 class Slotted:
-    """Calls one processor after another."""
+    """A set of processors with slots."""
 
     __slots__ = ("_span_processors",)
 
@@ -46,13 +46,13 @@ class Slotted:
 
 
 class Referable(Slotted):
-    """Takes weak references."""
+    """The same with weak references."""
 
     __slots__ = ("__weakref__",)
 
 
 class Unequal(Referable):
-    """Cannot be hashed."""
+    """The same without equality and hash."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The correlator on a real socket: who is heard, what becomes of it, and that it ends with nothing left."""
+"""Tests of the correlator on a real socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
 
 
 def wait_until_deferring(bench: CorrelatorBench) -> None:
-    """What a registration does shows on the processor."""
+    """Wait until the processor is patched."""
     deadline = time.monotonic() + WAIT_S
     while "on_end" not in vars(bench.processor):
         assert time.monotonic() < deadline
@@ -89,14 +89,14 @@ def test_the_host_that_a_profiler_says_is_on_spans_and_resources_from_then_on(ma
     span = bench.run_span()
     assert span.resource.attributes["host.id"] == "i-1"
     assert bench.correlator.resource(bench.provider.resource).attributes["host.id"] == "i-1"
-    bench.register(0, b"")  # says nothing new
+    bench.register(0, b"")  # changes nothing
     assert bench.run_span("next").resource.attributes["host.id"] == "i-1"
 
 
 def test_children_carry_the_host_too(make: Any) -> None:
     bench = make()
     bench.register(0, b"i-1")
-    bench.run_span("first")  # by then the registration has been read
+    bench.run_span("first")  # after the registration
     with bench.tracer.start_as_current_span("root"):
         bench.tracer.start_span("child").end()
     assert bench.exporter.next().resource.attributes["host.id"] == "i-1"
@@ -210,9 +210,9 @@ def test_another_file_under_the_sockets_number_is_never_read(make: Any) -> None:
     number = bench.receiving.fileno()
     theirs, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     kept = os.dup(number)
-    os.dup2(theirs.fileno(), number)  # as when an application closes what is open and opens something of its own
+    os.dup2(theirs.fileno(), number)  # as an application that closes descriptors and reuses the number
     other.send(b"for the application")
-    bench.register()  # wakes the reader, which has the old socket in its hands
+    bench.register()  # wakes the reader, which still waits on the old socket
     assert bench.lost.wait(WAIT_S)
     assert theirs.recv(100, socket.MSG_DONTWAIT) == b"for the application"
     os.dup2(kept, number)

@@ -1,4 +1,4 @@
-"""What the correlator says of what it has received."""
+"""Tests of the correlator's counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator  # noqa: E402
-from splunk_profiler.system.method_patch import MethodPatch  # noqa: E402
 
 REGISTRATION = struct.pack("=HHI", 2, 1, 100)
 
@@ -35,11 +34,11 @@ def send(inbox: socket.socket, *messages: bytes) -> None:
 
 
 def make() -> Correlator:
-    return Correlator(CorrelationConfig(at_once=True, buffer_size=10), extension.SocketReader, MethodPatch)
+    return Correlator(CorrelationConfig(at_once=True, buffer_size=10), extension.SocketReader)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Let the correlator's threads run until then."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline

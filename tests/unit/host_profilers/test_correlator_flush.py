@@ -1,4 +1,4 @@
-"""A flush ends in the time that it was given, also where an exporter that exports at once does not."""
+"""Tests of flushes, which end in time even if an exporter hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BRIEFLY_MS = 300
 
 
 class Held(InMemorySpanExporter):
-    """An exporter that does not come back until it is let go."""
+    """An exporter that hangs until `open` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def held(tmp_path: Path) -> Any:
 
 
 def flushed_in_vain(bench: CorrelatorBench, processor: SpanProcessor, *names: str) -> None:
-    """These transactions end, and a flush does not bring them out."""
+    """End these transactions, and flush without success."""
     for name in names:
         bench.tracer.start_span(name).end()
     assert not processor.force_flush(BRIEFLY_MS)
@@ -115,7 +115,7 @@ def test_a_shutdown_after_a_flush_in_vain_hands_over_what_that_had_left(
 
 
 class FlushingUnderItsLock(SpanProcessor):
-    """Exports at once, under a lock that its own flush may have, and flushes the provider at each end."""
+    """A processor that exports and flushes the provider at each end of a span, under its own lock."""
 
     def __init__(self, bench: CorrelatorBench) -> None:
         self.span_exporter = InMemorySpanExporter()

@@ -1,4 +1,4 @@
-"""A fork while transactions are handed to an exporter on the correlator's own thread."""
+"""Tests of forks while an exporter runs on the correlator's thread."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 
 class Locking(SpanProcessor):
-    """Exports with a lock held, as many do, and stays in there until it is let go."""
+    """A processor that exports under a lock and waits there for `go_on`."""
 
     def __init__(self) -> None:
-        self.span_exporter = self  # which makes it one that exports
+        self.span_exporter = self  # marks it as an exporting processor
         self.lock = threading.Lock()
         self.entered = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
         self.ended: list[str] = []
 
     def export(self) -> None:
-        """It has one."""
+        """Make this an exporter."""
 
     def on_end(self, span: ReadableSpan) -> None:
         with self.lock:
@@ -51,10 +51,10 @@ def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins
     found: list[bool] = []
 
     def fork() -> None:
-        bench.correlator.hold(WAIT_S)
+        bench.correlator.hold_for_fork(WAIT_S)
         bench.tracer.start_span("two").end()
         found.append(processor.lock.locked())
-        bench.correlator.release()
+        bench.correlator.release_after_fork()
 
     forking = threading.Thread(target=fork)
     forking.start()
@@ -73,15 +73,15 @@ def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(
     bench, processor = locking
     bench.tracer.start_span("one").end()
     assert processor.entered.acquire(timeout=WAIT_S)
-    bench.correlator.hold(0.01)
-    bench.correlator.release()
-    bench.correlator.hold(threading.TIMEOUT_MAX)  # returns at once, or never
-    bench.correlator.release()
+    bench.correlator.hold_for_fork(0.01)
+    bench.correlator.release_after_fork()
+    bench.correlator.hold_for_fork(threading.TIMEOUT_MAX)  # returns at once, or never
+    bench.correlator.release_after_fork()
     processor.go_on.release()
     bench.provider.force_flush()
-    bench.correlator.hold(WAIT_S)
+    bench.correlator.hold_for_fork(WAIT_S)
     assert not processor.lock.locked()
-    bench.correlator.release()
+    bench.correlator.release_after_fork()
 
 
 def test_an_exporter_may_fork_itself(locking: tuple[CorrelatorBench, Locking]) -> None:
@@ -91,8 +91,8 @@ def test_an_exporter_may_fork_itself(locking: tuple[CorrelatorBench, Locking]) -
         exporter = processor
 
         def on_end(self, span: ReadableSpan) -> None:
-            bench.correlator.hold(threading.TIMEOUT_MAX)
-            bench.correlator.release()
+            bench.correlator.hold_for_fork(threading.TIMEOUT_MAX)
+            bench.correlator.release_after_fork()
             processor.ended.append(f"forked in {span.name}")
 
     processor.go_on.release()

@@ -1,4 +1,4 @@
-"""What came before a transaction's time is over is on it, however long the correlator takes for what came earlier."""
+"""A test of messages that come in time while the correlator handles earlier ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
 from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator  # noqa: E402
-from splunk_profiler.system.method_patch import MethodPatch  # noqa: E402
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 LONG_AFTER_NS = 10**12
 
 
 class Exporter(InMemorySpanExporter):
-    """Says when a span has come."""
+    """An exporter that sets an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +36,7 @@ class Exporter(InMemorySpanExporter):
 
 
 class World:
-    """A mailbox and a clock: when something has been taken out of the mailbox, and before that is looked at, the clock
-    stands still until another message has come; then all transactions are due."""
+    """A socket reader and a clock. After the first message, the clock waits for a second one and jumps."""
 
     def __init__(self) -> None:
         self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -77,7 +75,7 @@ def test_a_message_that_comes_while_others_are_looked_at_is_counted_before_its_t
     with world.sending, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiving:
         receiving.bind(str(tmp_path / "s"))
         world.sending.connect(str(tmp_path / "s"))
-        correlator = Correlator(CorrelationConfig(True, 10), world.make_mailbox, MethodPatch, world.now_ns)
+        correlator = Correlator(CorrelationConfig(True, 10), world.make_mailbox, world.now_ns)
         correlator.attach(provider._active_span_processor)
         correlator.listen(receiving.fileno(), lambda: None)
         span = provider.get_tracer("t").start_span("root")

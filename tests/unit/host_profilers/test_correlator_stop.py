@@ -1,4 +1,4 @@
-"""What ends a correlator, and what does not: stops while profilers go on sending, and exporters that end threads."""
+"""Tests of stops while profilers go on sending, and of exporters that end threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 
 
 class Talkative:
-    """A mailbox that gets a message of a host profiler whenever somebody wakes its reader."""
+    """A socket reader that gets a message at each wake-up."""
 
     def __init__(self, descriptor: int) -> None:
         self._mailbox = SocketReader(descriptor)
@@ -43,7 +43,7 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
 
     bench = CorrelatorBench(tmp_path, at_once=True, resource={}, mailbox=talkative)
     span = bench.tracer.start_span("seen")
-    held = bench.processor.on_end  # a thread of the application may have it in its hands, and call it later
+    held = bench.processor.on_end  # a thread of the application may call it later
     made[-1].say = (lambda: bench.report_stack(span)) if kind == "a report" else bench.register
     bench.correlator.stop(1)
     made[-1].say = lambda: None

@@ -1,4 +1,4 @@
-"""The socket that host profilers send to: where it is made, who may write to it, and when its file goes."""
+"""Tests of the message socket: its place, its permissions and the removal of its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOBODY = 65534
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory of its own whose path is short enough for a socket's, and which anybody may look into."""
+    """Yield a readable directory with a short path."""
     with TemporaryDirectory(prefix="s") as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -40,7 +40,7 @@ def inbox(directory: Path) -> Iterator[MessageSocket]:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root may write everywhere: inside the block this process is nobody."""
+    """Drop root's rights inside the block."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(_NOBODY)
@@ -52,7 +52,7 @@ def unprivileged() -> Iterator[None]:
 
 @contextmanager
 def mounted(directory: Path, options: str) -> Iterator[None]:
-    """A file system of its own, in memory."""
+    """Mount a file system in memory."""
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("file systems cannot be mounted here")
@@ -70,9 +70,6 @@ def sent_to(path: str | Path, message: bytes) -> None:
 def received(made: MessageSocket) -> bytes:
     with socket.socket(fileno=os.dup(made.fileno())) as copy:
         return copy.recv(100)
-
-
-# ---- where it is made ----
 
 
 def test_a_directory_that_is_missing_is_made_with_its_parents(directory: Path) -> None:
@@ -173,9 +170,6 @@ def test_what_failed_leaves_no_descriptor_behind(directory: Path) -> None:
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
-# ---- the socket ----
-
-
 def test_it_does_not_block_and_is_not_inherited_by_programs(directory: Path) -> None:
     with inbox(directory) as made:
         assert not os.get_blocking(made.fileno())
@@ -226,9 +220,6 @@ def test_it_takes_no_number_of_a_standard_stream_that_a_daemon_is_about_to_open_
     assert done.stdout.split() == ["0", "True", "False", "False"]
 
 
-# ---- when its file goes ----
-
-
 def test_its_file_goes_when_it_is_closed_and_closing_it_again_does_nothing(directory: Path) -> None:
     made = MessageSocket(str(directory))
     made.close()
@@ -250,7 +241,7 @@ def test_it_can_be_closed_when_its_file_or_directory_is_gone_or_may_not_be_chang
     directory.chmod(0o755)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
 def test_a_forked_child_that_closes_its_copy_leaves_socket_and_file_to_the_parent(directory: Path) -> None:
     with inbox(directory) as made:
         child = os.fork()
@@ -295,9 +286,6 @@ def test_a_directory_that_cannot_be_listed_is_no_obstacle(directory: Path) -> No
     with unprivileged(), inbox(hidden) as made:
         sent_to(made.path, b"message")
         assert received(made) == b"message"
-
-
-# ---- what the application does to its descriptor ----
 
 
 def test_a_socket_that_was_closed_is_made_anew_under_the_same_path(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The decoder of what host profilers send: each field, each length, and whatever bytes may come."""
+"""Tests of the message decoder: each field, each length, and any bytes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FUZZED = 200_000
 
 
 def stack_traces(count: int = 1, minor: int = 1) -> bytes:
-    """A CPU profiler trace correlation message; `=` is the byte order of the machine, without padding."""
+    """Return a CPU profiler trace correlation message."""
     return struct.pack("=HH16s8s16sH", 1, minor, TRACE_ID, TRANSACTION_ID, STACK_TRACE_ID, count)
 
 
 def registration(delay_ms: int = 100, host_id: bytes = b"host", minor: int = 2) -> bytes:
-    """A profiler registration message."""
+    """Return a profiler registration message."""
     return struct.pack("=HHII", 2, minor, delay_ms, len(host_id)) + host_id
 
 

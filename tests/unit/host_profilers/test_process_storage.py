@@ -1,4 +1,4 @@
-"""The process storage: the specification's layout and the limits of its readers."""
+"""Tests of the process storage: the specification's layout and the limits of its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deferral in front of the SDK's own processors: what waits, what goes straight through, what is never lost."""
+"""Tests of deferral with the SDK's own processors."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_is_due_waits_a_little_longer_for_room_in_a_batch_processors_queue(
         left = len(bench.transactions)
         assert left >= 2
         bench.now_ns += 2_000_000_000
-        assert bench.forwarder.forward(bench.now_ns)  # not for ever: the processor then drops the oldest, as it does
+        assert bench.forwarder.forward(bench.now_ns)  # after a second the processor gets them and drops the oldest
         assert len(bench.transactions) == 0
     bench.deferral.detach(LATER)
     bench.provider.shutdown()
@@ -216,7 +216,7 @@ def test_an_exporter_behind_a_filter_is_found() -> None:
 
 def test_processors_that_do_not_export_are_left_alone() -> None:
     class Naming(SpanProcessor):
-        """Changes spans, exports nothing."""
+        """A processor that exports nothing."""
 
     naming, simple = Naming(), SimpleSpanProcessor(InMemorySpanExporter())
     bench = DeferralBench()

@@ -1,4 +1,4 @@
-"""Deferral with spans, processors and sets of processors that are made otherwise than the SDK's."""
+"""Tests of deferral with unusual spans, processors and sets of processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
 
 
 class View:
-    """A span as filters show it to exporters; it cannot be copied: its copy looks for what it shows, without end."""
+    """A view of a span, as filters make it. A copy of it recurses without end."""
 
     def __init__(self, span: ReadableSpan) -> None:
         self._span = span
@@ -26,7 +26,7 @@ class View:
 
 
 class Viewing(SpanProcessor):
-    """Hands on views of spans."""
+    """A processor that passes on views of spans."""
 
     def __init__(self, inner: SpanProcessor) -> None:
         self._inner = inner
@@ -83,7 +83,7 @@ def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
 
 
 class FlushingAtEachEnd(BatchSpanProcessor):
-    """What must be out when a request is over, as in functions that may be frozen then."""
+    """A processor that flushes at each end, as in functions that are frozen between requests."""
 
     def on_end(self, span: ReadableSpan) -> None:
         super().on_end(span)
@@ -107,7 +107,7 @@ def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_t
 
 
 class Slow(SimpleSpanProcessor):
-    """Each export takes 50 milliseconds of the bench's time."""
+    """A processor whose exports take 50 ms of the bench's clock."""
 
     bench: DeferralBench
 
@@ -117,7 +117,7 @@ class Slow(SimpleSpanProcessor):
 
 
 def slow_bench() -> DeferralBench:
-    """A bench with a slow exporter, for which twenty transactions wait."""
+    """Return a bench with a slow exporter and twenty transactions that wait."""
     bench = DeferralBench()
     slow = Slow(bench.exporter)
     slow.bench = bench
@@ -153,7 +153,7 @@ def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_tha
 
 
 class Lasting(SpanExporter):
-    """Exports to one that is not shut down with it."""
+    """An exporter that is not shut down with its processor."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._to = exporter

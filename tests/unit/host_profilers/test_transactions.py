@@ -1,4 +1,4 @@
-"""The bookkeeping of the correlation: which samples belong to which transaction, and who waits for whom."""
+"""Tests of transactions, their samples and their queue."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_samples_that_came_before_anybody_knew_of_the_transaction_are_found_at_i
     transactions = Transactions(10)
     transactions.count(1, ONE, 5)
     assert transactions.unmatched == 5
-    transactions.defer(1, EXPORTER, "span", 10)  # it began before the profiler was heard of
+    transactions.defer(1, EXPORTER, "span", 10)  # it began before the first message
     (transaction,) = transactions.due(10)
     assert transaction.stacks == {ONE: 5}
     assert (transactions.matched, transactions.unmatched) == (5, 0)

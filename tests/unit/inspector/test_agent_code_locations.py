@@ -1,4 +1,4 @@
-"""Where in its code a thread was: the same for every process and every start, whatever addresses it has."""
+"""Tests of code locations, which are the same for every process and every start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTHON = "/usr/lib/libpython3.11.so.1.0"
 
 
 def maps(base: int) -> str:
-    """A process whose library lies at `base`, as the kernel shows it."""
+    """Return the maps of a process whose library lies at `base`."""
     return (
         f"{base:x}-{base + 0x2000:x} r--p 00000000 fe:01 131 {PYTHON}\n"
         f"{base + 0x2000:x}-{base + 0x9000:x} r-xp 00002000 fe:01 131 {PYTHON}\n"

@@ -1,4 +1,4 @@
-"""Absolute deadlines: no drift, no bursts, what was left out is counted."""
+"""Tests of absolute deadlines: no drift, no burst, a count of missed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host agent prints, and that its page says all of it."""
+"""Tests of the host agent's output and of its page in the documentation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVENTS: dict[str, Event] = {
 
 
 def documentation_row(first: str) -> str:
-    """The line of a table on the page."""
+    """Return the row of the page's tables that begins with `first`."""
     return next(row for row in PAGE.splitlines() if row.startswith("|") and f"`{first}`" in row.split("|")[1])
 
 

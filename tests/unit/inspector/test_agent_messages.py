@@ -1,4 +1,4 @@
-"""Messages of the host agent, byte by byte as the specification lays them out (little-endian)."""
+"""Tests of the host agent's messages, byte by byte by the specification (little-endian)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_message_arrives_or_the_reason_is_told_and_nothing_is_waited_for(
         assert loss is LossReason.QUEUE_FULL
         assert [receiver.recv(9) for _ in range(sent)] == [str(number).encode() for number in range(sent)]
         assert datagram_sender.send(path, b"again") is None
-    assert datagram_sender.send(path, b"x") is LossReason.SOCKET_GONE, "its file is there, and nobody behind it"
+    assert datagram_sender.send(path, b"x") is LossReason.SOCKET_GONE, "its file is there without a receiver"
     assert datagram_sender.send(f"{path}/below", b"x") is LossReason.SOCKET_GONE
     assert datagram_sender.send("/" + "s" * 107, b"x") is LossReason.PATH_TOO_LONG
     assert datagram_sender.send("/" + "s" * 106, b"x") is LossReason.SOCKET_GONE

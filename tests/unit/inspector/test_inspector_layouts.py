@@ -1,4 +1,4 @@
-"""The published layouts, decoded: what is right gives values, and anything at all gives a value or a clear error."""
+"""Tests of the decoders: valid bytes give values, and any bytes give a value or a clear error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = 0x10000
 
 
 class FlatMemory:
-    """A process whose only memory is `data`, at `BASE`."""
+    """The memory of a process that has only `data`, at `BASE`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -34,7 +34,7 @@ class FlatMemory:
 
 
 def label_set_bytes(*pairs: tuple[bytes, bytes]) -> bytes:
-    """A label set at `BASE`, its places behind it, its texts behind those."""
+    """Return a label set at `BASE`, followed by its slots and then its texts."""
     slots, texts = b"", b""
     address = BASE + 24 + 32 * len(pairs)
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""What the inspector parses besides the published memory: maps, ELF files, registers, paths of sockets."""
+"""Tests of the inspector's other parsers: maps, ELF files, registers, socket paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switch, each case in a process of its own: who turns it, how often it is read, and what off means."""
+"""Switching the profiler on and off, each case in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-OFF = "http://127.0.0.1:9"  # nobody listens there; what is sent is not what these tests are about
+OFF = "http://127.0.0.1:9"  # nothing listens there: these tests do not look at what is sent
 
 
 def _run(code: str, **variables: str) -> str:
@@ -30,7 +30,7 @@ THREADS = "len(__import__('threading').enumerate())"
 @pytest.mark.parametrize("value", ["", "false", "FALSE", " false "])
 def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
     code = (
-        # What the finder of a package that is installed in place loads is not ours.
+        # The import finder of an editable install loads these modules, not the profiler.
         "import sys, importlib.machinery, importlib.util, warnings; before = set(sys.modules)\n"
         "import splunk_profiler as p\n"
         "assert p.start() is False and p.start() is False; p.stop()\n"

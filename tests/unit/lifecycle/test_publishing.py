@@ -1,4 +1,4 @@
-"""Publishing, as the profiler composes it: when the process becomes visible, as whom, and what is left afterwards."""
+"""Publishing to host profilers: the start of visibility, the name of the service, and the state after a stop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from splunk_profiler.otel.context_tracker import ContextTracker
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory of its own whose path is short enough for a socket's."""
+    """Yield an own directory, with a path short enough for a socket."""
     with TemporaryDirectory(prefix="s") as path:
         yield Path(path)
 
@@ -95,12 +95,12 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
             pass
 
     with publishing(directory) as life:
-        life.hold(60)
+        life.hold_for_fork(60)
         thread = threading.Thread(target=first_span)
         thread.start()
         thread.join()
         meanwhile = read_storage()
-        life.release()
+        life.release_after_fork()
         life.run_pending_work()
         after = read_storage()
         assert meanwhile is None

@@ -1,4 +1,4 @@
-"""What the portable walker knows of contexts: never a span that is over, rather none."""
+"""The contexts that the portable walker tracks: no span rather than one that has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which local root a sampled span is given, and by what name; on the SDK's own spans."""
+"""The local root and endpoint of sampled spans, on the SDK's own spans."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
 
 class Spans:
-    """A provider that `LocalRootTracker` has met.
+    """A provider with a `LocalRootTracker`.
 
     Attributes:
-        kept: what whoever publishes would say of a span: span id → local root.
+        kept: published local roots: span id → local root.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -
 
 
 class Counting(LocalRootTracker):
-    """Counts the spans of which it hears."""
+    """A tracker that counts spans."""
 
     heard = 0
 

@@ -1,4 +1,4 @@
-"""The id of the process on the SDK's own providers: who carries it, what stays, what a child makes of it."""
+"""The id of the process on the SDK's own providers, and in forked children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOP = {"service.name": "shop"}
 
 
 class Service:
-    """An application with a provider and a tracer that is older than the profiler."""
+    """An application whose provider and tracer are older than the profiler."""
 
     def __init__(self, attributes: dict[str, str] | None = None) -> None:
         self.resource = Resource(attributes or SHOP, "https://example.org/schema")
@@ -27,11 +27,11 @@ class Service:
         self.tracer = self.provider.get_tracer("old")
 
     def carried(self, tracer: str = "old") -> dict[str, Any]:
-        """What a span says that starts now."""
+        """Return the resource attributes of a new span."""
         return attributes(self.provider.get_tracer(tracer).start_span("work"))
 
     def forget_tracers(self) -> None:
-        """Be of an older SDK, which kept no list of them, and did nothing about resources in forked children."""
+        """Imitate an older SDK, which lists no tracers and leaves resources alone in forked children."""
         vars(self.provider).pop("_tracers", None)
         vars(self.provider)["_update_resource"] = lambda _: None
 
@@ -85,7 +85,7 @@ def test_after_the_stop_new_spans_have_the_applications_resource_object() -> Non
     for tracer in ("old", "new"):
         span: Any = service.provider.get_tracer(tracer).start_span("work")
         assert span.resource is service.resource
-    identified.attach(service.provider)  # a thread of ours that is late
+    identified.attach(service.provider)  # a late call from another thread
     assert service.provider.resource is service.resource
 
 
@@ -176,7 +176,7 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
     assert service.provider.resource is service.resource
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks with threads
 def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
@@ -192,7 +192,7 @@ def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_t
 
 
 def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
-    """0 if spans of a child carry its id, and none before and after that."""
+    """Return 0 if spans of a child carry its id while attached, and none before and after."""
     said = [attributes(service.tracer.start_span("work"))]
     identified = ResourceTagger(identity, on_spans=True)
     identified.attach(service.provider)

@@ -1,4 +1,4 @@
-"""A listener's way into the providers of applications, and out again; and that no error of ours reaches them."""
+"""The way of a listener into and out of the application's providers, and its errors, which stay inside."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from splunk_profiler.otel.trace_selector import TraceSelector
 
 
 class Refusing(TracerProvider):
-    """A provider of an application's own, which takes no more span processors."""
+    """A provider that rejects span processors."""
 
     def add_span_processor(self, _span_processor: SpanProcessor) -> None:
         raise ValueError("mine")
 
 
 class Listening(SpanListener):
-    """Counts the spans that it hears of."""
+    """A listener that counts spans."""
 
     heard = 0
 
@@ -46,7 +46,7 @@ def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(ca
 
 
 def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
-    # As in a signal handler that comes in the middle of `add_span_processor`.
+    # The state in a signal handler that interrupts `add_span_processor`.
     provider = TracerProvider(shutdown_on_exit=False)
     processors = vars(provider)["_active_span_processor"]
     listener, others = Listening(), SpanStartInstaller(lambda *_, **__: None)
@@ -66,7 +66,7 @@ def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
 
 
 class OddId(int):
-    """An id of an application's own making that is no key."""
+    """An unhashable id of the application."""
 
     def __hash__(self) -> int:
         raise ValueError("odd")
@@ -81,7 +81,7 @@ class OddIds(IdGenerator):
 
 
 class OddSpan:
-    """A span that nothing can be learned of."""
+    """A span whose attributes all raise."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(name)
@@ -103,12 +103,12 @@ def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: py
         processors.on_start(OddSpan())
         processors.on_end(OddSpan())
     listener.detach()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]  # all are errors of one kind
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # errors of one kind
 
 
 def test_a_span_that_takes_no_resource_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
-    vars(provider).pop("_tracers", None)  # as of an older SDK, where each span gets it
+    vars(provider).pop("_tracers", None)  # an older SDK, where each span is tagged
     identified = ResourceTagger(RuntimeId.new(), on_spans=True)
     identified.attach(provider)
     processors: Any = provider._active_span_processor

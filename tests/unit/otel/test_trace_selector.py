@@ -1,4 +1,4 @@
-"""Which traces are selected, from when to when, and what bounds it."""
+"""The selection of traces: which, from when to when, and its bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class Ids(RandomIdGenerator):
-    """Trace ids that end in given digits."""
+    """A generator of trace ids with given last digits."""
 
     def __init__(self, last_digits: int) -> None:
         self._last_digits = last_digits
@@ -37,7 +37,7 @@ class Ids(RandomIdGenerator):
 
 
 class Bench:
-    """A provider whose spans a selection hears of."""
+    """A provider with a trace selector."""
 
     def __init__(self, probability: float, last_digits: int = 0) -> None:
         self.now_ns = 0
@@ -217,11 +217,11 @@ def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> Non
 
 
 class TimeIsUpError(BaseException):
-    """What a signal handler of an application raises, wherever the thread happens to be."""
+    """An exception that a signal handler of the application raises anywhere."""
 
 
 def _is_interrupted(work: Callable[[], object], line: int) -> bool:
-    """Whether an exception came up in the `line`-th line of the selection that `work` runs."""
+    """Run `work`, raise in the `line`-th executed line of the selector, and return True if it got there."""
     left = count(1 - line)
 
     def notice(frame: FrameType, event: str, _argument: Any) -> Any:

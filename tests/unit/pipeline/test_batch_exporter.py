@@ -1,4 +1,4 @@
-"""The queue's bounds, batches, retries and end, on a clock that only the test moves."""
+"""The bounds, batches, retries and end of the queue, on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, estimate_size, split_record
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits, estimate_size
 from splunk_profiler.system.threads import WakeEvent
 
 SECOND_NS = 1_000_000_000
@@ -19,7 +19,7 @@ RETRY = ExportResult(ExportStatus.RETRY, "nobody there")
 
 
 class Enough(BaseException):
-    """Leaves `BatchExporter.run` when the test has seen what it wanted."""
+    """The exception that ends `BatchExporter.run` in a test."""
 
 
 class Clock(WakeEvent):
@@ -38,7 +38,7 @@ class Clock(WakeEvent):
         self.at_wait: Callable[[int], bool] = lambda _: False
 
     def set(self) -> None:
-        """Nobody waits."""
+        """Do nothing, as no thread waits."""
 
     def wait(self, timeout_s: float) -> bool:
         """Let the whole of `timeout_s` pass."""
@@ -50,7 +50,7 @@ class Clock(WakeEvent):
 
 
 class ScriptedSink:
-    """Answers with the outcomes it was made with, then leaves the loop."""
+    """A sink that returns the given results, then raises `Enough`."""
 
     def __init__(self, *script: ExportResult | Exception) -> None:
         self.script = list(script)
@@ -58,7 +58,7 @@ class ScriptedSink:
         self.closed = 0
 
     def export(self, batch: Batch[Sample]) -> ExportResult:
-        """Note the samples' times in seconds."""
+        """Record the samples' times in seconds."""
         if not self.script:
             raise Enough
         self.batches.append([sample.time_ns // SECOND_NS for sample in batch.records])
@@ -68,13 +68,13 @@ class ScriptedSink:
         return answer
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """Nothing takes time here."""
+        """Do nothing: exports take no time."""
 
     def interrupt(self) -> None:
-        """Nothing takes time here."""
+        """Do nothing: exports take no time."""
 
     def shutdown(self) -> None:
-        """Count."""
+        """Count the calls."""
         self.closed += 1
 
 
@@ -87,11 +87,10 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sampl
         sink,
         export_interval_ns=SECOND_NS,
         size_of=lambda _: 100,
-        split=split_record,
+        limits=QueueLimits(**bounds),
         monotonic_ns=lambda: clock.now_ns,
         jitter=lambda: 1.0,
         wake=clock,
-        **bounds,
     )
 
 
@@ -126,7 +125,7 @@ def test_samples_are_gathered_for_the_export_interval_and_go_out_oldest_first() 
     clock.at_wait = more
     run(batch_exporter)
     assert sink.batches == [[1, 2, 3]]
-    assert clock.waits[:2] == [1.0, 1.0]  # what came in between did not prolong the wait
+    assert clock.waits[:2] == [1.0, 1.0]  # later records did not prolong the wait
     assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
 
 
@@ -255,19 +254,19 @@ def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog
 
 
 class BlockingSink:
-    """An export waits until the test (or an interruption) answers it."""
+    """A sink whose exports wait for the test or an interruption."""
 
     def __init__(self) -> None:
         self.begun: SimpleQueue[Batch[Sample]] = SimpleQueue()
         self.answers: SimpleQueue[ExportResult] = SimpleQueue()
 
     def export(self, batch: Batch[Sample]) -> ExportResult:
-        """Tell the test, then wait for it."""
+        """Signal the test, then wait for it."""
         self.begun.put(batch)
         return self.answers.get()
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """The test says when."""
+        """Do nothing, as the test ends exports."""
 
     def interrupt(self) -> None:
         """End the export."""
@@ -281,7 +280,9 @@ class BlockingSink:
 @pytest.fixture
 def blocking() -> tuple[BlockingSink, BatchExporter[Sample], threading.Thread]:
     sink = BlockingSink()
-    batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size, batch_records=1)
+    batch_exporter = BatchExporter(
+        sink, export_interval_ns=1, size_of=estimate_size, limits=QueueLimits(batch_records=1)
+    )
     return sink, batch_exporter, threading.Thread(target=batch_exporter.run)
 
 
@@ -293,7 +294,7 @@ def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> 
     thread.start()
     batch_exporter.record(samples(1, 1))
     sink.begun.get()
-    batch_exporter.record(samples(2, 3))  # would never return if it did
+    batch_exporter.record(samples(2, 3))  # would never return if it waited
     assert batch_exporter.counters().waiting == 3
     for _ in range(3):
         sink.answers.put(DELIVERED)
@@ -343,9 +344,11 @@ def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
 
 def test_stop_spends_one_try_on_a_receiver_that_does_not_answer() -> None:
     sink = ScriptedSink(RETRY, RETRY)
-    batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size, batch_records=1)
+    batch_exporter = BatchExporter(
+        sink, export_interval_ns=1, size_of=estimate_size, limits=QueueLimits(batch_records=1)
+    )
     batch_exporter.record(samples(1, 3))
-    batch_exporter.stop(0)  # before the thread has begun: it finds the end announced
+    batch_exporter.stop(0)  # before the thread has started
     batch_exporter.record(samples(4, 4))
     batch_exporter.run()
     assert sink.batches == [[4]]
@@ -386,7 +389,7 @@ def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards
     assert batch_exporter.hold_for_fork(0.01)
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
-    assert batch_exporter.flush(60) or batch_exporter.flush(60)  # the first may meet the interruption itself
+    assert batch_exporter.flush(60) or batch_exporter.flush(60)  # the first call may see the interruption
     batch_exporter.stop(60)
     thread.join()
     assert batch_exporter.counters() == Counters(recorded=1, delivered=1)

@@ -1,4 +1,4 @@
-"""A profile that a receiver finds too large: it goes out in parts, which together are the profile."""
+"""Profiles that are too large for a receiver: they are exported in parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from profile_factory import large_profile
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits
 
 
 class ProfileSink:
-    """Takes the profiles that fit."""
+    """A sink that accepts the profiles that fit."""
 
     def __init__(self, fits: Callable[[Profile], bool]) -> None:
         self._fits = fits
@@ -22,7 +22,7 @@ class ProfileSink:
         self.taken: list[Profile] = []
 
     def export(self, batch: Batch[Profile]) -> ExportResult:
-        """Note how many aggregates the profile has."""
+        """Record the profile's number of aggregates."""
         (profile,) = batch.records
         self.sizes.append(len(profile.aggregates))
         if not self._fits(profile):
@@ -31,19 +31,19 @@ class ProfileSink:
         return ExportResult(ExportStatus.DELIVERED)
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """Nothing takes time here."""
+        """Do nothing: exports take no time."""
 
     def interrupt(self) -> None:
-        """Nothing takes time here."""
+        """Do nothing: exports take no time."""
 
     def shutdown(self) -> None:
-        """Nothing takes time here."""
+        """Do nothing: exports take no time."""
 
 
 def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
-    """What has become of `profile`, and of its parts."""
+    """Return the counters after an export of `profile`."""
     batch_exporter: BatchExporter[Profile] = BatchExporter(
-        sink, export_interval_ns=0, size_of=lambda _: 1, batch_records=1
+        sink, export_interval_ns=0, size_of=lambda _: 1, limits=QueueLimits(batch_records=1)
     )
     thread = threading.Thread(target=batch_exporter.run)
     batch_exporter.expect_run()
@@ -91,7 +91,7 @@ def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arr
             )
 
     batch_exporter: BatchExporter[Sample] = BatchExporter(
-        SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, batch_records=16
+        SampleSink(lambda _: True), export_interval_ns=0, size_of=lambda _: 1, limits=QueueLimits(batch_records=16)
     )
     thread = threading.Thread(target=batch_exporter.run)
     batch_exporter.expect_run()

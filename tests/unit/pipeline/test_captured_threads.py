@@ -1,4 +1,4 @@
-"""What a sample says of a thread is so at the capture, however late the snapshot is handled: its name and its state."""
+"""Names and states in samples are those of the capture, however late the snapshot is handled."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PERIOD_NS = 10_000_000
 
 
 class Watcher:
-    """A walker and a capture of one kind."""
+    """A walker of one kind and its snapshot builder."""
 
     def __init__(self, choice: WalkerChoice) -> None:
         self.ticker: Ticker = make_ticker(choice, None, lambda _: None, 100)
         self.capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=choice.name == "native"), PERIOD_NS)
 
     def handle(self) -> list[Sample]:
-        """What has been captured."""
+        """Return all samples that were captured since the last call."""
         return [sample for raw in self.ticker.drain(0) for sample in self.capture.snapshot(raw).samples]
 
     def look(self, name: str) -> ThreadSample:
-        """The thread of that name, now."""
+        """Return the sample of the thread with that name."""
         self.ticker.capture()
         (sample,) = [sample for sample in self.handle() if sample.thread.thread.name == name]
         return sample.thread
@@ -63,7 +63,7 @@ def call(then: Callable[[], None]) -> None:
 
 
 def work_named(name: str) -> Callable[[Callable[[], None]], None]:
-    """`call` under another name, which stacks show."""
+    """Return `call` with another name in stacks."""
     code = call.__code__.replace(co_name=name)
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=name)
@@ -115,7 +115,7 @@ def test_a_thread_that_ended_before_the_drain_keeps_its_name_and_state(watcher: 
 
 @contextmanager
 def blocked_after_work() -> Iterator[Callable[[], None]]:
-    """A thread ``subject`` that works whenever it is told to, and then waits in a pipe until the next time."""
+    """Start a thread ``subject`` that works on request and waits in a pipe in between."""
     read_end, write_end = os.pipe()
     done = threading.Semaphore(0)
 

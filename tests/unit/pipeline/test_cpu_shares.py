@@ -1,4 +1,4 @@
-"""CPU time is shared out among the samples in which a thread ran: to the nanosecond, and without bias."""
+"""CPU time is divided among the samples in which a thread ran, exactly and without bias."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, UnattributedReason
-from splunk_profiler.pipeline.aggregator import UNATTRIBUTED_STACKS, Aggregator
+from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 MS = 1_000_000
 PERIOD_NS = 10 * MS
@@ -38,13 +39,13 @@ def test_shares_give_all_that_was_used_and_no_nanosecond_twice(history: list[obj
         else:
             shares.distribute()
             given_ns += sum(found.cpu_ns for found in buckets)
-            buckets = [Bucket(0) for _ in range(5)]  # those of a profile that is over get nothing more
+            buckets = [Bucket(0) for _ in range(5)]  # buckets of an ended profile get no more time
     assert given_ns + shares.undistributed_ns() == used_ns
 
 
 def test_shares_of_a_thread_go_to_its_own_samples_in_which_it_ran() -> None:
     shares, computes, waits, other = CpuShares(), Bucket(0), Bucket(0), Bucket(0)
-    shares.add(1, waits, 6 * MS, 0, 0)  # what it did before it began to wait
+    shares.add(1, waits, 6 * MS, 0, 0)  # used before it began to wait
     shares.add(1, computes, 3 * MS, PERIOD_NS, PERIOD_NS)
     shares.add(2, other, 1 * MS, PERIOD_NS, PERIOD_NS)
     shares.distribute()
@@ -77,7 +78,7 @@ def test_shares_of_threads_that_ended_are_for_those_of_them_that_ran() -> None:
 
 
 def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
-    """Of threads 1, 2, …: (stack, CPU time used since, whether it ran) each."""
+    """Return a snapshot of threads 1, 2, …; each is (stack, CPU time used since, CPU weight)."""
     made = [
         Sample(
             number * PERIOD_NS,
@@ -114,7 +115,7 @@ def spent(profiles: list[Profile]) -> Counter[str]:
 
 
 def test_profiles_say_without_bias_where_a_thread_used_its_time() -> None:
-    """A made-up thread does three things in turns that are shorter than the distance of snapshots."""
+    """Take samples of a thread that does three kinds of work in turns shorter than a period."""
     chance = random.Random(3)
     busy = {"compute": 1.0, "talk": 0.25, "wait": 0.0}  # share of its time in which it has a processor
     stacks = {kind: stack_of(kind) for kind in busy}

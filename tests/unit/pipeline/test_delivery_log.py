@@ -1,4 +1,4 @@
-"""What the log says about records that do not arrive, and how often."""
+"""Content and frequency of log lines about undelivered records."""
 
 from __future__ import annotations
 

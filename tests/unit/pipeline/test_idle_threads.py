@@ -1,4 +1,4 @@
-"""Which threads are told of a snapshot: one contract, both kinds of watches."""
+"""The contract of idle trackers: which threads of a snapshot they report. Both implementations run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STACK, OTHER_STACK = object(), object()
 
 
 class Make(Protocol):
-    """Makes watches of one kind."""
+    """Makes trackers of one kind."""
 
     def __call__(self, *, skip_idle: bool = True) -> IdleTracker: ...
 
@@ -50,7 +50,7 @@ def test_a_thread_that_rests_is_told_once_more_and_then_counted_until_it_changes
     assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [
         1,
         2,
-    ]  # the first time that it is known to rest
+    ]  # the first snapshot in which it is known to be idle
     for _ in range(3):
         assert tracker.find_changes((first, second), PERIOD_NS) == ([], [])
     moved = thread(2, OTHER_STACK)

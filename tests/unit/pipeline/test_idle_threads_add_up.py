@@ -1,4 +1,4 @@
-"""Profiles are the same whether threads that rest are sampled again and again or counted."""
+"""Profiles are the same whether idle threads are sampled in each snapshot or counted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splunk_profiler.model import Frame, IdleRepeat, Profile, Snapshot, SpanRef, Stack, UnattributedReason
-from splunk_profiler.pipeline.aggregator import UNATTRIBUTED_STACKS, Aggregator, Bounds
+from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.idle_threads import PortableIdleTracker
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.window import Bounds
 from splunk_profiler.raw import RawSnapshot, RawThread
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
 STACKS = [Stack((Frame("shop", f"work_{number}", "shop.py", number),), truncated=False) for number in range(3)]
 SPANS = [None, SpanRef(1, 2, 1), SpanRef(3, 4, 1)]
-FIRST_ID = 1 << 30  # more than Linux gives to anybody
+FIRST_ID = 1 << 30  # above all ids that Linux gives
 BEGAN_NS = time.time_ns() - 30 * PERIOD_NS  # all snapshots of a test lie in the past, but after the machine's start
-CLOCK_JITTER_NS = 20 * MS  # of the real clocks that a capture asks, at each snapshot
+CLOCK_JITTER_NS = 20 * MS  # of the real clocks that a snapshot builder reads
 
 
 class Doing(NamedTuple):
-    """What a thread does in a snapshot: whether it has run since the one before, where it is, and in which span."""
+    """A thread in a snapshot: True if it ran since the previous one, its stack and its span."""
 
     ran: bool = False
     stack: int = 0
@@ -34,7 +36,7 @@ class Doing(NamedTuple):
 
 
 class Observer:
-    """A capture whose threads have made-up clocks, and the profiles of it."""
+    """A snapshot builder whose threads have made-up clocks, and its profiles."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Observer:
         )
 
     def see(self, threads: dict[int, Doing], *, sets_baseline: bool = False) -> None:
-        """The next snapshot."""
+        """Take the next snapshot."""
         self._now_ns += PERIOD_NS
         seen = []
         for key, doing in sorted(threads.items()):
@@ -76,7 +78,7 @@ class Observer:
         self._aggregator.take(snapshot)
 
     def end(self) -> list[Profile]:
-        """All profiles."""
+        """Close and return all profiles."""
         time_ns = self._began_ns + self._now_ns
         self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_spans()))
         self._aggregator.close(self.capture.unattributed())
@@ -84,7 +86,7 @@ class Observer:
 
 
 def facts(profile: Profile) -> dict[Any, tuple[int, int]]:
-    """Of each aggregate of samples: what it is told apart by → (samples, CPU time)."""
+    """Return (samples, CPU time) of each aggregate of samples, by its stack and labels."""
     return {
         (aggregate.stack.frames, aggregate.labels): (aggregate.count, aggregate.cpu_ns)
         for aggregate in profile.aggregates
@@ -101,7 +103,7 @@ def walls(profile: Profile) -> dict[Any, int]:
 
 
 doings = st.builds(Doing, st.booleans(), st.integers(0, 2), st.integers(0, 2))
-# Most of the time a thread does what it did: (thread, what it does from now on, None: it is not there) now and then.
+# Threads seldom change: (thread, its state from now on, or None if it is gone).
 histories = st.lists(st.dictionaries(st.integers(1, 5), st.none() | doings, max_size=2), min_size=1, max_size=25)
 
 
@@ -119,7 +121,7 @@ def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: li
                 threads[key] = doing
         for observer in observers:
             observer.see(threads, sets_baseline=number == 0)
-    # The CPU time of this process may be a remainder, alone in a profile.
+    # The CPU time of this process may be unattributed, alone in a profile.
     sampled, counted = ([profile for profile in observer.end() if facts(profile)] for observer in observers)
     assert [facts(profile) for profile in sampled] == [facts(profile) for profile in counted]
     assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
@@ -132,7 +134,7 @@ def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
     threads = {1: Doing(ran=True), 2: Doing()}
     for number in range(6):
         observer.see(threads, sets_baseline=number == 0)
-    assert observer.told == 5 + 1  # it had rested in the first snapshot already
+    assert observer.told == 5 + 1  # it was idle in the first snapshot already
     (profile,) = observer.profiles
     assert sorted(count for count, _ in facts(profile).values()) == [5, 5]
 

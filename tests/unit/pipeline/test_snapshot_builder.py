@@ -1,4 +1,4 @@
-"""The contract of both walkers and what the snapshot adds to it: one set of tests, run on each."""
+"""The contract of both walkers and of the snapshot builder; each walker runs all tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PERIOD_NS = 1_000_000_000
 
 
 class Watcher:
-    """A walker and a capture of one kind."""
+    """A walker of one kind and its snapshot builder."""
 
     def __init__(self, choice: WalkerChoice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
         self.shadow = ContextTracker(spans.runtime_context(), lambda: None)
@@ -69,7 +69,7 @@ def watcher(choice: WalkerChoice) -> Iterator[Watcher]:
 
 @contextmanager
 def thread(body: Callable[[Callable[[], None]], None], name: str = "subject") -> Iterator[threading.Thread]:
-    """Runs `body(wait)` in a thread; `wait()` says that it is there and blocks until the test is over."""
+    """Run `body(wait)` in a thread; `wait()` signals its arrival and blocks until the test is over."""
     here, over = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -80,7 +80,7 @@ def thread(body: Callable[[Callable[[], None]], None], name: str = "subject") ->
     subject.start()
     try:
         here.wait()
-        # the waiting thread has released the GIL inside `over.wait`: its stack holds still once it is there
+        # The thread has released the GIL in `over.wait`; its stack stays the same from then on.
         while not _is_waiting(subject):
             os.sched_yield()
         yield subject
@@ -206,7 +206,7 @@ def test_a_thread_is_described_by_its_ids_its_age_and_its_cpu_time(watcher: Watc
 def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: Watcher) -> None:
     with thread(lambda wait: wait()):
         watcher.look()
-        # On its way into the wait the subject still uses some CPU after its stack holds still.
+        # The subject uses some CPU on its way into the wait, after its stack has stopped to change.
         for _ in range(1000):
             sum(range(200_000))
             samples = {sample.thread.thread.name: sample.thread for sample in watcher.look().samples}
@@ -219,7 +219,7 @@ def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: W
 
 def test_a_sample_stands_for_what_its_thread_has_used_since_the_one_before(watcher: Watcher) -> None:
     first = watcher.see("MainThread").thread
-    assert (first.wall_delta_ns, first.cpu_delta_ns) == (0, 0)  # the first snapshot only opens the accounts
+    assert (first.wall_delta_ns, first.cpu_delta_ns) == (0, 0)  # charging starts with the first snapshot
     sum(range(500_000))
     second = watcher.see("MainThread").thread
     assert second.cpu_delta_ns == second.cpu_ns - first.cpu_ns

@@ -1,4 +1,4 @@
-"""Which threads are nobody's business, and what a waiting thread waits for."""
+"""Internal threads, and the objects that idle threads wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from splunk_profiler.pipeline.stack_filters import is_internal, waiting_on
 
 
 def _stack(*calls: str, truncated: bool = False) -> Stack:
-    """Leaf first; each call is ``namespace:function``."""
+    """Return a stack, leaf first, of calls as ``namespace:function``."""
     named = [call.split(":") for call in calls]
     return Stack(tuple(Frame(namespace, function, "f.py", 1) for namespace, function in named), truncated)
 

@@ -1,4 +1,4 @@
-"""What each thread has used since its last sample, and that it all adds up."""
+"""The times of threads since their last samples, and their sums."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ TICK = 10 * MS
 
 
 class World:
-    """The clocks of a process: what all threads have used, ended ones and others included."""
+    """The CPU clock of a process, with ended threads, and the times of its threads."""
 
     def __init__(self) -> None:
         self.cpu_ns = 700 * MS
         self.thread_times = ThreadTimes(lambda: self.cpu_ns)
+        self.threads: set[int] = set()
 
     def snapshot(
         self, now_ms: int, *threads: tuple[int, StartTime | None, int], reason: UnattributedReason | None = None
     ) -> tuple[list[ThreadTimeDelta], tuple[UnattributedTime, ...]]:
-        self.thread_times.begin(now_ms * MS)
+        self.thread_times.begin(now_ms * MS, self.cpu_ns, 0)
         delta = [self.thread_times.charge(thread, start_time, cpu * MS, reason) for thread, start_time, cpu in threads]
-        return delta, self.thread_times.end()
+        ended, self.threads = self.threads, {thread for thread, _, _ in threads}
+        return delta, self.thread_times.end(ended - self.threads)
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_tim
     world.cpu_ns += 30 * MS
     delta, _ = world.snapshot(1100, (1, None, 630), (2, StartTime(0, TICK), 80), (3, None, 5000))
     assert delta[1:] == [ThreadTimeDelta(100 * MS, 80 * MS), ThreadTimeDelta(100 * MS, 100 * MS)]
-    world.cpu_ns += 100 * MS  # what was too much is not given out a second time
+    world.cpu_ns += 100 * MS  # the excess is not given a second time
     _, unattributed = world.snapshot(1200, (1, None, 630), (2, None, 80), (3, None, 5000))
     assert unattributed == ()
 
@@ -117,7 +119,7 @@ def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_
     assert world.snapshot(1200, (2, start_time, 0))[0] == [ThreadTimeDelta(165 * MS, 0)]
     world.snapshot(1300, (2, start_time, 0), reason=UnattributedReason.INTERNAL)  # it ends
     world.snapshot(1400)
-    # 100 ms since its sample, in which it was left out, and an eighth of the way to the middle of the next.
+    # 100 ms in which it was excluded, and an eighth of the way to the middle of the next period.
     assert world.snapshot(1500)[1] == (UnattributedTime(UnattributedReason.UNSAMPLED, 106_250_000, 0),)
 
 
@@ -131,11 +133,11 @@ def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: Wo
 def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 30 * MS
-    world.thread_times.begin(1100 * MS)
-    world.cpu_ns += 8 * MS  # by the thread, before its clock is read
+    world.thread_times.begin(1100 * MS, world.cpu_ns, 0)
+    world.cpu_ns += 8 * MS  # used by the thread before its clock is read
     assert world.thread_times.charge(1, None, 638 * MS) == ThreadTimeDelta(100 * MS, 38 * MS)
-    world.cpu_ns += 5 * MS  # and after it was
-    assert world.thread_times.end() == ()
+    world.cpu_ns += 5 * MS  # used after that
+    assert world.thread_times.end(()) == ()
     world.cpu_ns += 2 * MS
     assert world.snapshot(1200, (1, None, 645)) == ([ThreadTimeDelta(100 * MS, 7 * MS)], ())
     assert world.thread_times.close(1200 * MS) == ()
@@ -189,12 +191,12 @@ def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones
     born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
     thread_times, wall_ns = ThreadTimes(lambda: 0), 0
     for now_ms in range(0, 42_000 + lived_ms, period_ms):
-        thread_times.begin(now_ms * MS)
+        thread_times.begin(now_ms * MS, 0, 0)
         for thread, born in enumerate(born_ms):
             if born <= now_ms < born + lived_ms:
                 tick = born // 10 * 10 * MS
                 wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(unattributed_time.wall_ns for unattributed_time in thread_times.end())
+        wall_ns += sum(time.wall_ns for time in thread_times.end(range(1, len(born_ms) + 1)))
     assert abs(wall_ns / (lived_ms * len(born_ms) * MS) - 1) < 0.05  # of a thousand that are seen, or more
 
 
@@ -229,13 +231,13 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
     for distance in distances:
         instants.append(instants[-1] + distance)
     for now_ms in instants:  # which the process's clock reads
-        thread_times.begin(now_ms * MS)
+        thread_times.begin(now_ms * MS, sum(life.cpu_ns_at(now_ms) for life in population), 0)
         for number, life in enumerate(population, 1):
             if life.born_ms <= now_ms < life.ended_ms:
                 tick = life.born_ms // 10 * 10
                 delta = thread_times.charge(number, StartTime(tick * MS, tick * MS + TICK), life.cpu_ns_at(now_ms))
                 wall_ns, cpu_ns = wall_ns + delta.wall_ns, cpu_ns + delta.cpu_ns
-        for unattributed_time in thread_times.end():
+        for unattributed_time in thread_times.end(range(1, len(population) + 1)):
             wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
     for unattributed_time in thread_times.close(now_ms * MS):
         wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
@@ -265,5 +267,5 @@ def test_wall_time_adds_up_however_late_snapshots_come_after_their_deadlines(lif
             if born <= now_ms + late_ms < born + life_ms:
                 tick = born // 10 * 10 * MS
                 wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(unattributed_time.wall_ns for unattributed_time in thread_times.end())
+        wall_ns += sum(time.wall_ns for time in thread_times.end(range(1, len(born_ms) + 1)))
     assert abs(wall_ns / (life_ms * len(born_ms) * MS) - 1) < 0.01

@@ -1,4 +1,4 @@
-"""What a sample of a selected trace stands for, and that the samples of all threads do not notice."""
+"""The times of samples of selected traces, which do not affect the samples of all threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Began(NamedTuple):
 
 @dataclass
 class SelectedTraces:
-    """Trace 1, and where it began."""
+    """Trace 1 with its entry span."""
 
     entry: Began | None = None
 
@@ -39,12 +39,12 @@ class SelectedTraces:
 
 
 class Bench:
-    """Threads by ident: ident → (context, CPU time in ms) at each tick."""
+    """Ticks with made-up threads: (context, CPU time in ms) by ident."""
 
     def __init__(self, entry: Began | SelectedTraces | None = None, periods: Periods = PERIODS) -> None:
         selected_traces = entry if isinstance(entry, SelectedTraces) else SelectedTraces(entry)
         self.capture = SnapshotBuilder(lambda context: context, PortableIdleTracker(skip_idle=False), ALL_NS)
-        self._closely = TraceSnapshotBuilder(self.capture, lambda context: context, selected_traces, periods)
+        self._closely = TraceSnapshotBuilder(self.capture, selected_traces, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
@@ -69,7 +69,7 @@ class Bench:
         return self._closely.snapshot(self.raw(at_ms, threads, **more))
 
     def nobody(self, at_ms: int) -> None:
-        """A tick that finds no thread is in no snapshot."""
+        """Pass a tick without a thread, which makes no snapshot."""
         self._before_ms = at_ms
 
 
@@ -90,7 +90,7 @@ def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
     bench = Bench()
     bench.see(10, {1: (TRACE, 100)})
     assert _spent(bench.see(20, {1: (TRACE, 104)})) == [(1, 10, 4)]
-    assert _spent(bench.see(75, {1: (TRACE, 150)})) == [(1, 55, 46)]  # nobody could tick meanwhile
+    assert _spent(bench.see(75, {1: (TRACE, 150)})) == [(1, 55, 46)]  # there were no ticks in between
 
 
 def test_the_first_sample_stands_for_the_time_since_the_trace_came_in_on_its_thread() -> None:

@@ -118,9 +118,9 @@ def _raising_handler() -> Iterator[None]:
 def run_interrupted(
     calls: CallQueue, function: Callable[[], None], timeout_s: float, wanted: int, counts: Callable[[str, str], bool]
 ) -> bool:
-    """Run `function`; at the event of number `wanted` that counts a handler raises. False if there were fewer.
+    """Run `function`; have a handler raise at the counted event number `wanted`. Return False if there were fewer.
 
-    A trace function runs where a signal handler can, and at more places.
+    A trace function runs wherever a signal handler can, and at more places.
     """
     seen = 0
 
@@ -145,7 +145,7 @@ def run_interrupted(
 @pytest.mark.usefixtures("_raising_handler")
 def test_a_call_that_was_asked_for_is_run_wherever_a_handler_raises() -> None:
     def counts(name: str, event: str) -> bool:
-        # Once a call has begun, what it asked for is in the hands of who raises in it.
+        # Inside a running call, its own function has to handle the exception: only its first event counts.
         return (name in ("run", "_run_waiting") and event == "line") or (name == "__call__" and event == "call")
 
     for wanted in range(1, 200):

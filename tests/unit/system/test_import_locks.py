@@ -1,4 +1,4 @@
-"""What the import system has under way, seen in this process: it looks the same in one that was forked from it."""
+"""Module locks of the import system, in this process: a forked child has the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splunk_profiler.system import import_locks
 
 
 class Gate:
-    """What the module comes by."""
+    """A point at which a module waits while it is imported."""
 
     def __init__(self) -> None:
         self.here, self.over = threading.Event(), threading.Event()
@@ -25,7 +25,7 @@ class Gate:
 
 
 def importing(name: str) -> threading.Thread:
-    """A thread that imports it; an exception there is of no interest."""
+    """Start and return a thread that imports a module; ignore its exceptions."""
 
     def run() -> None:
         with contextlib.suppress(ImportError, KeyError):
@@ -38,7 +38,7 @@ def importing(name: str) -> threading.Thread:
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """Modules ``half_done``, ``half_done_extension`` and ``on_the_way``, which imports the first."""
+    """Make modules ``half_done``, ``half_done_extension`` and ``on_the_way``, which imports the first."""
     made = Gate()
     enter = "import gate_of_imports\ngate_of_imports.enter()\n"
     loader = "from importlib.machinery import ExtensionFileLoader as L\n__spec__.loader = L(__name__, 'none.so')\n"

@@ -1,4 +1,4 @@
-"""Outside text made safe to print, on a console and in the log."""
+"""Text from outside, escaped for the console and the log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_name_in_a_log_line_does_not_begin_another(caplog: pytest.LogCaptureFi
 
 
 class Unspeakable:
-    """An object of an application that cannot say what it is."""
+    """An object without a printable form."""
 
     def __str__(self) -> str:
         raise RuntimeError

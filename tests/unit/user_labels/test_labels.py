@@ -1,4 +1,4 @@
-"""The user's labels: which are in force where, and what the limits of readers make of them."""
+"""The user's labels: scope, inheritance, and the limits of readers."""
 
 from __future__ import annotations
 

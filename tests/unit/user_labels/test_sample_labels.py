@@ -1,4 +1,4 @@
-"""The user's labels on samples: those of the thread or task at that instant, by both walkers; names and limits."""
+"""The user's labels on samples: those of the thread or task at that instant, on both walkers; names and limits."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ HERE = threading.get_ident
 
 
 class Watcher:
-    """A walker and a capture of one kind, which look for labels."""
+    """A walker and a snapshot builder that read labels."""
 
     def __init__(self, choice: WalkerChoice) -> None:
-        self.reads_the_interpreter = choice.name == "native"  # and sees labels that nobody has told of
+        self.reads_the_interpreter = choice.name == "native"  # and sees labels without a listener
         self.shadow = LabelTracker()
         contexts = ContextTracker(spans.runtime_context(), lambda: None)
         self._ticker = make_ticker(
@@ -60,7 +60,7 @@ class Watcher:
         return [*self._capture.snapshot(raw).samples]
 
     def seen(self, ident: int | None = None) -> dict[str, str]:
-        """The labels of a thread, the calling one if none is named."""
+        """Return the labels of a thread, by default the calling one."""
         wanted = HERE() if ident is None else ident
         (found,) = [sample for sample in self.look() if sample.thread.thread.ident == wanted]
         return dict(found.labels)
@@ -166,7 +166,7 @@ def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
         idents: list[int] = []
 
         def leave_them() -> None:
-            labels(route="/").__enter__()  # on purpose: the block is never left
+            labels(route="/").__enter__()  # never left, on purpose
             idents.append(HERE())
             assert shadow.labels_of(HERE()) is not None
 

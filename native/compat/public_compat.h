@@ -1,0 +1,174 @@
+/* Differences between CPython versions in its public functions. The interpreter's insides are in py_compat.h.
+ *
+ * Every function here expects the GIL to be held unless it says otherwise.
+ */
+#ifndef SPLUNK_PROFILER_COMPAT_PUBLIC_COMPAT_H
+#define SPLUNK_PROFILER_COMPAT_PUBLIC_COMPAT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Return 1 and a new reference; 0: there is no such attribute; -1 with an exception. */
+static inline int compat_get_optional_attribute(PyObject *object, PyObject *name, PyObject **value)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyObject_GetOptionalAttr(object, name, value);
+#else
+    return _PyObject_LookupAttr(object, name, value);
+#endif
+}
+
+/* Return a new weak reference without a callback, or NULL. Runs no Python code and leaves no exception. */
+static inline PyObject *compat_new_weakref(PyObject *object)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    /* An allocation may run the collector, and finalisers with it. */
+    int collects = PyGC_Disable();
+    PyObject *weakref = PyWeakref_NewRef(object, NULL);
+    if (collects) {
+        PyGC_Enable();
+    }
+#else
+    PyObject *weakref = PyWeakref_NewRef(object, NULL);
+#endif
+    if (weakref == NULL) {
+        PyErr_Clear();
+    }
+    return weakref;
+}
+
+/* Return true if the referent no longer exists. */
+static inline bool compat_is_weakref_dead(PyObject *weakref)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object;
+    int alive = PyWeakref_GetRef(weakref, &object);
+    Py_XDECREF(object);
+    return alive == 0;
+#else
+    return PyWeakref_GET_OBJECT(weakref) == Py_None;
+#endif
+}
+
+/* Return true while the interpreter shuts down: do not touch objects of extensions then. Needs no GIL. */
+static inline bool compat_is_finalizing(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+/* A pending exception; all NULL: none. Owned. */
+typedef struct {
+    PyObject *type, *value, *traceback;
+} compat_exception;
+
+/* Take the pending exception. None is pending afterwards. */
+static inline compat_exception compat_save_exception(void)
+{
+    compat_exception saved = {NULL, NULL, NULL};
+#if PY_VERSION_HEX >= 0x030C0000
+    saved.value = PyErr_GetRaisedException();
+#else
+    PyErr_Fetch(&saved.type, &saved.value, &saved.traceback);
+#endif
+    return saved;
+}
+
+/* Make the saved exception the pending one again, or none if there was none. Steals the references. */
+static inline void compat_restore_exception(compat_exception saved)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(saved.value);
+#else
+    PyErr_Restore(saved.type, saved.value, saved.traceback);
+#endif
+}
+
+/* Write an int as `size` bytes, big-endian. Return -1 with an exception if it is no int, negative or too
+ * large. */
+static inline int compat_int_to_bytes(PyObject *number, uint8_t *bytes, Py_ssize_t size)
+{
+    if (!PyLong_Check(number)) {
+        PyErr_Format(PyExc_TypeError, "an int is needed, not %.100s", Py_TYPE(number)->tp_name);
+        return -1;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    Py_ssize_t needed = PyLong_AsNativeBytes(number, bytes, size,
+                                             Py_ASNATIVEBYTES_BIG_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER
+                                                 | Py_ASNATIVEBYTES_REJECT_NEGATIVE);
+    if (needed > size) {
+        PyErr_SetString(PyExc_OverflowError, "int too big to convert");
+        return -1;
+    }
+    return needed < 0 ? -1 : 0;
+#else
+    return _PyLong_AsByteArray((PyLongObject *)number, bytes, (size_t)size, 0, 0);
+#endif
+}
+
+static inline PyObject *compat_int_from_bytes(const uint8_t *bytes, size_t size)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyLong_FromUnsignedNativeBytes(bytes, size, Py_ASNATIVEBYTES_BIG_ENDIAN);
+#else
+    return _PyLong_FromByteArray(bytes, size, 0, 0);
+#endif
+}
+
+/* Since 3.14 the interpreter reports every context switch, including those by C code. */
+#if PY_VERSION_HEX >= 0x030E0000
+#define COMPAT_REPORTS_SWITCHES 1
+#else
+#define COMPAT_REPORTS_SWITCHES 0
+#endif
+
+/* Since 3.12 asyncio starts eager tasks by entering their context from C. */
+#if PY_VERSION_HEX >= 0x030C0000
+#define COMPAT_HAS_EAGER_TASKS 1
+#else
+#define COMPAT_HAS_EAGER_TASKS 0
+#endif
+
+/* Watchers of an interpreter's switches. Adding one returns its number, or -1 with an exception. */
+#if PY_VERSION_HEX >= 0x030E0000
+
+typedef PyContextEvent compat_event;
+typedef PyContext_WatchCallback compat_watch_callback;
+#define COMPAT_SWITCHED Py_CONTEXT_SWITCHED
+
+static inline int compat_watch(compat_watch_callback callback)
+{
+    return PyContext_AddWatcher(callback);
+}
+
+static inline int compat_unwatch(int watcher)
+{
+    return PyContext_ClearWatcher(watcher);
+}
+
+#else
+
+typedef int compat_event;
+typedef int (*compat_watch_callback)(compat_event, PyObject *);
+#define COMPAT_SWITCHED 1
+
+static inline int compat_watch(compat_watch_callback Py_UNUSED(callback))
+{
+    PyErr_SetString(PyExc_RuntimeError, "this version of CPython reports no switches");
+    return -1;
+}
+
+static inline int compat_unwatch(int Py_UNUSED(watcher))
+{
+    return 0;
+}
+
+#endif
+
+#endif

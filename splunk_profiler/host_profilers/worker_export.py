@@ -1,0 +1,86 @@
+"""The exporter call that the worker thread is in, as other threads see it.
+
+The worker thread is the correlator's. It runs code of the application here, which may hold locks,
+take long, hang or fork.
+"""
+
+from __future__ import annotations
+
+import _thread
+from typing import Any
+
+from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
+from splunk_profiler.system.threads import real_lock
+
+
+class ForwardingError(Exception):
+    """An exporter tried to end the worker thread."""
+
+
+class WorkerExport:
+    """The exporter call of the worker thread. A forked child replaces it.
+
+    Attributes:
+        processor: processor that the worker thread is calling, or None.
+    """
+
+    def __init__(self) -> None:
+        self.processor: WrappedProcessor | None = None
+        self._lock = real_lock()  # held during each call
+        self._worker_ident = 0
+        self._count = 0  # calls that have ended
+        self._stuck_count = -1  # `_count` at the last `mark_stuck`
+        self._fork_timeout_count = -1  # `_count` when a fork last waited in vain
+        self._forking_ident = 0  # ident of the thread that holds `_lock` while it forks
+
+    def export(self, wrapped: WrappedProcessor, span: Any) -> None:
+        """Give `span` to its exporter, on the worker thread.
+
+        Raises:
+            ForwardingError: the exporter raised what ends a thread, such as `SystemExit`.
+        """
+        with self._lock:
+            self._worker_ident = _thread.get_ident()
+            self.processor = wrapped
+            try:
+                wrapped.on_end(span)
+            except Exception:
+                raise
+            except BaseException as error:  # it is meant for a thread or task of the application
+                raise ForwardingError(f"an exporter raised {type(error).__name__}") from error
+            finally:
+                self.processor = None
+                self._count += 1
+
+    @property
+    def is_inside(self) -> bool:
+        """True on the worker thread inside the call: it cannot wait for itself."""
+        return self.processor is not None and self._worker_ident == _thread.get_ident()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True while the call lasts that `mark_stuck` marked."""
+        return self.processor is not None and self._count == self._stuck_count
+
+    def mark_stuck(self) -> None:
+        """Mark the current call as one that another thread waited for in vain."""
+        if self.processor is not None:
+            self._stuck_count = self._count
+
+    def hold_for_fork(self, timeout_s: float) -> None:
+        """Wait for the call to end and allow no other: the child would inherit its locks locked.
+
+        Waits at most `timeout_s` seconds, and never twice for the same call.
+        """
+        if self.is_inside or (self.processor is not None and self._count == self._fork_timeout_count):
+            return
+        if self._lock.acquire(timeout=timeout_s):
+            self._forking_ident = _thread.get_ident()
+        else:
+            self._fork_timeout_count = self._count
+
+    def release_after_fork(self) -> None:
+        """Allow calls again, in the parent."""
+        if self._forking_ident == _thread.get_ident():
+            self._forking_ident = 0
+            self._lock.release()
