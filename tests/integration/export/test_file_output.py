@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from profile_schema import decode, function_names
-from target_process import Target, profiling_settings
-
-
-def written_to(directory: Path) -> dict[str, str]:
-    """The settings with which a target is profiled into files. The collector's endpoint must not matter."""
-    return {
-        **profiling_settings("http://127.0.0.1:9", 10),
-        "SPLUNK_PROFILER_OUTPUT": f"file:{directory}",
-        "SPLUNK_PROFILER_EXPORT_INTERVAL": "100",
-        "OTEL_SERVICE_NAME": "shop",
-    }
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
-def profiles(directory: Path) -> dict[str, Any]:
-    """File name → profile; each of them must be whole."""
-    return {path.name: decode(gzip.decompress(path.read_bytes())) for path in directory.glob("*.pprof")}
-
-
-def pids(directory: Path) -> set[int]:
-    return {int(name.split("-")[2]) for name in profiles(directory)}
-
-
-def functions(directory: Path, pid: int) -> set[str]:
-    """What one of the processes was seen in."""
-    found = (profile for name, profile in profiles(directory).items() if name.split("-")[2] == str(pid))
-    return set().union(*map(function_names, found))
+from profile_files import functions, pids, profiles, wait_until, written_to
+from target_process import Target
 
 
 def test_each_period_is_a_file_and_parent_and_child_share_the_directory(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from destinations import Destination
+from profile_files import functions, wait_until, written_to
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
-from test_file_output import functions, wait_until, written_to
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 

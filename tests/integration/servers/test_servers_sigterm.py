@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from destinations import Destination
+from profile_files import wait_until
 from target_process import Target
-from test_file_output import wait_until
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
