@@ -109,14 +109,15 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
     if (call == NULL) { /* spans met inside `identify` are not identified */
         return UNKNOWN;
     }
-    if (read_span_context(span, &ids) == MISSING) {
+    lookup_result found = read_span_context(span, &ids);
+    if (publisher_active_config() == NULL) { /* reading may have run Python code, which may uninstall */
+        identify_call_end(call);
+        return UNKNOWN;
+    }
+    if (found == MISSING) {
         identify_call_end(call);
         cache_identity(config, span, Py_None);
         return FOUND;
-    }
-    if (publisher_active_config() == NULL) { /* the code above may have run Python as well */
-        identify_call_end(call);
-        return UNKNOWN;
     }
     PyObject *identify = Py_NewRef(config->identify);
     PyObject *made = PyObject_CallFunctionObjArgs(identify, span, NULL);

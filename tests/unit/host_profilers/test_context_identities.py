@@ -219,6 +219,18 @@ def test_asking_may_end_the_publishing(publishing: InstalledPublisher, memory: O
     _context.detach(token)
 
 
+def test_looking_at_a_remote_span_may_end_the_publishing(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    class Ending:
+        @property
+        def _context(self) -> tuple[int, int, bool, int]:
+            publishing.uninstall()
+            return 1, 2, True, 1
+
+    token = publishing.attach(Ending())
+    assert memory.elastic() is None
+    _context.detach(token)
+
+
 def test_a_span_that_looks_its_attributes_up_in_python_is_published(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
