@@ -6,7 +6,7 @@ provider it runs on the application's, where it must be short and must not raise
 does the work with libraries, threads and directories (`run_pending_work`). Only a forked child makes
 its socket at once. Knows neither settings nor OpenTelemetry.
 
-Readers look once, when a library appears. So its targets exist before: socket, storage, library,
+Readers look once, when a library appears. So its targets exist before: socket, correlator, storage, library,
 pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
 """
 
@@ -163,6 +163,7 @@ class Publisher:
         """
         with self._guard.catching():
             with self._lock:
+                known_socket = None if self._needs_correlator else self._message_socket
                 if self._needs_labels_library:
                     self._load_labels_library()
                     self._needs_labels_library = False
@@ -172,10 +173,10 @@ class Publisher:
                             self._publish_attributes(self._pending_attributes[0])
                     finally:
                         self._pending_attributes.popleft()
-                message_socket = self._message_socket if self._needs_correlator and self._correlates else None
-                if message_socket is not None:
+                message_socket = self._message_socket if self._correlates else None
+                if message_socket is not None and self._needs_correlator:  # a forked child's
                     self._start_listening(must_reopen=not message_socket.is_open)
-            if message_socket is not None:
+            if message_socket is not None and message_socket is not known_socket:
                 message_socket.remove_stale_sockets()
 
     def audit(self) -> None:
@@ -233,14 +234,20 @@ class Publisher:
         service = service_of(attributes)
         if service is not None:
             self._correlator.describe(attributes)
-            self._publish_service(service)
+            self._publish_service(service, listens_first=True)
         elif self._service is None:
             self._warn_once(
                 "host profilers are not told of this process, because its service has no name: set OTEL_SERVICE_NAME"
             )
 
-    def _publish_service(self, service: Service) -> bool:
-        """Publish in the order that the module's docstring gives. Return True if the service is visible."""
+    def _publish_service(self, service: Service, *, listens_first: bool = False) -> bool:
+        """Publish in the order that the module's docstring gives. Return True if the service is visible.
+
+        Args:
+            service: the one to publish.
+            listens_first: start the correlator before: each transaction that begins while the process is visible
+                is then known to it. Not in a fork, which does not wait for that.
+        """
         if service == self._service or not self._correlates:
             return self._correlates
         try:
@@ -250,6 +257,10 @@ class Publisher:
                 self._close_socket()
                 return False
             storage = encode(service, self._message_socket.address)
+            if listens_first and self._needs_correlator:
+                self._start_listening(must_reopen=not self._message_socket.is_open)
+                if not self._correlates:
+                    return False
             if self._is_visible:
                 self._extension.replace_storage(storage)
             else:
@@ -260,6 +271,7 @@ class Publisher:
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
             if not self._is_visible:
+                self._correlator.stop(0)
                 self._close_socket()  # it has no reader
             setting = f"{self._config.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._warn_once(f"host profilers are not told of this process: {setting}{error}")

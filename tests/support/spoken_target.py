@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from base64 import urlsafe_b64encode
 from collections import Counter
 from pathlib import Path
@@ -28,10 +29,11 @@ def correlation_settings(folder: Path, mode: str = "true", **more: str) -> dict[
 
 
 def socket_of(pid: int) -> str:
-    """Read the socket's path from the storage of process `pid`."""
+    """Read the socket's path from the storage of process `pid`, once a thread of the profiler has published that."""
+    deadline = time.monotonic() + 60
     with Reader(pid, strict_host=True) as reader:
-        report = reader.read()
-    assert report.storage is not None, report.reasons
+        while (report := reader.read()).storage is None:
+            assert time.monotonic() < deadline, report.reasons
     assert report.socket_accepted, report.reasons
     return report.storage.socket_path
 
