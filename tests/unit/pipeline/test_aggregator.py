@@ -1,102 +1,23 @@
-"""The rules of aggregation, the end of a profile, and the loss of labels beyond the bounds."""
+"""The rules of aggregation and the end of a profile."""
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import pytest
+from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
 from splunk_profiler.capture.events.collector import GC_KIND
 from splunk_profiler.model import (
-    Aggregate,
-    Event,
-    Frame,
     InstrumentationSource,
-    Profile,
     Sample,
     Snapshot,
     SpanRef,
     Stack,
-    Thread,
-    ThreadSample,
     UnattributedReason,
     UnattributedTime,
 )
-from splunk_profiler.pipeline.aggregator import Aggregator, estimate_size
-from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK, UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.window import Bounds
-
-SECOND_NS = 1_000_000_000
-MS = 1_000_000
-WORK, MAIN = Frame("shop", "work", "shop.py", 7, 5), Frame("shop", "main", "shop.py", 2, 1)
-STACK = Stack((WORK, MAIN), truncated=False)
-
-
-def seen(
-    stack: Stack = STACK, *, thread: int = 1, running: bool = True, wall_ms: int = 1000, cpu_ms: int = 10
-) -> ThreadSample:
-    named = Thread(thread, f"worker-{thread}", 0x7000 + thread, 100 + thread)
-    return ThreadSample(named, stack, 0, 0, 0, running, "", wall_ms * MS, cpu_ms * MS)
-
-
-def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0, **user_labels: str) -> Sample:
-    return Sample(time_ns, SECOND_NS, thread, span, tuple(user_labels.items()))
-
-
-def collection(generation: int = 0, *, count: int = 1, ms: int = 2, thread: int = 1, stack: Stack = STACK) -> Sample:
-    event = Event(GC_KIND, (("gc.generation", str(generation)),), count, ms * MS)
-    return replace(sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0)), event=event)
-
-
-class Feed:
-    """An aggregator with its clock and the profiles that it has delivered."""
-
-    def __init__(
-        self,
-        *,
-        interval_s: int = 10,
-        bounds: Bounds | None = None,
-        names: dict[int, str] | None = None,
-        source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
-    ) -> None:
-        self.now_ns = 50 * SECOND_NS
-        self.profiles: list[Profile] = []
-        known = names or {}
-        self.aggregator = Aggregator(
-            self.profiles.extend,
-            interval_ns=interval_s * SECOND_NS,
-            endpoint_of=lambda root: known.get(root, ""),
-            bounds=bounds or Bounds(),
-            monotonic_ns=lambda: self.now_ns,
-            source=source,
-        )
-
-    def tick(
-        self, *samples: Sample, unattributed: tuple[UnattributedTime, ...] = (), after_ns: int = SECOND_NS
-    ) -> None:
-        self.now_ns += after_ns
-        timed = tuple(replace(taken, time_ns=self.now_ns) for taken in samples)
-        self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, unattributed))
-
-    def close(self, *unattributed: UnattributedTime) -> Profile:
-        self.aggregator.close(unattributed)
-        return self.profiles[-1]
-
-
-def labels(aggregate: Aggregate) -> dict[str, str | int]:
-    assert len(dict(aggregate.labels)) == len(aggregate.labels)
-    return dict(aggregate.labels)
-
-
-def totals(*profiles: Profile) -> tuple[int, int, int]:
-    """Return samples, wall and CPU time of all aggregates, times in milliseconds."""
-    found = [aggregate for profile in profiles for aggregate in profile.aggregates]
-    return (
-        sum(aggregate.count for aggregate in found),
-        sum(aggregate.wall_ns for aggregate in found) // MS,
-        sum(aggregate.cpu_ns for aggregate in found) // MS,
-    )
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 
 def test_samples_of_one_thread_in_one_place_are_one_aggregate_whose_time_is_that_of_the_first() -> None:
@@ -239,72 +160,12 @@ def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     assert feed.profiles == []
 
 
-def test_spans_go_first_then_threads_then_all_but_the_stack_and_never_a_sample() -> None:
-    feed = Feed(bounds=Bounds(spans=3, threads=2, states=2, stacks=1))
-    stacks = [Stack((Frame("shop", f"f{number}", "shop.py", 1),), truncated=False) for number in range(4)]
-    for number, thread in enumerate((1, 1, 1, 1, 2, 3, 4, 5), 1):
-        feed.tick(sample(seen(stacks[0], thread=thread), SpanRef(number, number, 1, number, "GET /")))
-    feed.tick(sample(seen(stacks[1], thread=6)), sample(seen(stacks[2], thread=7)), sample(seen(stacks[3], thread=8)))
-    profile = feed.profiles[-1] if feed.profiles else feed.close()
-    keys = [{key for key in labels(one) if not key.startswith("source.event")} for one in profile.aggregates]
-    of_threads = {"thread.id", "thread.os.id", "thread.name", "thread.state"}
-    assert keys[:3] == [{*of_threads, "trace_id", "span_id", "local_root_span_id", "endpoint"}] * 3
-    assert keys[3:5] == [{*of_threads, "endpoint"}] * 2
-    assert keys[5:7] == [{"thread.state", "endpoint"}, {"thread.state"}]
-    assert keys[7:] == [set(), set()]
-    assert [one.count for one in profile.aggregates] == [1, 1, 1, 1, 1, 3, 1, 1, 1]
-    assert profile.aggregates[-1].stack is MERGED_STACK
-    assert profile.dropped_labels == 5 + 3
-    assert totals(profile) == (11, 11_000, 110)
-
-
-def test_a_sample_that_loses_nothing_where_others_do_is_not_counted() -> None:
-    feed = Feed(bounds=Bounds(spans=1))
-    feed.tick(sample(seen(), SpanRef(1, 1, 1)), sample(seen(thread=2)))
-    assert feed.close().dropped_labels == 0
-
-
-def test_stacks_beyond_the_room_for_their_frames_are_merged() -> None:
-    feed = Feed(bounds=Bounds(frames=5))
-    deep = Stack((WORK,) * 4, truncated=False)
-    feed.tick(sample(seen()), sample(seen(deep, thread=2)), sample(seen(thread=3)))
-    profile = feed.close()
-    assert [one.stack for one in profile.aggregates] == [STACK, STACK, MERGED_STACK]
-    assert profile.dropped_labels == 1
-
-
 def test_samples_with_other_labels_of_the_users_are_others_and_carry_them_last() -> None:
     feed = Feed()
     feed.tick(sample(seen(), route="/a"), sample(seen(), route="/b"), sample(seen(), route="/a"), sample(seen()))
     found = feed.close().aggregates
     assert [(labels(one).get("route"), one.count) for one in found] == [("/a", 2), ("/b", 1), (None, 1)]
     assert found[0].labels[-1] == ("route", "/a")
-
-
-def test_the_users_labels_go_with_the_thread_and_never_a_sample() -> None:
-    feed = Feed(bounds=Bounds(spans=1, threads=1, states=1, stacks=1))
-    for number in range(3):
-        feed.tick(sample(seen(), SpanRef(number + 1, number + 1, 1), route="/", user=str(number)))
-    profile = feed.close()
-    kept = [{"route", "user", "thread.name", "span_id"} & labels(one).keys() for one in profile.aggregates]
-    assert kept == [{"route", "user", "thread.name", "span_id"}, {"route", "user", "thread.name"}, set()]
-    assert profile.dropped_labels == 2
-    assert totals(profile) == (3, 3000, 30)
-
-
-def test_thirty_thousand_different_labels_of_the_users_take_bounded_memory_and_lose_no_time() -> None:
-    feed = Feed()
-    tracemalloc.start()
-    try:
-        for tick in range(300):
-            feed.tick(*[sample(seen(), user=f"{tick}-{number}" * 10) for number in range(100)], after_ns=MS)
-        profile = feed.close()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert totals(profile) == (30_000, 30_000_000, 300_000)
-    assert profile.dropped_labels == 30_000 - 2048 - 512
-    assert peak < 8 << 20
 
 
 def test_collections_are_counted_with_what_they_took_and_as_no_samples() -> None:
@@ -325,53 +186,6 @@ def test_collections_are_counted_with_what_they_took_and_as_no_samples() -> None
         "thread.name": "worker-1",
         "thread.state": "RUNNABLE",
     }
-
-
-def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_samples_of_the_timer() -> None:
-    feed = Feed(bounds=Bounds(spans=1, threads=1, states=1, stacks=1, frames=2))
-    deep = Stack((WORK,) * 4, truncated=False)
-    feed.tick(*[sample(seen(thread=number)) for number in range(4)])
-    feed.tick(*[collection(number % 3, thread=number, stack=deep) for number in range(6)])
-    feed.tick(sample(seen(deep)))
-    profile = feed.close()
-    merged = [one for one in profile.aggregates if one.stack is MERGED_STACK]
-    assert [(one.kind, one.event_count, one.count) for one in merged] == [*[(GC_KIND, 2, 0)] * 3, (None, 0, 1)]
-    assert [labels(one).get("gc.generation") for one in merged] == ["0", "1", "2", None]
-    assert totals(profile) == (5, 5000, 50)
-
-
-def test_a_thread_that_recurses_does_not_take_the_stacks_of_the_others() -> None:
-    feed = Feed(bounds=Bounds(frames=20_000))
-    for number in range(100):
-        place = Frame("shop", "descend", "shop.py", number)
-        deep = Stack((place, *[WORK] * 900), truncated=False)
-        feed.tick(sample(seen(deep)), sample(seen(Stack((place, MAIN), truncated=False), thread=2)), after_ns=MS)
-    profile = feed.close()
-    assert totals(profile)[:2] == (200, 200_000)
-    depths = [len(aggregate.stack.frames) for aggregate in profile.aggregates if aggregate.stack is not MERGED_STACK]
-    assert depths.count(901) == 11  # in the half of the room that is open to all stacks
-    assert depths.count(2) == 100
-    cut = [aggregate for aggregate in profile.aggregates if len(aggregate.stack.frames) == 64]
-    assert len(cut) > 20
-    assert all(labels(aggregate)["thread.stack.truncated"] == "true" for aggregate in cut)
-
-
-def test_fifteen_thousand_threads_that_come_and_go_take_bounded_memory_and_lose_no_time() -> None:
-    feed = Feed()
-    tracemalloc.start()
-    try:
-        for tick in range(150):
-            stacks = [Stack((WORK, MAIN) * 30, truncated=False) for _ in range(100)]
-            coming = [sample(seen(stack, thread=100 * tick + number)) for number, stack in enumerate(stacks)]
-            ended_threads = tuple(range(100 * (tick - 1), 100 * tick)) if tick else ()
-            feed.now_ns += MS
-            feed.aggregator.take(Snapshot(feed.now_ns, SECOND_NS, tuple(coming), ended_threads=ended_threads))
-        profile = feed.close()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert totals(profile)[0] == 15_000
-    assert peak < 8 << 20
 
 
 def test_a_profile_begins_with_the_snapshot_that_others_are_compared_with() -> None:
@@ -413,30 +227,3 @@ def test_a_period_that_begins_with_events_has_the_distance_of_the_snapshots_befo
     assert len(feed.profiles) == 1
     (flush_if_due,) = feed.close(UnattributedTime(UnattributedReason.UNSAMPLED, 1 * MS, 1 * MS)).aggregates
     assert labels(flush_if_due)["source.event.period"] == 1000
-
-
-def test_every_period_begins_with_all_the_room() -> None:
-    feed = Feed(interval_s=1, bounds=Bounds(spans=1))
-    for number in range(1, 4):
-        feed.tick(sample(seen(), SpanRef(number, number, 1)))
-    assert [profile.dropped_labels for profile in feed.profiles] == [0, 0, 0]
-
-
-def test_ten_thousand_spans_a_second_take_bounded_memory_and_lose_no_time() -> None:
-    feed = Feed()
-    threads = [seen(Stack((WORK, MAIN) * 20, truncated=False), thread=number) for number in range(100)]
-    tracemalloc.start()
-    try:
-        for tick in range(1, 301):  # one hundred threads each 10 ms for 3 s, a new span in each sample
-            spans = (SpanRef(tick << 64 | number, tick << 20 | number, 1, number, "GET /") for number in range(1, 101))
-            samples = [sample(thread, span) for thread, span in zip(threads, spans, strict=True)]
-            feed.tick(*samples, after_ns=MS)
-        profile = feed.close()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert totals(profile) == (30_000, 30_000_000, 300_000)
-    assert len(profile.aggregates) <= sum((2048, 512, 512, 512))
-    assert profile.dropped_labels == 30_000 - 2048
-    assert peak < 8 << 20
-    assert estimate_size(profile) < 8 << 20
