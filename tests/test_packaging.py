@@ -101,8 +101,14 @@ def test_links_between_the_pages_lead_somewhere() -> None:
     assert not dead
 
 
-def test_every_measure_can_be_taken() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick"]
+MEASURES = sorted(
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(" in path.read_text("utf-8")
+)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_can_be_taken(measure: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", measure]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('"measure"') >= 20
+    assert '"measure"' in done.stdout

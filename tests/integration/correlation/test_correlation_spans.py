@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from application_processors import Filtering, OwnKind, Watching
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
@@ -42,60 +43,8 @@ def directory() -> Iterator[Path]:
         yield Path(path)
 
 
-class Watching(SpanProcessor):
-    """Does not export; keeps what it was told of, as applications do."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.ended: list[ReadableSpan] = []
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
-        self.started.append(span.name)
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.ended.append(span)
-
-
-class Filtering(SpanProcessor):
-    """Hands on to another processor what is not noise; hides it in an attribute of its own."""
-
-    def __init__(self, inner: SpanProcessor) -> None:
-        self._handed_to = inner
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        self._handed_to.on_start(span, parent_context)
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if not span.name.startswith("noise"):
-            self._handed_to.on_end(span)
-
-    def shutdown(self) -> None:
-        self._handed_to.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._handed_to.force_flush(timeout_millis)
-
-
-class OwnKind(SpanProcessor):
-    """An exporting processor that an application has written itself; what it says is its answer."""
-
-    def __init__(self, exporter: SpanExporter) -> None:
-        self.exporter = exporter
-        self.asked: list[int] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.exporter.export([span])
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        self.asked.append(timeout_millis)
-        return False
-
-
 def named() -> Resource:
     return Resource({"service.name": "shop", "team": ["a", "b"]})
-
-
-# ---- the span ----
 
 
 def test_the_exported_bytes_differ_in_the_attribute_and_in_nothing_else(directory: Path) -> None:
@@ -161,9 +110,6 @@ def test_transactions_are_exported_in_the_order_in_which_they_ended(directory: P
             span.end()
         here.flush()
         assert here.exported.names == [f"{number}" for number in reversed(range(300))]
-
-
-# ---- the processors ----
 
 
 @pytest.mark.parametrize("how", ["provider", "processor", "shutdown", "shutdown of the processor"])

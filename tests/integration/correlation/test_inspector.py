@@ -25,10 +25,11 @@ from inspected_process import (
     run_inspected,
     storage,
 )
+from inspector_reports import first_thread, reason_codes
 from target_process import Target
 
-from splunk_profiler.inspector import Reader, Report, read
-from splunk_profiler.inspector.model import Interface, Label, Level, ThreadReading, TlsKind
+from splunk_profiler.inspector import Reader, read
+from splunk_profiler.inspector.model import Interface, Label, Level, TlsKind
 
 ELASTIC, LABELS = Interface.ELASTIC, Interface.LABELS
 HIDDEN_SYMBOLS_OPTION = ['-DVISIBILITY="hidden"']
@@ -44,14 +45,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
 def socket_path(tmp_path: Path) -> Iterator[str]:
     with datagram_socket(tmp_path) as path:
         yield path
-
-
-def reason_codes(report: Report, level: Level = Level.BLOCKS) -> set[tuple[Interface, str]]:
-    return {(reason.interface, reason.code) for reason in report.reasons if reason.level is level}
-
-
-def first_thread(report: Report) -> ThreadReading:
-    return next(thread for thread in report.threads if thread.tid == report.pid)
 
 
 def test_what_a_thread_publishes_is_read_back(workshop: TargetBuilder, socket_path: str) -> None:
