@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from result import Result, main, median, middle_half
 
 from splunk_profiler._context import SocketReader
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
+from splunk_profiler.host_profilers.correlator import Correlator
 
 DELAY_MS = 50  # with the margin, 3,500 transactions at the rate below: a buffer of 8,096 holds them
 BUFFER = 8096
@@ -61,7 +61,7 @@ class Service:
             receiving.bind(f"{directory}/s")
             sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             sending.connect(f"{directory}/s")
-            correlator = Correlator(CorrelationConfig(registered, BUFFER), SocketReader)
+            correlator = Correlator(registered, BUFFER, SocketReader)
             correlator.attach(self.provider._active_span_processor)
             correlator.listen(receiving.fileno(), lambda: None)
             if registered:

@@ -46,13 +46,7 @@ class OriginKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CodeOrigin:
-    """The origin of code.
-
-    Attributes:
-        kind: owner of the code.
-        name: normalised name of its distribution (``opentelemetry-sdk``); empty if it is in none.
-        version: version of the distribution; empty if not known.
-    """
+    """The origin of code: its owner, and normalised name and version of its distribution, which may be empty."""
 
     kind: OriginKind
     name: str = ""
@@ -68,7 +62,6 @@ class Stack:
     reason.
 
     Attributes:
-        frames: frames, leaf first, at most the configured depth.
         truncated: True if frames at the root end were left out.
     """
 
@@ -178,7 +171,6 @@ class EventKind:
         name: unique name of the kind, as samples carry it (``source.event.name``).
         count: name and unit of the number of events; unique among kinds.
         amount: name and unit of the resource the events used; unique among kinds.
-        data_type: type of the profiles that hold these values.
     """
 
     name: str
@@ -209,8 +201,6 @@ class Sample:
 
     Attributes:
         time_ns: time at which the stack was read, nanoseconds since the epoch.
-        period_ns: time since the previous snapshot.
-        span: span that was active on the thread, or None.
         labels: the user's labels in force on the thread, as (name, value) in canonical order.
         event: event that triggered the sample, which then has no wall or CPU time; else None.
     """
@@ -227,9 +217,8 @@ class Sample:
 class UnattributedReason(Enum):
     """The reason why time of the process is in no sample.
 
-    INTERNAL: used by threads of the profiler, the OpenTelemetry SDK and gRPC, which are not
-    sampled. UNSAMPLED: used by threads after their last sample, or by threads that run no Python
-    code.
+    INTERNAL: used by threads of the profiler, the OpenTelemetry SDK and gRPC, which are not sampled.
+    UNSAMPLED: used by threads after their last sample, or by threads that run no Python code.
     """
 
     INTERNAL = "internal"
@@ -238,14 +227,10 @@ class UnattributedReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnattributedTime:
-    """Time of the process since the previous snapshot that no sample stands for.
-
-    Attributes:
-        wall_ns: wall time of threads that are otherwise sampled.
-    """
+    """Time of the process since the previous snapshot that no sample stands for."""
 
     reason: UnattributedReason
-    wall_ns: int
+    wall_ns: int  # of threads that are otherwise sampled
     cpu_ns: int
 
 
@@ -255,7 +240,6 @@ class IdleRepeat(NamedTuple):
     It comes when the thread runs again or on request, and only where samples are aggregated.
 
     Attributes:
-        thread_index: `Thread.index` of the thread.
         snapshot_count: number of periods to add to the sample.
         period_ns: sum of these periods.
         wall_ns: wall time of the thread in them.
@@ -276,7 +260,6 @@ class Snapshot:
         period_ns: time since the previous snapshot, as it was configured then.
         samples: samples of threads that ran Python code, oldest thread first; then those of events.
         unattributed: other time of the process, so that the sum is complete.
-        idle_repeats: additions to samples of earlier snapshots; see `IdleRepeat`.
         ended_threads: `Thread.index` of threads in the previous snapshot that are not in this one.
     """
 
@@ -296,10 +279,7 @@ class Aggregate:
     Attributes:
         labels: (key, value) pairs in canonical order, strings and numbers as they are exported.
         count: number of samples; 0 for events.
-        wall_ns: wall time they stand for.
-        cpu_ns: CPU time they stand for.
         kind: kind of the events that triggered them; None for snapshots.
-        event_count: number of events they stand for.
         event_amount: resource these events used, in the unit of the kind.
     """
 
@@ -319,9 +299,7 @@ class Profile:
 
     Attributes:
         time_ns: start of the window, nanoseconds since the epoch.
-        duration_ns: length of the window.
         period_ns: time between two snapshots; the average if it changed.
-        aggregates: sums of the samples.
         dropped_labels: number of samples that lost labels because the window had too many.
         kinds: kinds it has values for, used or not: merging needs the same in all profiles.
     """
@@ -361,7 +339,6 @@ class ExportResult:
     """The answer of a sink.
 
     Attributes:
-        export_status: outcome for the batch.
         detail: text for a person: why the export failed and what to do; empty if it succeeded.
         retry_after_ns: pause that the receiver asked for, or None.
         rejected: number of records of a delivered batch that the receiver refused.

@@ -25,7 +25,6 @@ class RawThread(NamedTuple):
         ident: `threading` ident, which may be reused.
         native_id: id from the kernel; 0 if not known.
         stack: a `Stack`, or another result of the walker's `make_stack`.
-        context: OpenTelemetry context; None if it has none.
         labels: value of the labels' variable; None if it has none.
         cpu_ns: CPU time at the deadline, or at the capture if the thread is new; 0 if not known.
         state: `STATE_RUNNING` if it had a processor at the deadline; 1 if it waited for one, or
@@ -72,7 +71,6 @@ class RawCollection(NamedTuple):
 
     Attributes:
         time_ns: end of the collection since the epoch.
-        thread: thread that ran it.
         generation: 0 to 2.
         collection_count: this collection and those of its generation since the last one kept.
         duration_ns: total duration of these.
@@ -89,8 +87,6 @@ class TickerCounters(NamedTuple):
     """Counters of a ticker since it was made.
 
     Attributes:
-        due: deadlines that have passed.
-        captured: snapshots taken.
         by_pending_call: snapshots taken by a thread of the application, in a pending call.
         missed: deadlines without a snapshot; an undrained ring accepts no more than twice its size.
         overwritten: snapshots lost because the ring was not drained.
@@ -123,12 +119,7 @@ class ThreadChange(NamedTuple):
 
 
 class IdleSpan(NamedTuple):
-    """The idle time of a thread.
-
-    Attributes:
-        idle_count: number of snapshots in which it was idle.
-        idle_ns: sum of their periods.
-    """
+    """The idle time of a thread: number of snapshots in which it was idle, and sum of their periods."""
 
     key: int
     idle_count: int
@@ -141,7 +132,6 @@ class RawEvent:
 
     Attributes:
         time_ns: time of the event, nanoseconds since the epoch.
-        thread: thread of the event, with its stack, context and labels at that moment.
     """
 
     time_ns: int
@@ -151,12 +141,7 @@ class RawEvent:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The periods of the two kinds of deadlines; 0: there are none.
-
-    Attributes:
-        all_ns: period of deadlines for all threads.
-        focused_ns: period of deadlines for the focus.
-    """
+    """The periods of the two kinds of deadlines; 0: there are none."""
 
     all_ns: int
     focused_ns: int

@@ -295,25 +295,13 @@ class PortableTicker:
         self._frames[id(code), lasti] = (code, frame)  # a reference to the code keeps its id from being reused
         return frame
 
-    def _count(
-        self,
-        *,
-        due: int = 0,
-        missed: int = 0,
-        captured: int = 0,
-        overwritten: int = 0,
-        late_ns: int = 0,
-        held_ns: int = 0,
-    ) -> None:
+    def _count(self, *, late_ns: int = 0, held_ns: int = 0, **counts: int) -> None:
         before = self._counters
-        self._counters = TickerCounters(
-            due=before.due + due,
-            captured=before.captured + captured,
-            missed=before.missed + missed,
-            overwritten=before.overwritten + overwritten,
+        self._counters = before._replace(
             latency_ns_max=max(before.latency_ns_max, late_ns),
             latency_ns_sum=before.latency_ns_sum + late_ns,
             gil_held_ns_sum=before.gil_held_ns_sum + held_ns,
+            **{name: getattr(before, name) + count for name, count in counts.items()},
         )
 
 

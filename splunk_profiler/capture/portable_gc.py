@@ -47,15 +47,7 @@ class _SkippedCollections:
 
 
 class CollectionLog:
-    """A log of collections that keeps at most one per interval and generation, with its thread's stack.
-
-    Args:
-        current_context: returns the context of the calling thread.
-        current_labels: returns the labels of the calling thread.
-        max_depth: frames kept of a stack.
-        min_interval_ns: minimum time between two kept collections of one generation.
-        monotonic_ns: the clock.
-    """
+    """A log of collections that keeps at most one per interval and generation, with its thread's stack."""
 
     def __init__(
         self,

@@ -26,7 +26,6 @@ class OverheadLimit:
     """The limit of the profiler's CPU time.
 
     Attributes:
-        limiter: controller of the period `Periods.base_ns`.
         other_threads_cpu_ns: returns the CPU time of other threads of the profiler.
         on_period_change: called with the new period, on the worker's thread.
     """
@@ -37,16 +36,14 @@ class OverheadLimit:
 
 
 class Sampler:
-    """The two threads that run a ticker and handle its snapshots.
+    """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
+
+    The worker's thread calls `handle` with each snapshot, in order, and `flush_if_due` at least once a second.
 
     Args:
-        ticker: captures; stopped for good by `stop`.
         period_ns: configured period of all threads; 0 if there are no such deadlines.
-        handle: called with each raw snapshot, in order, on the worker's thread.
-        limit: None if there is none.
         focused_period_ns: configured period of the focus; 0 if there are no such deadlines. The
             limit stretches both in the same ratio, because the same threads pay for both.
-        flush_if_due: called on the worker's thread between snapshots, at least once a second.
     """
 
     def __init__(
@@ -74,11 +71,7 @@ class Sampler:
         self._work_thread = Worker("sampler", self._run_worker)
 
     def start(self) -> None:
-        """Start both threads.
-
-        Raises:
-            RuntimeError: the process can make no more threads.
-        """
+        """Start both threads; `RuntimeError` if the process can make no more."""
         self._work_thread.start()
         self._tick_thread.start()
 
@@ -92,10 +85,6 @@ class Sampler:
             thread.join(max(deadline_s - time.monotonic(), 0.0)) for thread in (self._work_thread, self._tick_thread)
         ]
         return all(ended)
-
-    def counters(self) -> TickerCounters:
-        """Return the ticker's counters."""
-        return self._ticker.counters()
 
     def _run_ticker(self) -> None:
         while not self._is_stopping:

@@ -22,7 +22,6 @@ class TraceFilter:
 
     Attributes:
         traces: trace ids as keys; changed in single operations, on any thread. Read at each tick.
-        span_key: key of the span in a context.
         trace_of: returns the trace id of a context's span, or 0.
     """
 
@@ -49,10 +48,6 @@ class Schedule:
     """Absolute deadlines of two kinds, on one grid that restarts at each deadline of all threads.
 
     A capture of all threads serves the focus as well; no other deadline coincides with it.
-
-    Args:
-        now_ns: start of the grid.
-        periods: the periods.
     """
 
     def __init__(self, now_ns: int, periods: Periods) -> None:

@@ -92,16 +92,10 @@ def make_ticker(
     labels_of: Callable[[int], Any | None] = lambda _: None,
     trace_filter: TraceFilter | None = None,
 ) -> Ticker:
-    """Make a ticker of the chosen kind.
+    """Make a ticker of the chosen kind, which keeps `max_depth` frames of a stack, from the leaf.
 
-    Args:
-        choice: result of `choose_walker`.
-        context_var: variable that holds the OpenTelemetry context; read by the native walker.
-        context_of: returns the context of a thread ident; called by the portable walker.
-        max_depth: frames kept of a stack, from the leaf.
-        labels_var: variable that holds the user's labels; None: without labels.
-        labels_of: returns the labels of a thread ident; called by the portable walker.
-        trace_filter: traces whose threads are captured more often.
+    The native walker reads `context_var` and `labels_var`; the portable one calls `context_of` and `labels_of` with
+    idents of threads. Threads of the traces in `trace_filter` are captured more often.
     """
     symbolizer = Symbolizer()
     if choice.name == "native":

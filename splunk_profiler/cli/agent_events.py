@@ -83,7 +83,7 @@ def format_event(event: Event, now: time.struct_time) -> Text:
     name, _ = _event_facts(event)
     words, style = _event_text(event)
     prefix = text(time.strftime("%H:%M:%S", now), "dim") + text(f" {event.pid:>7} ")
-    return prefix + text(f"{name:<12}", style or "bold") + text(f" {words}")
+    return prefix + text(f"{name:<12}", style) + text(f" {words}")
 
 
 def _event_text(event: Event) -> tuple[str, str]:
@@ -92,18 +92,12 @@ def _event_text(event: Event) -> tuple[str, str]:
     match event:
         case events.Followed(_, command, storage, reasons):
             summary = f"{command}: service {storage.service_name or '(none)'}, socket {storage.socket_path or '(none)'}"
-            return (summary + _reasons_text(reasons), "yellow") if reasons else (summary, "")
+            return (summary + _reasons_text(reasons), "yellow") if reasons else (summary, "bold")
         case events.Unseen(_, command, reasons):
             return f"{command}, looked at again every second{_reasons_text(reasons)}", "yellow"
         case events.Registered(_, _, registration, loss):
-            registration_text = (
-                f"samples within {registration.samples_delay_ms} ms, host.id {registration.host_id or '(none)'}"
-            )
-            return (
-                (registration_text, "green")
-                if loss is None
-                else (f"{loss.value}, tried again in a second: {registration_text}", "yellow")
-            )
+            text = f"samples within {registration.samples_delay_ms} ms, host.id {registration.host_id or '(none)'}"
+            return (text, "green") if loss is None else (f"{loss.value}, tried again in a second: {text}", "yellow")
         case events.Reported(_, _, sample, count, loss):
             location = _format_location(sample.location)
             text = f"trace {sample.trace_id}  transaction {sample.transaction_id}  {count} at {location}"

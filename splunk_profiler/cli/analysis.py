@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +76,10 @@ class Functions:
         self.own[calls[0].name] += 1
         nearest = next((call.name for call in calls if not is_library(call.file)), "")
         self.callers[calls[0].name][nearest] += 1
-        for name, call in _first_calls(calls).items():
+        nearest_calls: dict[str, Call] = {}  # of each function the one nearest to the leaf: recursion counts once
+        for call in calls:
+            nearest_calls.setdefault(call.name, call)
+        for name, call in nearest_calls.items():
             self.total[name] += 1
             self.lines[name][SourceLine(call.file, call.line)] += 1
 
@@ -91,13 +94,7 @@ class Functions:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a group of samples; threads that ran and threads that waited are apart.
-
-    Attributes:
-        ran: samples whose thread was on a CPU.
-        waited: other samples.
-        thread_ns: sum of the periods of all samples.
-    """
+    """Counts of a group of samples, whose threads were on a CPU or not; `thread_ns` is the sum of their periods."""
 
     ran: Functions = field(default_factory=Functions)
     waited: Functions = field(default_factory=Functions)
@@ -131,12 +128,9 @@ class ThreadTally:
 
 @dataclass(slots=True)
 class Transactions:
-    """Counts of the local roots among the spans, and of the stack-trace ids of a host profiler on them.
+    """Counts of the local roots among the spans, and of a host profiler's stack-trace ids on them, repeated ones too.
 
-    Attributes:
-        received: local roots; `with_ids` of them have stack-trace ids.
-        ids: number of ids, repeated ones included.
-        example: the local root with the most ids.
+    `example` is the local root with the most ids.
     """
 
     received: int = 0
@@ -162,7 +156,6 @@ class Analysis:
     """The numbers of a report.
 
     Attributes:
-        files: files that were read.
         samples: records that are one call stack; `in_spans` have a span id, `running` are of threads that ran.
         profiles: sums of the records that are an aggregated profile.
         snapshots: records of selected traces; in no other number, because the samples of all threads include them.
@@ -171,12 +164,8 @@ class Analysis:
         broken_lines: lines, and entries in lines, that are not OTLP/JSON.
         other_logs: log records of other scopes.
         spans: spans received; `transactions` are the local roots among them.
-        services: samples by service.
         first_ns, last_ns: time of the first and the last sample, nanoseconds since the epoch.
-        periods_ms: samples by period.
-        by_span: samples by span name.
         outside, unknown_span: samples without a span, and samples whose span was not received.
-        threads: samples by thread name.
         record: an example of the span with the most running samples.
     """
 
@@ -321,14 +310,6 @@ def _parse_int(value: Any) -> int:
 
 def _span_key(holder: dict[str, Any]) -> SpanKey:
     return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
-
-
-def _first_calls(calls: Iterable[Call]) -> dict[str, Call]:
-    """Return the call of each function that is nearest to the leaf, so that recursion counts once."""
-    first: dict[str, Call] = {}
-    for call in calls:
-        first.setdefault(call.name, call)
-    return first
 
 
 def _find_files(path: Path) -> list[Path]:

@@ -30,18 +30,12 @@ class Verdict(Enum):
     NOTE = "note"
     WARNING = "warning"
     FAILURE = "failure"
+    """No samples arrive until it is remedied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        verdict: effect; FAILURE means that no samples arrive until it is remedied.
-        subject: what was checked.
-        fact: what was found.
-        remedy: what to do; empty if there is nothing to do.
-    """
+    """The result of one check; `remedy` is empty if there is nothing to do."""
 
     verdict: Verdict
     subject: str
@@ -59,22 +53,18 @@ class EffectiveSetting(NamedTuple):
 
 def check_switches(resolved: Resolved) -> list[Finding]:
     """Check that the profiler is on and that every value can be used."""
-    destination_reason = (
-        resolved.destination.reason if isinstance(resolved.destination, NoDestination) else ""
-    )  # under "Destination"
-    findings = [
-        Finding(Verdict.WARNING, "setting", line) for line in resolved.warnings if line not in destination_reason
-    ]
     if resolved.config.enabled:
-        findings.insert(0, Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true"))
+        findings = [Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true")]
     elif resolved.config.snapshot_enabled:
         fact = "SPLUNK_SNAPSHOT_PROFILER_ENABLED is true: selected traces are profiled, and nothing else"
-        findings.insert(0, Finding(Verdict.GOOD, "switched on", fact))
+        findings = [Finding(Verdict.GOOD, "switched on", fact)]
     else:
-        origin = resolved.origins.get("enabled")
-        fact = "SPLUNK_PROFILER_ENABLED is false" if origin else "SPLUNK_PROFILER_ENABLED is not set, which means false"
+        state = "false" if resolved.origins.get("enabled") else "not set, which means false"
         remedy = "set SPLUNK_PROFILER_ENABLED=true, or start the service by: splunk-profiler run -- COMMAND"
-        findings.insert(0, Finding(Verdict.FAILURE, "switched off", fact, remedy))
+        findings = [Finding(Verdict.FAILURE, "switched off", f"SPLUNK_PROFILER_ENABLED is {state}", remedy)]
+    reported_elsewhere = resolved.destination.reason if isinstance(resolved.destination, NoDestination) else ""
+    warnings = (line for line in resolved.warnings if line not in reported_elsewhere)
+    findings += [Finding(Verdict.WARNING, "setting", line) for line in warnings]
     if resolved.sdk_disabled:
         fact = "OTEL_SDK_DISABLED=true switches the profiler off as well"
         findings.append(Finding(Verdict.FAILURE, "switched off", fact, "unset OTEL_SDK_DISABLED"))
@@ -129,9 +119,8 @@ def check_interpreter(resolved: Resolved) -> list[Finding]:
         findings.append(Finding(Verdict.FAILURE, "walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1"))
     else:
         fact = f"portable: {choice.reason}; it costs more, and spans of asyncio tasks are found approximately"
-        remedy = (
-            "" if resolved.config.walker == "portable" else "reinstall with a C compiler and Python.h (python3-dev)"
-        )
+        is_wanted = resolved.config.walker == "portable"
+        remedy = "" if is_wanted else "reinstall with a C compiler and Python.h (python3-dev)"
         findings.append(Finding(Verdict.WARNING, "walker", fact, remedy))
     if context_variable() is None:
         fact = "OTEL_PYTHON_CONTEXT replaces the context that spans are read from: they are found approximately"
@@ -142,12 +131,8 @@ def check_interpreter(resolved: Resolved) -> list[Finding]:
 def check_filters(resolved: Resolved) -> list[Finding]:
     """List the samples that are left out on purpose."""
     config = resolved.config
-    findings = []
-    if config.include_internal_stacks:
-        findings.append(Finding(Verdict.NOTE, "left out", "no threads"))
-    else:
-        fact = "threads of the profiler, the OpenTelemetry SDK and gRPC, and threads that run no Python code"
-        findings.append(Finding(Verdict.NOTE, "left out", fact))
+    fact = "threads of the profiler, the OpenTelemetry SDK and gRPC, and threads that run no Python code"
+    findings = [Finding(Verdict.NOTE, "left out", "no threads" if config.include_internal_stacks else fact)]
     if config.tracing_stacks_only:
         fact = "samples outside of spans: without a TracerProvider and active spans, nothing is sent"
         remedy = "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them"

@@ -5,6 +5,7 @@ The main thread shows the summary and waits for the end; the server's threads re
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -94,19 +95,16 @@ class _StopCondition:
 
     def __init__(self, receiver: Receiver, duration: float | None, max_records: int | None) -> None:
         self._receiver = receiver
-        self._deadline = None if duration is None else time.monotonic() + duration
-        self._max_records = max_records
+        self._deadline = math.inf if duration is None else time.monotonic() + duration
+        self._max_records = math.inf if max_records is None else max_records
 
     def wait(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds; True if the collector is to end."""
-        if self._deadline is not None:
-            timeout_s = max(0.0, min(timeout_s, self._deadline - time.monotonic()))
-        if wait_for_signal(timeout_s):
-            return True
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        timeout_s = max(0.0, min(timeout_s, self._deadline - time.monotonic()))
+        if wait_for_signal(timeout_s) or time.monotonic() >= self._deadline:
             return True
         counts = self._receiver.counts()
-        return self._max_records is not None and counts.samples + counts.profiles >= self._max_records
+        return counts.samples + counts.profiles >= self._max_records
 
 
 def _show_live(console: Terminal, receiver: Receiver, store: Store, end: _StopCondition) -> None:
@@ -142,8 +140,8 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table.add_row(_format_size(store.size), f"in {store.directory}")
     table.add_row(str(len(counts.services)), f"services: {_service_names(counts)}")
     lines: list[Table | Text] = [table]
-    if counts.malformed or counts.oversize or counts.refused:
-        lines.append(text(_refusals_text(counts), style="yellow"))
+    if refusals := _refusals_text(counts):
+        lines.append(text(refusals, style="yellow"))
     if counts.problem:
         lines.append(text(counts.problem, style="bold red"))
     lines.append(text("Ctrl-C ends it", style="dim"))
@@ -159,17 +157,18 @@ def _service_names(counts: Counts) -> str:
 def _summary_line(counts: Counts, store: Store) -> str:
     parts = [
         f"{counts.samples:,} samples ({_span_share(counts)} inside spans)",
-        *([f"{counts.profiles:,} aggregated profiles"] if counts.profiles else []),
+        f"{counts.profiles:,} aggregated profiles" if counts.profiles else "",
         f"{counts.spans:,} spans",
         f"{counts.logs:,} other log records",
         f"{_format_size(store.size)} in {store.directory}",
+        _refusals_text(counts),
     ]
-    if counts.malformed or counts.oversize or counts.refused:
-        parts.append(_refusals_text(counts))
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def _refusals_text(counts: Counts) -> str:
+    if not (counts.malformed or counts.oversize or counts.refused):
+        return ""
     return f"requests refused: {counts.refused} not saved, {counts.malformed} malformed, {counts.oversize} too large"
 
 

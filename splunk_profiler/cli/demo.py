@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -29,16 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.demo_agent import make_ptrace_hook, summarize_log
-from splunk_profiler.cli.demo_processes import (
-    describe_step,
-    own_command,
-    run_process,
-    stop_process,
-    tail,
-    wait_for_address,
-    wait_for_output,
-    wait_for_service,
-)
+from splunk_profiler.cli.demo_processes import Child, describe_step, own_command, run_process
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
@@ -111,7 +101,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of the service: the name of its log, its step in the demo, its format, interval and duration."""
+    """One run of the service; `name` is that of its log, `step` its number in the demo."""
 
     name: str
     step: int
@@ -128,44 +118,45 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
 def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
     """Fill the directory and return the counts of the answers to requests."""
     directory = plan.directory
-    with ExitStack() as stack:
-        collector_command = [*own_command("collect"), "--port", "0", "--output", str(directory)]
-        console.print(describe_step(1, "the collector", collector_command), soft_wrap=True)
-        make_directory(directory)
-        collector = stack.enter_context(run_process("collector", collector_command, environment(), directory))
-        endpoint = wait_for_address(collector, directory / "collector.log")
+    collector_command = [*own_command("collect"), "--port", "0", "--output", str(directory)]
+    console.print(describe_step(1, "the collector", collector_command), soft_wrap=True)
+    make_directory(directory)
+    with run_process("collector", collector_command, environment(), directory) as collector:
         env = {
             **environment(),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{endpoint}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.wait_for_address()}",
             "SHOP_DATABASE": str(directory / "shop.sqlite3"),
         }
         text = _Run("service", 2, "the service", "text", plan.interval_ms, plan.seconds)
         with _run_service(console, plan, text, env) as (service, port):
-            agent_command = [*own_command("host-agent"), str(service.pid), "--rate", str(_AGENT_RATE_HZ), "--json"]
+            agent_command = [
+                *own_command("host-agent"),
+                str(service.process.pid),
+                "--rate",
+                str(_AGENT_RATE_HZ),
+                "--json",
+            ]
             console.print(describe_step(3, "a stand-in for a host profiler", agent_command), soft_wrap=True)
             with run_process("host-agent", agent_command, environment(), directory) as agent:
-                wait_for_output(agent, "host-agent", directory)
+                agent.wait_for_output()
                 answers = _run_load(console, plan, text, service, port)
                 # Before the service, which still has to receive the agent's last messages.
-                stop_process(agent, "host-agent", directory, expected_codes=(0, 1))
-            console.print(f"   the stand-in {summarize_log(directory / 'host-agent.log')}", soft_wrap=True)
-            stop_process(service, text.name, directory)
+                agent.stop(expected_codes=(0, 1))
+            console.print(f"   the stand-in {summarize_log(agent.log)}", soft_wrap=True)
+            service.stop()
         seconds, interval_ms = -(-plan.seconds // 2), min(plan.interval_ms, _AGGREGATED_INTERVAL_MS)
         pprof = _Run("service-aggregating", 5, "the service, aggregating", "pprof-gzip-base64", interval_ms, seconds)
         with _run_service(console, plan, pprof, env) as (service, port):
             answers += _run_load(console, plan, pprof, service, port)
-            stop_process(service, pprof.name, directory)
-        stop_process(collector, "collector", directory)
+            service.stop()
+        collector.stop()
         return answers
 
 
 @contextmanager
-def _run_service(
-    console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def _run_service(console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]) -> Iterator[tuple[Child, int]]:
     """Run the shop until the block ends; yield it when it answers, with its port."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((_HOST, 0)))
+    with socket.create_server((_HOST, 0)) as listener:
         port = listener.getsockname()[1]
         # A short export interval: uvicorn ends by a signal, which loses the samples that are not yet exported.
         command = [*own_command("run"), "--interval-ms", str(run.interval_ms), "--export-interval-ms", "1000"]
@@ -173,17 +164,15 @@ def _run_service(
         command += [sys.executable, "-m", "uvicorn", "shop.app:app", "--app-dir", str(plan.source), "--no-access-log"]
         command += ["--fd", str(listener.fileno())]
         console.print(describe_step(run.step, run.title, command), soft_wrap=True)
-        ptrace_hook = make_ptrace_hook(os.getpid())
-        service = stack.enter_context(
-            run_process(run.name, command, env, plan.directory, listener.fileno(), preexec=ptrace_hook)
-        )
-        # Now only the service holds the port. If it ends, connections are refused instead of queued.
-        listener.close()
-        wait_for_service(service, port, plan.directory, run.name)
-        yield service, port
+        hook = make_ptrace_hook(os.getpid())
+        with run_process(run.name, command, env, plan.directory, listener.fileno(), preexec=hook) as service:
+            # Now only the service holds the port. If it ends, connections are refused instead of queued.
+            listener.close()
+            service.wait_for_health(port)
+            yield service, port
 
 
-def _run_load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Popen[bytes], port: int) -> Counter[str]:
+def _run_load(console: Terminal, plan: _Plan, run: _Run, service: Child, port: int) -> Counter[str]:
     """Send requests for the duration of the run and return the counts of the answers."""
     step = run.step + 1 if run.data_format != "text" else run.step + 2
     console.print(
@@ -192,7 +181,7 @@ def _run_load(console: Terminal, plan: _Plan, run: _Run, service: subprocess.Pop
     load = Load(_HOST, port, plan.workers)
     load.start()
     try:
-        _show_progress(console, load, service, plan.directory, run)
+        _show_progress(console, load, service, run)
     finally:
         load.stop()
     answers = load.answers()
@@ -222,18 +211,18 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _show_progress(console: Terminal, load: Load, service: subprocess.Popen[bytes], directory: Path, run: _Run) -> None:
+def _show_progress(console: Terminal, load: Load, service: Child, run: _Run) -> None:
     """Show the progress of the load and the received records until the run's time is over."""
     columns = (TextColumn("   {task.description}", markup=False), BarColumn(30), TimeRemainingColumn())
     start = time.monotonic()
-    records = _RecordCount(directory / LOGS)
+    record_counts = _count_records(service.log.with_name(LOGS))
     next_line = 5.0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=run.seconds)
         while (elapsed := time.monotonic() - start) < run.seconds:
-            if service.poll() is not None:
-                raise CommandError(f"the service ended with {service.returncode}", *tail(directory, run.name))
-            text = f"{sum(load.answers().values()):,} requests, {records.now():,} records received"
+            if service.process.poll() is not None:
+                raise service.error(f"the service ended with {service.process.returncode}")
+            text = f"{sum(load.answers().values()):,} requests, {next(record_counts):,} records received"
             progress.update(task, completed=elapsed, description=text)
             if not console.is_terminal and elapsed >= next_line:
                 console.print(f"   {elapsed:.0f} s: {text}")
@@ -241,21 +230,14 @@ def _show_progress(console: Terminal, load: Load, service: subprocess.Popen[byte
             time.sleep(_PROGRESS_INTERVAL_S)
 
 
-class _RecordCount:
-    """A counter of the records in a growing file of OTLP/JSON lines; reads each byte once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._count = 0
-
-    def now(self) -> int:
-        """Return the number of records up to the last whole line."""
-        with self._path.open("rb") as file:
-            file.seek(self._position)
+def _count_records(path: Path) -> Iterator[int]:
+    """Yield the number of records in a growing file of OTLP/JSON lines; read each whole line once."""
+    position = count = 0
+    while True:
+        with path.open("rb") as file:
+            file.seek(position)
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._position += len(line)
-                self._count += line.count(b'"timeUnixNano"')
-        return self._count
+                if line.endswith(b"\n"):
+                    position += len(line)
+                    count += line.count(b'"timeUnixNano"')
+        yield count

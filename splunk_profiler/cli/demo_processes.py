@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from splunk_profiler.cli.errors import CommandError
@@ -20,6 +21,7 @@ from splunk_profiler.system.private_files import open_private
 
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 20
+_POLL_INTERVAL_S = 0.05
 _MAX_LOG_LINES = 30
 
 
@@ -36,6 +38,66 @@ def describe_step(number: int, title: str, command: list[str]) -> str:
     return f"{number}  {title}: {shlex.join(short)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process of the demo, and the log that it writes to; its methods raise `CommandError` when it fails."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self, expected_codes: tuple[int, ...] = (0,)) -> None:
+        """Terminate it, and check that it ends in time and with an expected code."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            code = self.process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise self.error(f"the {self.name} did not end within {_STOP_TIMEOUT_S} s") from None
+        if code not in (*expected_codes, -signal.SIGTERM):
+            raise self.error(f"the {self.name} ended with {code}")
+
+    def error(self, text: str) -> CommandError:
+        """Return an error that shows the end of the log below `text`."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return CommandError(text, f"the end of {self.log}:", *lines[-_MAX_LOG_LINES:])
+
+    def wait_for_address(self) -> str:
+        """Wait for the address that a collector prints, and return it."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for line in self.log.read_text().splitlines():
+                if line.startswith("listening on "):
+                    return line.removeprefix("listening on ")
+            if self.process.poll() is not None:
+                break
+            time.sleep(_POLL_INTERVAL_S)
+        raise self.error(f"the {self.name} did not start")
+
+    def wait_for_output(self) -> None:
+        """Wait for the first line of output, or for the end of the process."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self.process.poll() is None and b"\n" not in self.log.read_bytes():
+            if time.monotonic() >= deadline:
+                raise self.error(f"the {self.name} says nothing")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def wait_for_health(self, port: int) -> None:
+        """Send a service one request and wait for the answer; the port queues the request until the service starts."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_TIMEOUT_S)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+            problem = "does not answer /health well"
+        except (OSError, http.client.HTTPException) as error:
+            is_ended = self.process.poll() is not None
+            problem = f"ended with {self.process.returncode}" if is_ended else f"does not answer ({error})"
+        finally:
+            connection.close()
+        raise self.error(f"the service {problem}")
+
+
 @contextmanager
 def run_process(
     name: str,
@@ -44,9 +106,10 @@ def run_process(
     directory: Path,
     *descriptors: int,
     preexec: Callable[[], None] | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Child]:
     """Run a child that writes to ``NAME.log`` and calls `preexec` first; end it with the block."""
-    with open(directory / f"{name}.log", "wb", opener=open_private) as log:
+    path = directory / f"{name}.log"
+    with open(path, "wb", opener=open_private) as log:
         child = subprocess.Popen(
             command,
             env=env,
@@ -57,7 +120,7 @@ def run_process(
             preexec_fn=preexec,  # noqa: PLW1509  # this process has no other thread yet
         )
     try:
-        yield child
+        yield Child(name, child, path)
     finally:
         if child.poll() is None:
             child.terminate()
@@ -66,60 +129,3 @@ def run_process(
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-
-
-def stop_process(
-    child: subprocess.Popen[bytes], name: str, directory: Path, expected_codes: tuple[int, ...] = (0,)
-) -> None:
-    """Terminate a child; raise `CommandError` if it does not end in time and with an expected code."""
-    if child.poll() is None:
-        child.terminate()
-    try:
-        code = child.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise CommandError(f"the {name} did not end within {_STOP_TIMEOUT_S} s", *tail(directory, name)) from None
-    if code not in (*expected_codes, -signal.SIGTERM):
-        raise CommandError(f"the {name} ended with {code}", *tail(directory, name))
-
-
-def tail(directory: Path, name: str) -> list[str]:
-    """Return the last lines of a process's log, to show below a problem."""
-    path = directory / f"{name}.log"
-    return [f"the end of {path}:", *path.read_text(errors="replace").splitlines()[-_MAX_LOG_LINES:]]
-
-
-def wait_for_address(collector: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait for the address that a collector prints, and return it."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            if line.startswith("listening on "):
-                return line.removeprefix("listening on ")
-        if collector.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise CommandError("the collector did not start", *tail(log.parent, "collector"))
-
-
-def wait_for_output(child: subprocess.Popen[bytes], name: str, directory: Path) -> None:
-    """Wait for the first line of a child's output, or for its end."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while child.poll() is None and b"\n" not in (directory / f"{name}.log").read_bytes():
-        if time.monotonic() >= deadline:
-            raise CommandError(f"the {name} says nothing", *tail(directory, name))
-        time.sleep(0.05)
-
-
-def wait_for_service(service: subprocess.Popen[bytes], port: int, directory: Path, name: str) -> None:
-    """Send one request and wait for the answer; the port queues the request until the service starts."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_TIMEOUT_S)
-    try:
-        connection.request("GET", "/health")
-        if connection.getresponse().status == 200:
-            return
-        problem = "does not answer /health well"
-    except (OSError, http.client.HTTPException) as error:
-        problem = f"ended with {service.wait(1)}" if service.poll() is not None else f"does not answer ({error})"
-    finally:
-        connection.close()
-    raise CommandError(f"the service {problem}", *tail(directory, name))

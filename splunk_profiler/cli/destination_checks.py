@@ -40,11 +40,6 @@ def destination(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
     return _check_collector(resolved.endpoint, env)
 
 
-def collector_address(resolved: Resolved) -> str:
-    """Return ``host:port`` of the collector; empty for other destinations and for a Unix socket."""
-    return resolved.endpoint.authority if resolved.endpoint is not None else ""
-
-
 def _format_finding(resolved: Resolved) -> Finding:
     seconds = resolved.config.export_interval_ns / 1e9
     return Finding(Verdict.NOTE, "format", f"profiles in pprof's format, one for each {seconds:g} s")
@@ -66,12 +61,8 @@ def _check_directory(path: str, resolved: Resolved) -> list[Finding]:
         fact = f"{existing_directory} cannot be written to: {error.strerror}"
         remedy = "make it a directory that the service may write to, or name another one"
         return [*findings, Finding(Verdict.FAILURE, "directory", fact, remedy)]
-    state = (
-        "can be written to"
-        if existing_directory == directory
-        else f"will be made in {existing_directory}, which can be written to"
-    )
-    findings.append(Finding(Verdict.GOOD, "directory", f"{state} by this user"))
+    state = "" if existing_directory == directory else f"will be made in {existing_directory}, which "
+    findings.append(Finding(Verdict.GOOD, "directory", f"{state}can be written to by this user"))
     if free < _LOW_DISK_BYTES:
         fact = f"{free >> 20} MiB are left on its disk"
         findings.append(Finding(Verdict.WARNING, "directory", fact, "make room, or name another one"))
@@ -115,7 +106,6 @@ def _open_connection(agent: Agent) -> HTTPConnection:
 
 def _check_agent_info(agent: Agent) -> Finding:
     """Ask the agent for its version; without an answer warn only, as the test export may still succeed."""
-    remedy = "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default"
     try:
         with closing(_open_connection(agent)) as connection:
             connection.request("GET", "/info", headers={"Host": agent.host})
@@ -123,6 +113,7 @@ def _check_agent_info(agent: Agent) -> Finding:
         version, endpoints = info["version"], info["endpoints"]
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         fact = "what listens there does not say that it is a Datadog agent"
+        remedy = "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default"
         return Finding(Verdict.WARNING, "agent", fact, remedy)
     caveat = "" if _INTAKE_PATH in endpoints else "; it does not list profiles among what it takes"
     return Finding(Verdict.GOOD, "agent", f"a Datadog agent, version {version}{caveat}")
@@ -147,9 +138,8 @@ def _check_collector(target: Endpoint, env: Mapping[str, str]) -> list[Finding]:
         if env.get(name, "").strip():
             fact = f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector"
             findings.append(Finding(Verdict.NOTE, "proxy", fact))
-    return findings + _check_connection(
-        target.path or target.address, "start a collector there (to try: splunk-profiler collect)"
-    )
+    start = "start a collector there (to try: splunk-profiler collect)"
+    return findings + _check_connection(target.path or target.address, start)
 
 
 def _check_connection(place: tuple[str, int] | str, start: str) -> list[Finding]:
@@ -181,10 +171,8 @@ def _check_connection(place: tuple[str, int] | str, start: str) -> list[Finding]
             problems.append(f"{address[0]}: {error.strerror or error}")
             continue
         return [*findings, Finding(Verdict.GOOD, "connection", f"{address[0]} port {port} accepts connections")]
-    return [
-        *findings,
-        Finding(Verdict.FAILURE, "connection", f"port {port} is not open: {'; '.join(problems)}", remedy),
-    ]
+    fact = f"port {port} is not open: {'; '.join(problems)}"
+    return [*findings, Finding(Verdict.FAILURE, "connection", fact, remedy)]
 
 
 def export(resolved: Resolved) -> list[Finding]:

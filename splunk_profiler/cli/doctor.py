@@ -21,7 +21,7 @@ from splunk_profiler.cli.host_profilers import host_profilers
 from splunk_profiler.cli.output import print_json, print_line
 from splunk_profiler.cli.process_checks import check_process, environment_of
 from splunk_profiler.config import Resolved, environment, from_env
-from splunk_profiler.config.parsers import Endpoint, NoDestination
+from splunk_profiler.config.parsers import NoDestination
 
 _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.GOOD: ("✓", {}),
@@ -60,7 +60,8 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         "Host profilers": host_profilers(resolved, env),
     }
     if pid is not None:
-        sections = {"Process": check_process(pid, destination_checks.collector_address(resolved)), **sections}
+        target = resolved.endpoint.authority if resolved.endpoint is not None else ""
+        sections = {"Process": check_process(pid, target), **sections}
     if not no_export and not isinstance(resolved.destination, NoDestination):
         sections["Test"] = destination_checks.export(resolved)
     failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
@@ -72,10 +73,17 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
 
 
 def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
+    endpoint = resolved.endpoint
     return {
         "samples_would_flow": not failed,
         "settings": [setting._asdict() for setting in checks.settings(resolved)],
-        "endpoint": None if resolved.endpoint is None else _endpoint_as_data(resolved.endpoint),
+        "endpoint": endpoint
+        and {
+            "url": endpoint.url,
+            "target": endpoint.target,
+            "secure": endpoint.is_secure,
+            "setting": endpoint.setting,
+        },
         "findings": [
             {"section": title, **asdict(finding), "verdict": finding.verdict.value}
             for title, section in sections.items()
@@ -84,22 +92,12 @@ def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: boo
     }
 
 
-def _endpoint_as_data(endpoint: Endpoint) -> dict[str, object]:
-    return {
-        "url": endpoint.url,
-        "target": endpoint.target,
-        "secure": endpoint.is_secure,
-        "setting": endpoint.setting,
-    }
-
-
 def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: list[Finding]) -> None:
     _print_title("Settings in effect")
     settings = [(f"  {name}", value or "(not set)", origin) for name, value, origin in checks.settings(resolved)]
     widths = [max(len(row[column]) for row in settings) for column in range(2)]
     for name, value, origin in settings:
-        line = f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}"
-        print_line(line, dim=origin == "default")
+        print_line(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}", dim=origin == "default")
     for title, section in sections.items():
         _print_title(title)
         width = max((len(finding.subject) for finding in section), default=0)

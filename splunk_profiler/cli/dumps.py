@@ -22,7 +22,6 @@ class Call:
 
     Attributes:
         namespace: module and class, or ``unknown`` or ``global``.
-        function: the function's own name.
         file: source file, or ``unknown``.
         line: 1-based; None if not known.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -104,34 +103,27 @@ def host_agent(  # noqa: PLR0917
     )
     try:
         with block_signals():
-            totals = _run_with_json(pids, settings) if as_json else _run_with_text(pids, settings)
+            totals = _run(pids, settings, as_json=as_json)
         return int(totals.processes <= totals.given_up)
     except InspectorError as error:
         raise CommandError(str(error)) from None
 
 
-def _run_with_json(pids: tuple[int, ...], settings: Settings) -> Totals:
-    def on_event(event: Event) -> None:
-        print_json(to_dict(event, time.time_ns()))
+def _run(pids: tuple[int, ...], settings: Settings, *, as_json: bool) -> Totals:
+    from splunk_profiler.inspector.agent import HostAgent  # noqa: PLC0415
 
-    totals = _run(pids, settings, on_event)
-    print_json(totals_to_dict(totals, time.time_ns()))
-    return totals
-
-
-def _run_with_text(pids: tuple[int, ...], settings: Settings) -> Totals:
     console = make_console()
 
     def on_event(event: Event) -> None:
-        console.print(format_event(event, time.localtime()), soft_wrap=True)
-
-    totals = _run(pids, settings, on_event)
-    console.print(draw(totals))
-    return totals
-
-
-def _run(pids: tuple[int, ...], settings: Settings, on_event: Callable[[Event], None]) -> Totals:
-    from splunk_profiler.inspector.agent import HostAgent  # noqa: PLC0415
+        if as_json:
+            print_json(to_dict(event, time.time_ns()))
+        else:
+            console.print(format_event(event, time.localtime()), soft_wrap=True)
 
     with HostAgent(pids, settings, on_event=on_event, clock=time.monotonic, wait=wait_until_deadline) as agent:
-        return agent.run()
+        totals = agent.run()
+    if as_json:
+        print_json(totals_to_dict(totals, time.time_ns()))
+    else:
+        console.print(draw(totals))
+    return totals

@@ -53,20 +53,15 @@ def inspect(pid: int, watch: bool, interval: float, strict_host: bool, as_json: 
 
     try:
         with block_signals(), Reader(pid, strict_host=strict_host) as reader:
-            show = _show_json if as_json else _show_tables
-            return show(reader, interval if watch else None)
+            return _show(reader, interval if watch else None, as_json=as_json)
     except InspectorError as error:
         raise CommandError(str(error)) from None
 
 
-def _show_json(reader: Reader, interval_s: float | None) -> int:
-    def show(report: Report) -> None:
-        print_json(to_dict(report), indent=2 if interval_s is None else None)
-
-    return _show_reports(reader, interval_s, show)
-
-
-def _show_tables(reader: Reader, interval_s: float | None) -> int:
+def _show(reader: Reader, interval_s: float | None, *, as_json: bool) -> int:
+    if as_json:
+        indent = 2 if interval_s is None else None
+        return _show_reports(reader, interval_s, lambda report: print_json(to_dict(report), indent=indent))
     console = make_console()
     if interval_s is None or not console.is_terminal:
         return _show_reports(reader, interval_s, lambda report: console.print(draw(report)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.text import Text
 from splunk_profiler.cli.terminal import text
 
 if TYPE_CHECKING:
-    from splunk_profiler.inspector.model import CorrelationRecord, Label, Reason, Report, ThreadReading
+    from splunk_profiler.inspector.model import CorrelationRecord, Reason, Report, ThreadReading
 
 _MAX_TIDS_SHOWN = 8
 _STYLES = {"blocks": "bold red", "loses": "yellow", "note": "dim"}
@@ -28,55 +29,24 @@ def to_dict(report: Report) -> dict[str, Any]:
         "mode": _mode_name(report),
         "followed": report.followed_interfaces,
         "libraries": [
-            {
-                "interface": library.interface.value,
-                "path": library.path,
-                "tls": library.tls.value,
-                "offset": library.offset,
-            }
+            {**asdict(library), "interface": library.interface.value, "tls": library.tls.value}
             for library in report.libraries
         ],
-        "storage": None
-        if storage is None
-        else {
-            "minor_version": storage.minor_version,
-            "service_name": storage.service_name,
-            "service_environment": storage.service_environment,
-            "socket_path": storage.socket_path,
-            "socket_accepted": report.socket_accepted,
-        },
+        "storage": storage and {**asdict(storage), "socket_accepted": report.socket_accepted},
         "threads": [_thread_to_dict(thread) for thread in report.threads],
         "reasons": [
-            {
-                "code": reason.code,
-                "level": reason.level.value,
-                "interface": reason.interface.value,
-                "text": reason.text,
-                "remedy": reason.remedy,
-                "tids": list(reason.tids),
-            }
+            {**asdict(reason), "level": reason.level.value, "interface": reason.interface.value}
             for reason in report.reasons
         ],
     }
 
 
 def _thread_to_dict(thread: ThreadReading) -> dict[str, Any]:
-    record = thread.correlation
     return {
         "tid": thread.tid,
         "name": thread.name,
         "stopped": thread.was_stopped,
-        "correlation": None
-        if record is None
-        else {
-            "minor_version": record.minor_version,
-            "valid": record.valid,
-            "trace_present": record.trace_present,
-            "trace_flags": record.trace_flags,
-            "trace_id": record.trace_id,
-            "span_id": record.span_id,
-            "transaction_id": record.transaction_id,
-        },
+        "correlation": thread.correlation and asdict(thread.correlation),
         "labels": None
         if thread.labels is None
         else [{"key": _decode_text(label.key), "value": _decode_text(label.value)} for label in thread.labels],
@@ -117,8 +87,7 @@ def _process_tables(report: Report) -> list[RenderableType]:
 
 def _thread_table(threads: tuple[ThreadReading, ...]) -> RenderableType:
     # 100 columns in all: a tid of 7 digits, a name of 15, 3 flags, 32 + 16 + 16 digits, and a space between each two.
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("tid", no_wrap=True, justify="right")
+    table = _table_by_tid()
     for title, width in (("thread", 6), ("V", 1), ("P", 1), ("F", 2), ("trace", 32), ("span", 16), ("transaction", 16)):
         table.add_column(title, min_width=width, no_wrap=True)
     for thread in threads:
@@ -141,17 +110,18 @@ def _record_cells(record: CorrelationRecord | None, was_stopped: bool) -> list[R
 
 
 def _label_table(threads: list[ThreadReading]) -> RenderableType:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("tid", no_wrap=True, justify="right")
+    table = _table_by_tid()
     table.add_column("labels", overflow="fold")
     for thread in threads:
-        assert thread.labels is not None
-        table.add_row(str(thread.tid), text("  ".join(_label(label) for label in thread.labels)))
+        labels = (f"{_decode_text(label.key)}={_decode_text(label.value)}" for label in thread.labels or ())
+        table.add_row(str(thread.tid), text("  ".join(labels)))
     return table
 
 
-def _label(label: Label) -> str:
-    return f"{_decode_text(label.key)}={_decode_text(label.value)}"
+def _table_by_tid() -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("tid", no_wrap=True, justify="right")
+    return table
 
 
 def _reason_table(reasons: tuple[Reason, ...]) -> RenderableType:

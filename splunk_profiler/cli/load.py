@@ -10,35 +10,25 @@ import json
 import random
 import threading
 from collections import Counter
-from dataclasses import dataclass
 
 _SEARCH_TERMS = ("lantern", "kettle", "bicycle", "drill", "compass", "brass bench", "silent radio", "borealis")
 _PRODUCT_COUNT = 20_000
 _TIMEOUT_S = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of the mix, without its host."""
-
-    method: str
-    path: str
-    body: str | None = None
-
-
-def choose_request(rng: random.Random) -> Request:
-    """Choose a random request of the shop's mix."""
+def choose_request(rng: random.Random) -> tuple[str, str, str | None]:
+    """Choose a random request of the shop's mix: method, path and body."""
     kind = rng.random()
     if kind < 0.35:
-        return Request("GET", f"/products/{rng.randrange(1, _PRODUCT_COUNT)}")
+        return "GET", f"/products/{rng.randrange(1, _PRODUCT_COUNT)}", None
     if kind < 0.60:
-        return Request("GET", "/search?q=" + rng.choice(_SEARCH_TERMS).replace(" ", "+"))
+        return "GET", "/search?q=" + rng.choice(_SEARCH_TERMS).replace(" ", "+"), None
     if kind < 0.80:
         items = [{"product": rng.randrange(1, _PRODUCT_COUNT), "quantity": rng.randrange(1, 60)} for _ in range(24)]
-        return Request("POST", "/orders", json.dumps({"customer": f"c{rng.randrange(99)}", "items": items}))
+        return "POST", "/orders", json.dumps({"customer": f"c{rng.randrange(99)}", "items": items})
     if kind < 0.95:
-        return Request("GET", f"/receipts/{rng.randrange(1, 500)}")
-    return Request("GET", "/reports/stock")
+        return "GET", f"/receipts/{rng.randrange(1, 500)}", None
+    return "GET", "/reports/stock", None
 
 
 class Load:
@@ -75,9 +65,9 @@ class Load:
         rng = random.Random(seed)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         while not self._stop_requested.is_set():
-            request = choose_request(rng)
+            method, path, body = choose_request(rng)
             try:
-                connection.request(request.method, request.path, request.body, {"Content-Type": "application/json"})
+                connection.request(method, path, body, {"Content-Type": "application/json"})
                 response = connection.getresponse()
                 response.read()
                 answer = f"{response.status // 100}xx"

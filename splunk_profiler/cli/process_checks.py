@@ -6,6 +6,7 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from splunk_profiler.cli.checks import Finding, Verdict
@@ -34,21 +35,15 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def check_process(pid: int, target: str) -> list[Finding]:
-    """Look for the profiler in process `pid`.
-
-    Args:
-        pid: the process id.
-        target: ``host:port`` of the collector that it should be connected to; empty if there is none.
-    """
+    """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
     root = Path("/proc") / str(pid)
     executable = _read_link(root / "exe")
     command = _read_text(root / "cmdline").replace("\0", " ").strip()
     findings = [Finding(Verdict.NOTE, "process", f"{pid}: {command[:200]}")]
     if executable and Path(executable) != Path(sys.executable).resolve():
-        fact = f"it runs {executable}, this is {Path(sys.executable).resolve()}: what is said of Python and packages is"
-        findings.append(
-            Finding(Verdict.NOTE, "process", f"{fact} about the latter", "run the doctor with its interpreter")
-        )
+        own = Path(sys.executable).resolve()
+        fact = f"it runs {executable}, this is {own}: what is said of Python and packages is about the latter"
+        findings.append(Finding(Verdict.NOTE, "process", fact, "run the doctor with its interpreter"))
     maps = _read_text(root / "maps")
     if "python" not in maps and "python" not in executable:
         remedy = "name the Python process itself, perhaps a child of this one"
@@ -61,9 +56,8 @@ def check_process(pid: int, target: str) -> list[Finding]:
         findings.append(Finding(Verdict.GOOD, "profiler", "its native walker is loaded, so it was started"))
     else:
         fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
-        findings.append(
-            Finding(Verdict.WARNING, "profiler", fact, "see whether the process logged why it did not start")
-        )
+        remedy = "see whether the process logged why it did not start"
+        findings.append(Finding(Verdict.WARNING, "profiler", fact, remedy))
     publishing_libraries = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
@@ -72,9 +66,8 @@ def check_process(pid: int, target: str) -> list[Finding]:
     if not target:
         return findings
     if "/cygrpc" not in maps:
-        findings.append(
-            Finding(Verdict.WARNING, "exporter", "gRPC is not loaded: the process has not sent anything yet")
-        )
+        fact = "gRPC is not loaded: the process has not sent anything yet"
+        findings.append(Finding(Verdict.WARNING, "exporter", fact))
     port = int(target.rpartition(":")[2])
     count = _count_connections(root, port)
     if count:
@@ -98,21 +91,18 @@ def _count_connections(root: Path, port: int) -> int:
 
 
 def _list_directory(directory: Path) -> list[Path]:
-    try:
+    with suppress(OSError):
         return list(directory.iterdir())
-    except OSError:
-        return []
+    return []
 
 
 def _read_link(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return str(path.readlink())
-    except OSError:
-        return ""
+    return ""
 
 
 def _read_text(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""

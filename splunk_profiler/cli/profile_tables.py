@@ -79,10 +79,8 @@ def _rank_endpoints(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]
 
     def rank(item: tuple[str, Endpoint]) -> tuple[int, int]:
         name, endpoint = item
-        return (
-            _TRAILING_ENDPOINTS.index(name) + 1 if name in _TRAILING_ENDPOINTS else 0,
-            -getattr(endpoint.spent, value),
-        )
+        group = _TRAILING_ENDPOINTS.index(name) + 1 if name in _TRAILING_ENDPOINTS else 0
+        return group, -getattr(endpoint.spent, value)
 
     return sorted(profiles.endpoints.items(), key=rank)
 
@@ -91,14 +89,13 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
     table = tables.table("endpoint, function", "time", "share", "total", "of")
     ranked = [item for item in _rank_endpoints(profiles, value) if getattr(item[1].spent, value)]
     whole = getattr(profiles.spent, value)
-    for number, (name, endpoint) in enumerate(ranked):
-        if number == endpoints:
-            table.add_row(text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
-            break
+    for name, endpoint in ranked[:endpoints]:
         spent = getattr(endpoint.spent, value)
         table.add_row(text(name, style="bold"), tables.duration(spent), tables.percent(spent, whole))
         for function, own in _top_functions(endpoint, value, top):
             _add_row(table, function, own, value, spent)
+    if len(ranked) > endpoints:
+        table.add_row(text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
     return table
 
 

@@ -142,9 +142,7 @@ class Profiles:
     """The sums of profiles.
 
     Attributes:
-        records: log records.
-        samples: samples in them.
-        spent: time of all samples.
+        samples: samples in all records; `spent` is their time.
         services: records by service.
         first_ns, last_ns: start of the first and end of the last profile, nanoseconds since the epoch.
         periods_ms: records by sampling period.
@@ -211,19 +209,13 @@ def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int,
     for each in message.location:
         line = each.line[0]
         function, file = functions[line.function_id]
-        places[each.id] = Place(
-            function, file, line.line, *_kind_and_distribution(file, *mappings.get(each.mapping_id, ("", "")))
-        )
+        mapping = mappings.get(each.mapping_id, ("", ""))
+        places[each.id] = Place(function, file, line.line, *_kind_and_distribution(file, *mapping))
     for sample in message.sample:
         labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
         values = sample.value
-        yield (
-            [places[location] for location in sample.location_id],
-            values[count_at],
-            values[cpu_at],
-            values[wall_at],
-            labels,
-        )
+        stack = [places[location] for location in sample.location_id]
+        yield stack, values[count_at], values[cpu_at], values[wall_at], labels
 
 
 def _kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:

@@ -19,19 +19,15 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
 from splunk_profiler.cli.store import PROFILE_SCOPE, LineFile, Store, StoreError
 
 _Handler = Callable[[bytes, grpc.ServicerContext], bytes]
-_SERVICE = "opentelemetry.proto.collector.{0}.v1.{1}Service"
+_ACCEPTED = b""  # a response without fields, which means that nothing was rejected
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 MAX_ITEMS = 250_000
 MAX_SERVICES = 100
@@ -49,12 +45,10 @@ class Counts:
     """Counts of what has been received since the start.
 
     Attributes:
-        requests: requests that were saved and acknowledged.
         samples: log records of the profiling scope that are one sample.
         samples_in_spans: samples with a span id.
         profiles: log records of the profiling scope that are an aggregated profile.
         logs: log records of any other scope.
-        spans: spans.
         metrics: requests with metrics, which are acknowledged and dropped.
         malformed: requests that could not be parsed.
         oversize: requests with too many bytes or items.
@@ -64,7 +58,6 @@ class Counts:
         problem: why requests are being refused; empty while they are saved.
     """
 
-    requests: int = 0
     samples: int = 0
     samples_in_spans: int = 0
     profiles: int = 0
@@ -86,11 +79,7 @@ class Receiver:
     `_MAX_REQUESTS` wait; gRPC refuses more (RESOURCE_EXHAUSTED). A request holds at most `MAX_ITEMS` records, spans,
     attributes and values.
 
-    Args:
-        store: files for the requests.
-        host, port: address to listen on; port 0 takes a free one.
-        max_request_bytes: limit of a request; larger ones are refused for good.
-        on_problem: called with one sentence when refusals begin and when they end.
+    Port 0 takes a free one. `on_problem` is called with one sentence when refusals begin and when they end.
 
     Raises:
         CommandError: nothing can listen on that address.
@@ -114,20 +103,17 @@ class Receiver:
                 ("grpc.max_receive_message_length", max_request_bytes * _TRANSPORT_FACTOR),
             ],
         )
-        self._server.add_generic_rpc_handlers(
-            (
-                _make_service("logs", "Logs", self._one_at_a_time(self._save_logs)),
-                _make_service("trace", "Trace", self._one_at_a_time(self._save_traces)),
-                _make_service("metrics", "Metrics", self._handle_metrics),
-            )
+        services = (
+            _make_service("Logs", self._one_at_a_time(self._save_logs)),
+            _make_service("Trace", self._one_at_a_time(self._save_traces)),
+            _make_service("Metrics", self._handle_metrics),
         )
+        self._server.add_generic_rpc_handlers(services)
+        address = _format_address(host, port)
         try:
-            self.port = self._server.add_insecure_port(_format_address(host, port))
+            self.address = _format_address(host, self._server.add_insecure_port(address))
         except RuntimeError:
-            raise CommandError(
-                f"nothing can listen on {_format_address(host, port)}; choose another with --port"
-            ) from None
-        self.address = _format_address(host, self.port)
+            raise CommandError(f"nothing can listen on {address}; choose another with --port") from None
         self._server.start()
 
     def counts(self) -> Counts:
@@ -156,7 +142,6 @@ class Receiver:
             self._save(self._store.logs, request, context)
         self._add(
             Counts(
-                requests=1,
                 samples=len(samples),
                 samples_in_spans=sum(1 for record in samples if record.span_id),
                 profiles=len(profiling) - len(samples),
@@ -164,19 +149,19 @@ class Receiver:
                 services=_service_names(request.resource_logs),
             )
         )
-        return _encode(ExportLogsServiceResponse())
+        return _ACCEPTED
 
     def _save_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         request = self._parse(ExportTraceServiceRequest, body, context)
         spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
         if spans:
             self._save(self._store.traces, request, context)
-        self._add(Counts(requests=1, spans=spans, services=_service_names(request.resource_spans)))
-        return _encode(ExportTraceServiceResponse())
+        self._add(Counts(spans=spans, services=_service_names(request.resource_spans)))
+        return _ACCEPTED
 
     def _handle_metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
         self._add(Counts(metrics=1))
-        return _encode(ExportMetricsServiceResponse())
+        return _ACCEPTED
 
     def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
         problem = ""
@@ -255,10 +240,6 @@ def _ids_to_hex(holder: dict[str, Any]) -> None:
             holder[name] = base64.b64decode(holder[name]).hex()
 
 
-def _encode(response: Message) -> bytes:
-    return bytes(response.SerializeToString())
-
-
 def _service_names(resources: Any) -> tuple[str, ...]:
     names = (
         attribute.value.string_value
@@ -269,10 +250,12 @@ def _service_names(resources: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name[:MAX_NAME_LENGTH] for name in names if name))
 
 
-def _make_service(signal: str, name: str, export: _Handler) -> grpc.GenericRpcHandler:
+def _make_service(name: str, export: _Handler) -> grpc.GenericRpcHandler:
     # Without a deserializer the handler gets bytes, and can count and answer malformed requests itself.
     handler = grpc.unary_unary_rpc_method_handler(export)
-    return grpc.method_handlers_generic_handler(_SERVICE.format(signal, name), {"Export": handler})
+    return grpc.method_handlers_generic_handler(
+        f"opentelemetry.proto.collector.{name.lower()}.v1.{name}Service", {"Export": handler}
+    )
 
 
 def _check_address_free(host: str, port: int) -> None:
@@ -285,9 +268,8 @@ def _check_address_free(host: str, port: int) -> None:
             probe.listen()
     except OSError as error:
         raise CommandError(
-            f"nothing can listen on {_format_address(host, port)}: {error.strerror}; choose another with"
-            " --host or --port "
-            "(port 0 takes a free one)"
+            f"nothing can listen on {_format_address(host, port)}: {error.strerror}; "
+            "choose another with --host or --port (port 0 takes a free one)"
         ) from None
 
 

@@ -142,12 +142,7 @@ def _tally_to_dict(tally: Tally) -> dict[str, Any]:
 
 def _functions_to_dicts(functions: Functions) -> list[dict[str, Any]]:
     return [
-        {
-            "function": name,
-            **functions.place(name)._asdict(),
-            "own": functions.own[name],
-            "total": total,
-        }
+        {"function": name, **functions.place(name)._asdict(), "own": functions.own[name], "total": total}
         for name, total in functions.total.most_common()
     ]
 
@@ -203,7 +198,6 @@ def _time_range(first_ns: int, last_ns: int) -> str:
 def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
     table = tables.table("span", "ran", "share", "", "waited", "thread time")
     for name, tally in ranked + _other_samples(analysis):
-        style = "" if name in analysis.by_span else "dim"
         table.add_row(
             text(name),
             f"{tally.ran.samples:,}",
@@ -211,7 +205,7 @@ def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
             tables.bar(tally.ran.samples, analysis.running),
             f"{tally.waited.samples:,}",
             f"{tally.thread_ns / 1e9:.1f} s",
-            style=style,
+            style="" if name in analysis.by_span else "dim",
         )
     return table
 
@@ -234,9 +228,8 @@ def _wait_table(analysis: Analysis, top: int, spans: int) -> Table:
         table.add_row(text(span, "bold"), f"{waited.samples:,}", tables.percent(waited.samples, whole))
         for name, count in waited.own.most_common(top):
             caller = waited.caller(name)
-            table.add_row(
-                f"  {name}", f"{count:,}", tables.percent(count, waited.samples), caller if caller != name else ""
-            )
+            called_by = "" if caller == name else caller
+            table.add_row(f"  {name}", f"{count:,}", tables.percent(count, waited.samples), called_by)
     return table
 
 

@@ -18,7 +18,6 @@ Fields = dict[int, "Fields"]
 _VARINT_BITS = 70
 _VARINT, _LENGTH = 0, 2
 _FIXED_SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # 64 bits, start and end of a group, 32 bits
-_END = -1
 
 
 @cache
@@ -45,7 +44,7 @@ def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
     Reads no byte twice. Returns False for malformed bytes, which the parser rejects.
     """
     try:
-        return next(islice(_iter_items(message, fields), max_items, None), _END) is not _END
+        return next(islice(_iter_items(message, fields), max_items, None), None) is not None
     except LookupError:
         return False
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from splunk_profiler.cli.errors import CommandError, CommandNotExecutableError, CommandNotFoundError
+from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import environment, from_env
 from splunk_profiler.config.parsers import ConfigError
@@ -34,9 +34,10 @@ AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # a shell's exit codes
 
 
-def _setting_option(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
+def _option(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
     """Return a click option for the setting `name`, with the setting's parser."""
     setting = next(item for item in SETTINGS if item.name == name)
 
@@ -49,35 +50,29 @@ def _setting_option(option: str, name: str, metavar: str, meaning: str) -> Calla
     return click.option(option, name, metavar=metavar, callback=check, help=f"{meaning} [{name}]")
 
 
-def _switch_option(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
+def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
     return click.option(f"--{option}/--no-{option}", name, is_flag=True, default=None, help=f"{meaning} [{name}]")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@_setting_option(
-    "--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000."
-)
-@_setting_option(
-    "--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317."
-)
-@_setting_option(
+@_option("--interval-ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL", "MS", "Milliseconds between two samples; 1000.")
+@_option("--endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT", "URL", "Where profiles are sent, such as http://host:4317.")
+@_option(
     "--export-interval-ms",
     "SPLUNK_PROFILER_EXPORT_INTERVAL",
     "MS",
     "Milliseconds between exports; 1000, for pprof 10000.",
 )
-@_setting_option(
-    "--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text."
-)
-@_setting_option("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
-@_setting_option("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
-@_switch_option("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
-@_switch_option(
+@_option("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
+@_option("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
+@_option("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
+@_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
+@_switch(
     "include-internal-stacks",
     "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
     "Send the threads of the profiler and of OpenTelemetry as well.",
 )
-@_setting_option("--walker", "SPLUNK_PROFILER_WALKER", "NAME", "What reads the stacks: auto, native or portable; auto.")
+@_option("--walker", "SPLUNK_PROFILER_WALKER", "NAME", "What reads the stacks: auto, native or portable; auto.")
 @click.option("--service-name", "OTEL_SERVICE_NAME", metavar="NAME", help="Name of the service [OTEL_SERVICE_NAME]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
@@ -138,17 +133,16 @@ def find_program(name: str, search_path: str) -> str:
     """Return the file that a shell would execute for `name`.
 
     Raises:
-        CommandNotFoundError: there is no such file.
-        CommandNotExecutableError: it may not be executed.
+        CommandError: there is no such file, or it may not be executed.
     """
     found = shutil.which(name, path=search_path)
     if found:
         return found
     if os.sep in name and Path(name).exists():
         what = "is a directory" if Path(name).is_dir() else "may not be executed (chmod +x it)"
-        raise CommandNotExecutableError(f"{name} {what}")
+        raise CommandError(f"{name} {what}", exit_code=_NOT_EXECUTABLE)
     where = "does not exist" if os.sep in name else "is not a program in PATH"
-    raise CommandNotFoundError(f"{name}: {where}")
+    raise CommandError(f"{name}: {where}", exit_code=_NOT_FOUND)
 
 
 def find_isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
@@ -193,7 +187,7 @@ def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> Non
             # A script without a shebang: run it by a shell, as a shell does.
             os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], env)
         if error.errno == errno.ENOENT:
-            raise CommandNotFoundError(f"{path} names an interpreter that does not exist") from None
+            raise CommandError(f"{path} names an interpreter that does not exist", exit_code=_NOT_FOUND) from None
         if error.errno == errno.EACCES:
-            raise CommandNotExecutableError(f"{path} may not be executed") from None
+            raise CommandError(f"{path} may not be executed", exit_code=_NOT_EXECUTABLE) from None
         raise CommandError(f"{path} cannot be executed: {os.strerror(error.errno or 0)}") from None

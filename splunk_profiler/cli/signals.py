@@ -41,11 +41,9 @@ def wait_for_signal(timeout_s: float) -> bool:
 
 
 def wait_until_deadline(deadline: float, detach_pending: Callable[[], bool]) -> bool:
-    """Wait until `deadline` (of the monotonic clock); True if a signal came first.
+    """Wait until `deadline` (seconds of the monotonic clock); True if a signal came first.
 
-    Args:
-        deadline: seconds.
-        detach_pending: releases threads that stopped late; called repeatedly until it returns True.
+    `detach_pending` releases threads that stopped late; it is called repeatedly until it returns True.
     """
     while (left_s := deadline - time.monotonic()) > 0:
         if not detach_pending():

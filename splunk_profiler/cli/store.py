@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class StoreError(CommandError):
 
 
 class LineFile:
-    """A file of whole lines, written by one process at a time.
+    """A file of `size` bytes of whole lines, written by one process at a time.
 
     Raises:
         StoreError: the file cannot be opened for writing, or another collector writes to it.
@@ -57,12 +58,7 @@ class LineFile:
         except OSError:
             os.close(self._descriptor)
             raise StoreError(f"{path} belongs to another user, who could read it; name another directory") from None
-        self._size = self._recover_whole_lines()
-
-    @property
-    def size(self) -> int:
-        """Bytes of all whole lines."""
-        return self._size
+        self.size = self._recover_whole_lines()
 
     def append(self, value: Any) -> None:
         """Write `value` as one line of JSON.
@@ -73,30 +69,23 @@ class LineFile:
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             try:
-                # Removes the part of a line that a failed `_truncate` left.
-                os.ftruncate(self._descriptor, self._size)
-                remaining = memoryview(line)
-                while remaining:
-                    remaining = remaining[
-                        os.pwrite(self._descriptor, remaining, self._size + len(line) - len(remaining)) :
-                    ]
+                # Removes the part of a line that a failed append could not remove.
+                os.ftruncate(self._descriptor, self.size)
+                written = 0
+                while written < len(line):
+                    written += os.pwrite(self._descriptor, memoryview(line)[written:], self.size + written)
                 if self._sync:
                     os.fdatasync(self._descriptor)
             except OSError as error:
-                self._truncate()
+                with suppress(OSError):  # the next append truncates first
+                    os.ftruncate(self._descriptor, self.size)
                 raise StoreError(f"{self.path} cannot be written: {error.strerror}") from None
-            self._size += len(line)
+            self.size += len(line)
 
     def close(self) -> None:
         """Close the file and release its lock."""
         with self._lock:
             os.close(self._descriptor)
-
-    def _truncate(self) -> None:
-        try:
-            os.ftruncate(self._descriptor, self._size)
-        except OSError:
-            return  # the next append truncates first
 
     def _recover_whole_lines(self) -> int:
         """Return the size without the partial line that a killed collector left; complete a line without its end."""

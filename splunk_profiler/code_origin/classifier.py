@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from splunk_profiler.code_origin.distributions import (
     OWN_NAME,
@@ -47,7 +46,6 @@ class CodeClassifier:
     Args:
         entries: returns the current entries of ``sys.path``.
         parent: in a forked child, the classifier of the parent; entries that it has read are not read again.
-        monotonic: the clock, in seconds.
     """
 
     def __init__(
@@ -68,11 +66,7 @@ class CodeClassifier:
         self._reading: tuple[str, Steps] | None = None
 
     def read(self, pause: Callable[[], None] = lambda: None) -> bool:
-        """Read installed distributions for 0.3 s at most; return True if all are read.
-
-        Args:
-            pause: called repeatedly, to let other threads run.
-        """
+        """Read installed distributions for 0.3 s at most; return True if all are read."""
         until = self._now() + _MAX_READ_S
         paused_ns = time.thread_time_ns()
         while (reading := self._reading or self._next_entry()) is not None:
@@ -126,8 +120,8 @@ class CodeClassifier:
     def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
             found = self._origin_of_path(file) or self._origin_of_path(self._real_path(file))
-            if found is None and (module_file := _module_file_of(namespace)) != file and not _exists(file):
-                # Delivered as bytecode that was compiled elsewhere.
+            # `os.path.exists` never raises. A missing file was delivered as bytecode that was compiled elsewhere.
+            if found is None and (module_file := _module_file_of(namespace)) != file and not os.path.exists(file):  # noqa: PTH110
                 found = self._origin_of_path(module_file.removesuffix("c"))
             return found or APPLICATION
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
@@ -178,13 +172,6 @@ def _builtin_origins() -> dict[str, CodeOrigin]:
     paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}
     return {**dict.fromkeys(paths, STANDARD_LIBRARY), OWN_PACKAGE: _PROFILER}
-
-
-def _exists(file: str) -> bool:
-    try:
-        return Path(file).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _module_file_of(namespace: str) -> str:

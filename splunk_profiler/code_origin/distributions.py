@@ -17,12 +17,12 @@ import posixpath
 import re
 import sys
 import zipfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from splunk_profiler.model import CodeOrigin, OriginKind
@@ -45,17 +45,9 @@ _EGG_METADATA = "EGG-INFO"
 Steps: TypeAlias = Generator[None, None, dict[str, CodeOrigin]]
 
 
-class _Folder(Protocol):
-    """A directory, on disk or in a zip file."""
-
-    def names(self) -> Iterable[str]:
-        """Return the names of its direct children."""
-
-    def read(self, name: str) -> str:
-        """Return the text of a file in it; empty if that cannot be read."""
-
-
 class _Directory:
+    """A directory on disk: the names of its direct children and the text of files, empty if not readable."""
+
     def __init__(self, path: str) -> None:
         self._path = path
 
@@ -84,7 +76,7 @@ class _Directory:
 
 
 class _Archive:
-    """The names with `prefix` in a zip file. Raises `OSError` or `zipfile.BadZipFile`."""
+    """A directory in a zip file, or all of it. Raises `OSError` or `zipfile.BadZipFile`."""
 
     def __init__(self, path: str, prefix: str) -> None:
         self._zip = zipfile.ZipFile(path)
@@ -102,6 +94,9 @@ class _Archive:
             return self._zip.read(path).decode("utf-8", "replace")
         except Exception:  # missing, broken, encrypted or in an unknown compression
             return ""
+
+
+_Folder: TypeAlias = _Directory | _Archive
 
 
 def read_entry(entry: str) -> Steps:
@@ -149,13 +144,12 @@ def _folder(entry: str) -> _Folder | None:
 
 @dataclass(slots=True)
 class _EntryIndex:
-    """The origins of paths under an entry, relative to it.
+    """The origins of paths under an entry, relative to it, and of absolute paths of editable installs.
 
     Attributes:
-        directories: directories, by the first distribution with modules in them.
+        directories: by the first distribution with modules in them.
         shared: directories of several distributions.
         files: single modules, where the directory does not decide.
-        absolute_paths: absolute paths of editable installs.
     """
 
     directories: dict[str, CodeOrigin] = field(default_factory=dict)
@@ -201,9 +195,9 @@ class _Distribution:
         self._module = name
         in_site = self._entry.endswith(SITE_DIRECTORIES)
         is_editable = self._kind == "egg-info" and not in_site  # beside the source: from `setup.py develop`
-        self.origin = CodeOrigin(
-            OriginKind.APPLICATION if is_editable else OriginKind.LIBRARY, _normalize_name(name), version
-        )
+        kind = OriginKind.APPLICATION if is_editable else OriginKind.LIBRARY
+        normalized_name = _SEPARATORS.sub("-", name).lower()  # as package indexes compare it
+        self.origin = CodeOrigin(kind, normalized_name, version)
 
     def claim(self, index: _EntryIndex) -> Iterator[None]:
         """Add the modules and paths of this distribution to `index`; yield after each step."""
@@ -315,11 +309,6 @@ def _module(path: str) -> str:
     if path.endswith(".py") or (path.endswith(".pyc") and "__pycache__/" not in path):
         return path.removesuffix("c")
     return ""
-
-
-def _normalize_name(name: str) -> str:
-    """Return the name of a distribution as package indexes compare it."""
-    return _SEPARATORS.sub("-", name).lower()
 
 
 def _iter_finder_targets(module: str) -> Iterator[str]:

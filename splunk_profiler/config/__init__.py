@@ -40,9 +40,6 @@ _OPTIONAL_FIELD_TYPES: Mapping[str, type] = {
     "export_interval_ms": int,
     "socket_directory": str,
 }
-_DESTINATION_FIELDS = ("output", "logs_endpoint")
-_DEFAULT_SAMPLES_INTERVAL_MS = 1_000
-_DEFAULT_PROFILES_INTERVAL_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ class Config:
     @property
     def export_interval_ns(self) -> int:
         """Nanoseconds between two exports."""
-        default_ms = _DEFAULT_PROFILES_INTERVAL_MS if self.sends_profiles else _DEFAULT_SAMPLES_INTERVAL_MS
+        default_ms = 10_000 if self.sends_profiles else 1_000
         return (self.export_interval_ms or self.destination.default_export_interval_ms or default_ms) * 1_000_000
 
     @property
@@ -158,24 +155,22 @@ class Config:
 
     def samples_gc(self, *, native: bool) -> bool:
         """Return True if garbage collections are sampled with the native or the portable walker."""
-        choice = self.gc_events.lower()
-        return self.sends_profiles and (native if choice == "auto" else choice == "true")
+        return self.sends_profiles and _resolve_auto(self.gc_events, native)
 
     @property
     def adds_span_runtime_id(self) -> bool:
         """True if the application's spans carry the id of the process."""
-        choice = self.span_runtime_id.lower()
-        return isinstance(self.destination, Agent) if choice == "auto" else choice == "true"
+        return _resolve_auto(self.span_runtime_id, isinstance(self.destination, Agent))
 
     @property
     def publishes_correlation(self) -> bool:
         """True if Elastic's ABI is published, possibly with sampling off."""
-        return self._resolve_auto(self.correlation)
+        return _resolve_auto(self.correlation, self.enabled)
 
     @property
     def publishes_labels(self) -> bool:
         """True if the Custom Labels ABI is published, possibly with sampling off."""
-        return self._resolve_auto(self.custom_labels)
+        return _resolve_auto(self.custom_labels, self.enabled)
 
     @property
     def samples(self) -> bool:
@@ -192,25 +187,19 @@ class Config:
         """True if the settings start anything."""
         return self.samples or self.publishes_correlation or self.publishes_labels
 
-    def _resolve_auto(self, choice: str) -> bool:
-        return self.enabled if choice.lower() == "auto" else choice.lower() == "true"
-
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """The settings in effect, with what else the environment defines.
 
     Attributes:
-        config: the settings.
-        destination: destination of the records.
         endpoint: address of a `Collector`; None if the setting for it is not usable.
         sdk_disabled: True if ``OTEL_SDK_DISABLED`` switches all of OpenTelemetry off.
         origins: `Config` field → origin of its value: a variable or ``Config``; none for a default.
         warnings: one sentence for each value that is not usable.
-        transport: headers, timeout, compression and certificates of the exports.
         resource_attributes: attributes from ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES``,
             for the time before there is a `TracerProvider`.
-        tags: tags from ``DD_TAGS``.
+        tags: from ``DD_TAGS``.
     """
 
     config: Config
@@ -232,6 +221,10 @@ class Resolved:
     def runs(self) -> bool:
         """True if the settings start anything."""
         return self.samples or self.config.publishes_correlation or self.config.publishes_labels
+
+
+def _resolve_auto(choice: str, automatic: bool) -> bool:
+    return automatic if choice.lower() == "auto" else choice.lower() == "true"
 
 
 def _no_effect_warnings(config: Config, origins: Mapping[str, str]) -> list[str]:
@@ -273,7 +266,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
             values[setting.field] = setting.parse(text)
             origins[setting.field] = setting.name
         except ConfigError as error:
-            if setting.field in _DESTINATION_FIELDS:
+            if setting.field in ("output", "logs_endpoint"):
                 destination_errors.append(_unusable_destination(setting.name, text, error))
             else:
                 wrong = f"{setting.name}={setting.quote_redacted(text)} is not usable: {error}"
@@ -295,9 +288,7 @@ def _unusable_destination(name: str, text: str, error: ConfigError) -> str:
 
 def _format_default(setting: Setting) -> str:
     default = Config.__dataclass_fields__[setting.field].default
-    if default is None:
-        return "the default"
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    return "the default" if default is None else str(default).lower()
 
 
 def _resolve(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote
 
 from splunk_profiler.config.parsers import quote_redacted
@@ -27,28 +27,19 @@ _MAX_TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM files of a TLS connection; empty where not set.
+    """PEM files of a TLS connection: trusted certificates, the client's private key and certificate chain.
 
     Attributes:
-        ca_certificate: trusted certificates; the system's list if empty.
-        key: the client's private key.
-        chain: the client's certificate chain.
-        settings: variables of `ca_certificate`, `key` and `chain`, for messages.
+        files: their paths, empty where not set; without the first one, the system's list is trusted.
+        settings: their variables, for messages.
     """
 
-    ca_certificate: str = ""
-    key: str = ""
-    chain: str = ""
+    files: tuple[str, str, str] = ("", "", "")
     settings: tuple[str, str, str] = (
         f"{_GENERAL_PREFIX}CERTIFICATE",
         f"{_GENERAL_PREFIX}CLIENT_KEY",
         f"{_GENERAL_PREFIX}CLIENT_CERTIFICATE",
     )
-
-    @property
-    def files(self) -> tuple[str, str, str]:
-        """The three paths."""
-        return self.ca_certificate, self.key, self.chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +48,7 @@ class Transport:
 
     Attributes:
         headers: gRPC metadata of each call.
-        timeout_s: limit of one export, in seconds.
-        gzip: True if requests are compressed.
+        timeout_s: limit of one export.
         certificates: files for the connection for logs.
         trace_certificates: files that the trace exporter reads from the same environment.
         credential_provider: entry point that replaces the files; empty if there is none.
@@ -74,21 +64,13 @@ class Transport:
     trace_credential_provider: str = ""
 
 
-class ParsedTransport(NamedTuple):
-    """A transport, with one sentence for each value that is not used."""
+def parse_transport(
+    env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False
+) -> tuple[Transport, list[str]]:
+    """Parse the transport in `env`; return it with one sentence for each value that is not used.
 
-    transport: Transport
-    warnings: list[str]
-
-
-def parse_transport(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> ParsedTransport:
-    """Parse the transport in `env`.
-
-    Args:
-        env: the variables.
-        headers: headers for profiles alone; they replace all others.
-        is_other_host: True withholds general headers and credentials, because records go to
-            another host than that of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+    `headers` replace all others. `is_other_host` withholds general headers and credentials, because
+    records go to another host than that of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
     """
     warnings: list[str] = []
     transport = Transport(
@@ -104,7 +86,7 @@ def parse_transport(env: Mapping[str, str], headers: str = "", *, is_other_host:
     if is_other_host and transport.credential_provider and not env.get(own, "").strip():
         transport = replace(transport, credential_provider="")
         warnings.append(_withheld_warning(general, own))
-    return ParsedTransport(transport, warnings)
+    return transport, warnings
 
 
 def _select_headers(
@@ -185,11 +167,9 @@ def _read_certificates(env: Mapping[str, str], signal: str) -> Certificates:
     prefix = _GENERAL_PREFIX + signal if own else _GENERAL_PREFIX
     names = (f"{prefix}CERTIFICATE", f"{prefix}CLIENT_KEY", f"{prefix}CLIENT_CERTIFICATE")
     ca_certificate, key, chain = (env.get(name, "").strip() for name in names)
-    return Certificates(ca_certificate, key, chain, names)
+    return Certificates((ca_certificate, key, chain), names)
 
 
 def _read_credential_provider(env: Mapping[str, str], signal: str) -> str:
-    return (
-        env.get(_CREDENTIAL_PROVIDER_SETTING.format(signal), "").strip()
-        or env.get(_CREDENTIAL_PROVIDER_SETTING.format(""), "").strip()
-    )
+    own, general = (env.get(_CREDENTIAL_PROVIDER_SETTING.format(kind), "").strip() for kind in (signal, ""))
+    return own or general

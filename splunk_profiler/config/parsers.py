@@ -42,7 +42,6 @@ class Endpoint:
     Attributes:
         url: the user's text, redacted for messages.
         target: gRPC target: ``host:port``, ``dns:host:port``, ``dns:///host:port`` or ``unix:path``.
-        is_secure: True if the connection uses TLS.
         setting: its setting, for messages.
     """
 
@@ -109,9 +108,7 @@ class Agent:
 
     Attributes:
         url: the user's text.
-        host: its host.
         port: its port; 0 with a Unix socket.
-        is_secure: True if the connection uses TLS.
         path: path of its Unix socket, used in place of host and port; empty if it has none.
     """
 
@@ -195,10 +192,7 @@ def choice_parser(*choices: str) -> Callable[[str], str]:
 
 def parse_auto_boolean(text: str) -> str:
     """Parse ``true``, ``false`` or ``auto`` in any case."""
-    lowered = text.lower()
-    if lowered not in ("true", "false", "auto"):
-        raise ConfigError("not one of true, false, auto")
-    return lowered
+    return choice_parser("true", "false", "auto")(text.lower())
 
 
 def parse_directory(text: str) -> str:
@@ -229,10 +223,7 @@ def parse_overhead(text: str) -> str:
 def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "") -> Endpoint:
     """Parse one of `ENDPOINT_FORMS`.
 
-    Args:
-        url: the text.
-        insecure: True if a target without ``http(s)://`` is plaintext; None: only a Unix socket is.
-        setting: its setting, for messages.
+    With `insecure`, a target without ``http(s)://`` is plaintext; with None, only a Unix socket is.
     """
     try:
         return Endpoint(redact(url), *_parse_target(url, insecure), setting)
@@ -312,22 +303,16 @@ def _parse_agent(url: str) -> Agent:
     return Agent(url, host.strip("[]"), port or DEFAULT_AGENT_PORT, is_secure=scheme == "https")
 
 
-# Kind of destination → parser of the text after the colon.
-_DESTINATION_PARSERS: dict[str, Callable[[str], Destination]] = {
-    "file": lambda path: Directory(parse_directory(path)),
-    "datadog": _parse_agent,
-}
-
-
 def parse_destination(text: str) -> Destination:
     """Parse one of `DESTINATION_FORMS`."""
-    if text == "otlp":
-        return Collector()
-    kind, separator, rest = text.partition(":")
     try:
-        if not separator or kind not in _DESTINATION_PARSERS:
-            raise ConfigError("it is no destination")
-        return _DESTINATION_PARSERS[kind](rest)
+        if text == "otlp":
+            return Collector()
+        if text.startswith("file:"):
+            return Directory(parse_directory(text.removeprefix("file:")))
+        if text.startswith("datadog:"):
+            return _parse_agent(text.removeprefix("datadog:"))
+        raise ConfigError("it is no destination")
     except ConfigError as error:
         raise ConfigError(f"{error} (allowed: {DESTINATION_FORMS})") from None
 

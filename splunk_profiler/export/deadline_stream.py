@@ -70,13 +70,7 @@ class DeadlineStream(io.RawIOBase):
 
 
 class TlsStream(DeadlineStream):
-    """The encrypted side of a connection, after the handshake.
-
-    Args:
-        sock: connected.
-        deadline_s: on the monotonic clock; the handshake counts.
-        context: names the trusted authorities.
-        host: host that the certificate must name.
+    """The encrypted side of a connection to `host`, after the handshake, which the deadline includes.
 
     Raises:
         OSError: the handshake fails; `ssl.SSLError` if the peer is not trusted or speaks no TLS.

@@ -46,15 +46,13 @@ def make_sink(
     Raises:
         ConfigError: there is no destination.
     """
-    sink: Sink[Any] = load_sink_module(resolved).open_sink(
-        SinkContext(resolved, resource, classifier, share_connection)
-    )
+    context = SinkContext(resolved, resource, classifier, share_connection)
+    sink: Sink[Any] = load_sink_module(resolved).open_sink(context)
     return sink
 
 
 def describe(resolved: Resolved) -> str:
     """Return the destination and its setting in words for a log line."""
-    endpoint = resolved.endpoint
-    if endpoint is not None:
+    if (endpoint := resolved.endpoint) is not None:
         return f"{endpoint.url} (from {endpoint.setting})"
     return f"{resolved.config.destination.description} (from {resolved.origins.get('output', 'default')})"

@@ -51,9 +51,7 @@ _MAX_CLOCK_SKEW_NS = 3600 * 1_000_000_000  # between machines that share a direc
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _MAX_SERVICE_NAME_LENGTH = 80
 _KIND_SUFFIXES = "|".join(each.value for each in (*DataType, *InstrumentationSource))
-_FILE_NAME_PATTERN = (
-    rf"{{}}-([0-9]{{{{8}}}}T[0-9]{{{{9}}}}Z)-[0-9]+-[0-9a-f]{{{{8}}}}-[0-9]+(?:-(?:{_KIND_SUFFIXES}))*\.pprof"
-)
+_FILE_NAME_END = rf"-([0-9]{{8}}T[0-9]{{9}}Z)-[0-9]+-[0-9a-f]{{8}}-[0-9]+(?:-(?:{_KIND_SUFFIXES}))*\.pprof"
 
 
 class DirectorySink:
@@ -62,7 +60,6 @@ class DirectorySink:
     Args:
         directory: its path; made if it is missing.
         resource: returns the resource of the process, for the service's name and the runtime id.
-        classifier: classifies code by its file.
         max_files: approximate limit of the service's files; the oldest are removed first.
         max_bytes: approximate limit of their size in all.
     """
@@ -123,10 +120,12 @@ class DirectorySink:
 
     def _write_profile(self, profile: Profile) -> None:
         origin_of = self._classifier.refresh(yield_gil)
-        comments = _pprof_comments(self._resource())
+        resource = self._resource()
+        runtime_id = resource.attributes.get("runtime-id", "")
+        comments = (f"runtime-id={runtime_id}",) if runtime_id else ()  # links the file, without a resource, to spans
         content = pprof.encode_whole(profile, pause=yield_gil, origin_of=origin_of, comments=comments).gzipped
         make_directory(self._directory)
-        service, pid = _service_and_pid(self._resource())
+        service, pid = _service_name(resource), os.getpid()
         self._files_written += 1
         suffix = "" if profile.data_type is DataType.CPU else f"-{profile.data_type.value}"
         suffix += "-snapshot" if profile.source is InstrumentationSource.SNAPSHOT else ""
@@ -164,23 +163,20 @@ class DirectorySink:
             path.rename(self._directory / name)
 
     def _remove_old_files(self, service: str, needed_bytes: int, *, full: bool = False) -> int:
-        """Remove abandoned temporary files and the oldest profiles; return the number of profiles.
+        """Remove abandoned temporary files and the oldest profiles of `service`; return the number of profiles.
 
-        Returns 0, with no profile removed, if another thread ends the scan.
-
-        Args:
-            service: name of the service whose files count.
-            needed_bytes: size of the profile that is to be written.
-            full: True if the disk is full: `needed_bytes` are removed even below the limits.
+        Returns 0, with no profile removed, if another thread ends the scan. On a `full` disk,
+        `needed_bytes`, the size of the profile to be written, are removed even below the limits.
         """
         start_s = time.monotonic()
-        name_pattern = _FILE_NAME_PATTERN.format(re.escape(service))
+        name_pattern = re.escape(service) + _FILE_NAME_END
         profile_name, temporary_name = re.compile(name_pattern), re.compile(rf"\.{name_pattern}\.tmp")
         latest = _format_time(time.time_ns() + _MAX_CLOCK_SKEW_NS)
         files: list[tuple[bool, str, int]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                if self._should_stop_scan(start_s):
+                # An ending process scans too: it may write one only.
+                if self._is_interrupted or self._is_closed or time.monotonic() - start_s > self._max_scan_s:
                     return 0
                 with suppress(OSError):  # another process removed the file, or owns it
                     if match := profile_name.fullmatch(entry.name):
@@ -201,10 +197,6 @@ class DirectorySink:
                 (self._directory / name).unlink()
             file_count, total_bytes = file_count - 1, total_bytes - size
         return len(files)
-
-    def _should_stop_scan(self, start_s: float) -> bool:
-        """Return True if the scan must end. An ending process scans too: it may write one only."""
-        return self._is_interrupted or self._is_closed or time.monotonic() - start_s > self._max_scan_s
 
 
 def open_sink(context: SinkContext) -> DirectorySink:
@@ -246,16 +238,10 @@ def _remove_abandoned(path: Path) -> None:
         os.close(descriptor)
 
 
-def _service_and_pid(resource: Resource) -> tuple[str, int]:
-    """Return the service's name, escaped for a file name, and the process's id."""
+def _service_name(resource: Resource) -> str:
+    """Return the service's name, escaped for a file name."""
     name = str(resource.attributes.get("service.name", "")).lstrip(".")
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_MAX_SERVICE_NAME_LENGTH] or "unknown", os.getpid()
-
-
-def _pprof_comments(resource: Resource) -> tuple[str, ...]:
-    """Return the comments that link a file, which has no resource, to spans."""
-    runtime_id = resource.attributes.get("runtime-id", "")
-    return (f"runtime-id={runtime_id}",) if runtime_id else ()
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_MAX_SERVICE_NAME_LENGTH] or "unknown"
 
 
 def _format_time(time_ns: int) -> str:

@@ -39,7 +39,7 @@ class LazySink(Generic[Record]):
 
     Args:
         open_sink: makes the real sink; called once, on the exporting thread.
-        is_service_known: returns True once the service has a name; called after `open_sink`.
+        is_service_known: called after `open_sink`, until it returns True.
         load: imports the modules of the sink; called first. No fork happens during it.
         detect: runs resource detectors, perhaps over the network; called after `load`. A fork waits
             only for its imports.

@@ -17,7 +17,6 @@ class SinkContext:
     """The properties of the exporting process.
 
     Attributes:
-        resolved: the settings.
         resource: returns the resource of the process; called with each export.
         classifier: classifies code by its file, for profiles.
         share_connection: False in a forked child: the parent owns the trace exporter's connection.

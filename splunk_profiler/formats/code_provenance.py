@@ -18,12 +18,9 @@ _KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unkno
 def message(
     profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] = lambda: None
 ) -> bytes:
-    """Return the attachment for `profiles`, not compressed.
+    """Return the attachment for the `profiles` of a request, not compressed; `pause` lets other threads run.
 
-    Args:
-        profiles: the profiles of the same request.
-        origin_of: returns the origin of a frame by file and namespace.
-        pause: called repeatedly, to let other threads run.
+    `origin_of` returns the origin of a frame by file and namespace.
     """
     frames: set[Frame] = set()
     aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)

@@ -27,12 +27,7 @@ _DROPPED_LABELS = {"source.event.time", "source.event.period"}  # facts of singl
 
 
 def translate_profile(profile: Profile, pause: Callable[[], None] = lambda: None) -> Profile:
-    """Return `profile` with the backend's names of labels.
-
-    Args:
-        profile: the profile to translate.
-        pause: called repeatedly, to let other threads run.
-    """
+    """Return `profile` with the backend's names of labels; `pause` lets other threads run."""
     translate = cache(_translate_label)
     aggregates = []
     for number, aggregate in enumerate(profile.aggregates, 1):

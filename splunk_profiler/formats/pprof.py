@@ -43,9 +43,7 @@ _LocationKey = tuple[bytes, int, bytes]  # id of the function, line, id of the m
 class EncodedPart:
     """A complete message for a profile, or for as much of one as fits into a body.
 
-    Attributes:
-        gzipped: the message, as `go tool pprof` reads it from a file.
-        frame_count: frames of all samples (``profiling.data.total.frame.count``).
+    `frame_count` is that of all samples (``profiling.data.total.frame.count``).
     """
 
     gzipped: bytes
@@ -61,11 +59,8 @@ def parts(
 ) -> list[EncodedPart]:
     """Encode `profile` in as many parts as its size needs; together they have every sample once.
 
-    Args:
-        profile: the profile to encode.
-        max_body_bytes: maximum length of a part's `body`. A part of one sample may be longer.
-        pause: called repeatedly, to let other threads run.
-        origin_of: returns the origin of a frame, which becomes its mapping; called once for each.
+    A part's `body` has at most `max_body_bytes`, unless it has a single sample. `pause` is called
+    repeatedly, to let other threads run. `origin_of` is called once for each frame, whose mapping it names.
     """
     encoded_whole = encode_whole(profile, pause=pause, origin_of=origin_of)
     count = len(profile.aggregates)
@@ -94,31 +89,8 @@ def encode_whole(
 ) -> EncodedPart:
     """Encode `profile` in one part, however long.
 
-    Args:
-        profile: the profile to encode.
-        pause: see `parts`.
-        value_types: names of the number of samples, their wall time and their CPU time, if the profile has these.
-        origin_of: see `parts`.
-        comments: comments on the whole profile.
+    `value_types` name the number of samples, their wall time and their CPU time, if the profile has these.
     """
-    encoded, frame_count = _encode(profile, pause, value_types, origin_of, comments)
-    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
-    return EncodedPart(compressor.compress(encoded) + compressor.flush(), frame_count)
-
-
-def body(part: EncodedPart) -> str:
-    """Return the body of a log record with the ``profiling.data.format`` ``pprof-gzip-base64``."""
-    return base64.b64encode(part.gzipped).decode("ascii")
-
-
-def _encode(
-    profile: Profile,
-    pause: Callable[[], None],
-    value_types: tuple[str, str, str],
-    origin_of: OriginOf,
-    comments: tuple[str, ...],
-) -> tuple[bytes, int]:
-    """Return the message and the number of frames of all samples."""
     strings: _IdTable[str] = _IdTable(0)
     _ = strings[""]  # must have the id 0
     values = _SampleValues(profile, value_types, strings)
@@ -133,7 +105,9 @@ def _encode(
     for counted, aggregate in enumerate(profile.aggregates, 1):
         if counted % _PAUSE_EVERY == 0:
             pause()
-        pieces.append(field(proto.PROFILE_SAMPLE, _sample(aggregate, stacks, values, labels)))
+        content = field(proto.SAMPLE_VALUE, values.encode_values(aggregate))
+        sample = b"".join((stacks[aggregate.stack], content, *[labels[label] for label in aggregate.labels]))
+        pieces.append(field(proto.PROFILE_SAMPLE, sample))
         frame_count += len(aggregate.stack.frames)
     if profile.dropped_labels:
         note = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
@@ -144,9 +118,8 @@ def _encode(
     pause()
     pieces += [_function(function, encoded_id, strings) for function, encoded_id in functions.items()]
     pause()
-    pieces += [
-        field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings
-    ]  # last, when all have ids
+    # Last, when all have ids.
+    pieces += [field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings]
     pieces += (
         number(proto.PROFILE_TIME_NANOS, profile.time_ns),
         number(proto.PROFILE_DURATION_NANOS, profile.duration_ns),
@@ -154,12 +127,13 @@ def _encode(
         comment,
         values.default_type,
     )
-    return b"".join(pieces), frame_count
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
+    return EncodedPart(compressor.compress(b"".join(pieces)) + compressor.flush(), frame_count)
 
 
-def _sample(aggregate: Aggregate, stacks: _Stacks, values: _SampleValues, labels: _Labels) -> bytes:
-    content = field(proto.SAMPLE_VALUE, values.encode_values(aggregate))
-    return b"".join((stacks[aggregate.stack], content, *[labels[label] for label in aggregate.labels]))
+def body(part: EncodedPart) -> str:
+    """Return the body of a log record with the ``profiling.data.format`` ``pprof-gzip-base64``."""
+    return base64.b64encode(part.gzipped).decode("ascii")
 
 
 def _value_type(kind: bytes, unit: bytes) -> bytes:
@@ -210,13 +184,7 @@ class _IdTable(dict[_Key, bytes]):
 
 
 class _SampleValues:
-    """The value types of a profile: three of the timer, if it has its data type, then two for each kind of event.
-
-    Args:
-        profile: the profile with the values.
-        timer: names of the first three.
-        strings: the string table.
-    """
+    """The value types of a profile: three of the timer, if it has its data type, then two for each kind of event."""
 
     def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _IdTable[str]) -> None:
         self._has_timer = profile.data_type is DataType.CPU
@@ -286,8 +254,7 @@ class _Labels(dict[tuple[str, str | int], bytes]):
         self._strings = strings
 
     def __missing__(self, label: tuple[str, str | int]) -> bytes:
-        key, value = label
-        strings = self._strings
+        (key, value), strings = label, self._strings
         if not isinstance(value, str) and value not in _INT64:
             value = str(value)
         if isinstance(value, str):

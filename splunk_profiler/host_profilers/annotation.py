@@ -56,13 +56,9 @@ def copy_with_stacks(span: Any, stacks: Mapping[bytes, int]) -> Any:
 
 
 class HostId:
-    """The host id that a host profiler sent, and resources with it. A resource keeps its own id.
+    """The host id that a host profiler sent, empty until then, and resources with it.
 
-    Args:
-        on_mismatch: called with a resource's own id and the profiler's, if they differ.
-
-    Attributes:
-        value: id; empty until a profiler has sent one.
+    A resource keeps its own id; `on_mismatch` is called with that and the profiler's, if they differ.
     """
 
     def __init__(self, on_mismatch: Callable[[str, str], None]) -> None:

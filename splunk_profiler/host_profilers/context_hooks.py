@@ -21,11 +21,7 @@ def patch_runtime_context(
 ) -> MethodPatch:
     """Patch OpenTelemetry's runtime context; `MethodPatch.remove` undoes it.
 
-    Args:
-        runtime: runtime context.
-        attach: sets its variable and publishes.
-        detach: resets its variable and publishes.
-        publish: publishes the current context; does nothing once publishing has stopped.
+    `attach` and `detach` set or reset its variable and publish. `publish` does nothing once publishing has stopped.
     """
     patch = MethodPatch(runtime)
     if _is_stock(runtime):

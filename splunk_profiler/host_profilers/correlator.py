@@ -15,7 +15,6 @@ import _thread
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from errno import EBADF
 from typing import Any, NamedTuple
 
@@ -36,28 +35,10 @@ _RECEIVE_COST_S = 2e-6  # of one message, before `take`
 _JOIN_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class CorrelationConfig:
-    """Settings of the correlation.
-
-    Attributes:
-        at_once: defer transactions as soon as there is a socket, not only after a message.
-        buffer_size: number of transactions that may wait.
-    """
-
-    at_once: bool
-    buffer_size: int
-
-
 class Counts(NamedTuple):
     """Numbers of messages and samples until now.
 
     Attributes:
-        received: messages.
-        too_long: messages that were discarded, for their length.
-        malformed: messages that were discarded because an end of them was missing.
-        unknown: messages of unknown types.
-        matched: samples that were counted to a transaction.
         unmatched: samples of unknown transactions: not sampled, or forwarded already.
         beyond: samples beyond `MAX_STACK_IDS` of one transaction.
         refused: transactions that could not wait because the buffer was full.
@@ -77,21 +58,23 @@ class Correlator:
     """The correlation of one process; continues in a forked child.
 
     Args:
-        make_reader: makes a ``splunk_profiler._context.SocketReader`` from a socket's descriptor.
+        at_once: defer transactions as soon as there is a socket, not only after a message.
+        buffer_size: number of transactions that may wait.
     """
 
     def __init__(
         self,
-        correlation_config: CorrelationConfig,
+        at_once: bool,
+        buffer_size: int,
         make_reader: Callable[[int], Any],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._config = correlation_config
+        self._at_once = at_once
         self._make_reader = make_reader
         self._now_ns = monotonic_ns
         self._guard = Guard("reading the messages of host profilers")
         self._handler = MessageHandler(self._activate)
-        self._pending = PendingSpans(correlation_config.buffer_size, self._handler.host_id)
+        self._pending = PendingSpans(buffer_size, self._handler.host_id)
         self._forwarder = SpanForwarder(self._pending, self._submit, monotonic_ns)
         self._deferral = SpanDeferral(self._pending, self._forwarder, self._wake_if_idle, monotonic_ns)
         self._processor_sets = WeakIdentitySet()
@@ -119,11 +102,8 @@ class Correlator:
     ) -> None:
         """Receive the messages of a socket from now on.
 
-        Args:
-            descriptor: descriptor of the socket, which must stay until `close`.
-            on_closed: called on a thread of ours when the application has closed the socket.
-            is_open: returns False if the descriptor no longer belongs to the socket. The
-                application may have closed it and opened something else.
+        The descriptor must stay until `close`. `is_open` returns False if the application has closed the socket; the
+        descriptor may then be of something else. `on_closed` is called on a thread of ours.
 
         Raises:
             OSError, RuntimeError: it cannot be read, or the process can make no more threads.
@@ -143,7 +123,7 @@ class Correlator:
         except BaseException:
             self.close()
             raise
-        if self._config.at_once:
+        if self._at_once:
             self._activate()
 
     def close(self) -> None:

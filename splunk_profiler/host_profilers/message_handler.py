@@ -28,16 +28,10 @@ _MAX_HOST_ID_LENGTH = 64
 
 
 class MessageHandler:
-    """The state that messages change.
-
-    Args:
-        activate: makes transactions wait from now on; returns False if nothing changes.
+    """The state that messages change. `activate` makes transactions wait from now on.
 
     Attributes:
         delay_ns: time (ns) that transactions wait for their stack traces.
-        host_id: host id that a profiler sent.
-        malformed: messages without their end, by reason.
-        unknown: messages of unknown types, by type.
     """
 
     def __init__(self, activate: Callable[[], bool]) -> None:

@@ -31,10 +31,7 @@ class MessageSocketError(Exception):
 
 
 class MessageSocket:
-    """A bound socket.
-
-    Args:
-        directory: absolute path of the directory of its file; made if it is missing.
+    """A bound socket, whose file is in `directory`, an absolute path. The directory is made if it is missing.
 
     Raises:
         MessageSocketError: it cannot be made there.
@@ -66,8 +63,17 @@ class MessageSocket:
         self._open()
 
     def remove_stale_sockets(self) -> None:
-        """Remove the sockets of killed processes from the directory. Takes long in a large one."""
-        _remove_stale(self._directory, Path(self.path).name)
+        """Remove the sockets that no process has bound from the directory. Takes long in a large one.
+
+        Process ids prove nothing: containers may share the directory. A socket has its name before it can be reached,
+        but is not listed then: both lock the directory.
+        """
+        with suppress(OSError):
+            for entry in os.scandir(self._directory):
+                if _NAME_PATTERN.fullmatch(entry.name) and entry.name != Path(self.path).name:
+                    with suppress(OSError):  # it is not ours to remove, or another process has just removed it
+                        if _is_abandoned(entry):
+                            Path(entry.path).unlink()
 
     @property
     def address(self) -> bytes:
@@ -150,19 +156,6 @@ def _datagram_socket() -> _socket.socket:
         return _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM, 0, descriptor)
     finally:
         new_socket.close()
-
-
-def _remove_stale(directory: str, own_name: str) -> None:
-    """Remove the sockets that no process has bound. Process ids prove nothing: containers may share the directory.
-
-    A socket has its name before it can be reached, but is not listed then: both lock the directory.
-    """
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            if _NAME_PATTERN.fullmatch(entry.name) and entry.name != own_name:
-                with suppress(OSError):  # it is not ours to remove, or another process has just removed it
-                    if _is_abandoned(entry):
-                        Path(entry.path).unlink()
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:

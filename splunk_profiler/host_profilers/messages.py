@@ -18,19 +18,12 @@ _DELAY = struct.Struct("=I")
 _LENGTH = struct.Struct("=I")
 _CORRELATION_TYPE = 1
 _REGISTRATION_TYPE = 2
-_HEADER_BYTES = _HEADER.size
-_CORRELATION_BYTES = _HEADER_BYTES + _CORRELATION.size
-_DELAY_END = _HEADER_BYTES + _DELAY.size
+_DELAY_END = _HEADER.size + _DELAY.size
 _HOST_ID_START = _DELAY_END + _LENGTH.size
 
 
 class ProfilerRegistration(NamedTuple):
-    """The registration of a profiler.
-
-    Attributes:
-        samples_delay_ms: usual time until it reports a sample.
-        host_id: empty if the message has none.
-    """
+    """The registration of a profiler: its usual delay of reports, and a host id, which may be empty."""
 
     samples_delay_ms: int
     host_id: str
@@ -57,11 +50,7 @@ class UnknownMessage(NamedTuple):
 
 
 class MalformedMessage(NamedTuple):
-    """A datagram that is no message, or a message without its end.
-
-    Attributes:
-        reason: words for a log line, the same for all of a kind.
-    """
+    """A datagram that is no message, or a message without its end; `reason` is the same for all of a kind."""
 
     reason: str
 
@@ -75,13 +64,13 @@ _SHORT_REGISTRATION = MalformedMessage("a profiler registration message that is 
 
 def decode(datagram: bytes) -> Message:
     """Return the message in `datagram`, of any minor version: new fields come last and are ignored."""
-    if len(datagram) < _HEADER_BYTES:
+    if len(datagram) < _HEADER.size:
         return _SHORT_HEADER
     message_type, _minor_version = _HEADER.unpack_from(datagram)
     if message_type == _CORRELATION_TYPE:
-        if len(datagram) < _CORRELATION_BYTES:
+        if len(datagram) < _HEADER.size + _CORRELATION.size:
             return _SHORT_CORRELATION
-        transaction, stack_trace_id, times = _CORRELATION.unpack_from(datagram, _HEADER_BYTES)
+        transaction, stack_trace_id, times = _CORRELATION.unpack_from(datagram, _HEADER.size)
         return TraceCorrelation(int.from_bytes(transaction, "big"), stack_trace_id, times)
     if message_type == _REGISTRATION_TYPE:
         return _decode_registration(datagram)
@@ -91,13 +80,13 @@ def decode(datagram: bytes) -> Message:
 def _decode_registration(datagram: bytes) -> ProfilerRegistration | MalformedMessage:
     if len(datagram) < _DELAY_END:
         return _SHORT_REGISTRATION
-    (delay_ms,) = _DELAY.unpack_from(datagram, _HEADER_BYTES)
+    (delay_ms,) = _DELAY.unpack_from(datagram, _HEADER.size)
     if len(datagram) == _DELAY_END:
         return ProfilerRegistration(delay_ms, "")  # senders of the first minor version may have no host id
     if len(datagram) < _HOST_ID_START:
         return _SHORT_REGISTRATION
     (length,) = _LENGTH.unpack_from(datagram, _DELAY_END)
-    if len(datagram) - _HOST_ID_START < length:
+    host_id = datagram[_HOST_ID_START : _HOST_ID_START + length]
+    if len(host_id) < length:
         return _SHORT_REGISTRATION
-    host_id = datagram[_HOST_ID_START : _HOST_ID_START + length].decode("utf-8", "replace")
-    return ProfilerRegistration(delay_ms, host_id)
+    return ProfilerRegistration(delay_ms, host_id.decode("utf-8", "replace"))

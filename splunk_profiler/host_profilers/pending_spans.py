@@ -28,23 +28,13 @@ def export_here(wrapped: WrappedProcessor, span: Any) -> None:
 
 
 class PendingSpans:
-    """Spans that have ended and were not exported yet.
-
-    Args:
-        buffer_size: number of transactions that may wait.
-        host_id: id of the host, for the resources of the spans.
-
-    Attributes:
-        processors: wrapped processors that export.
-        transactions: transactions that wait for a host profiler.
-        worker_queue: spans that flushes left to the worker thread, and events to set in between.
-    """
+    """Spans that have ended and were not exported yet."""
 
     def __init__(self, buffer_size: int, host_id: HostId) -> None:
         self.host_id = host_id
         self.processors: list[WrappedProcessor] = []
         self.transactions = Transactions(buffer_size)
-        self.worker_queue: deque[Delivery | WakeEvent] = deque()
+        self.worker_queue: deque[Delivery | WakeEvent] = deque()  # left by flushes; events to set in between
         self._buffer_size = buffer_size
         # Transactions stay here until their last span is out: a signal may end their delivery midway.
         self._in_flight: dict[int, Transaction] = {}

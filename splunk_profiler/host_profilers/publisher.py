@@ -33,31 +33,17 @@ _MAX_SOCKETS = 4  # made anew after the application has closed them
 
 @dataclass(frozen=True, slots=True)
 class PublishConfig:
-    """Settings of the publishing.
+    """Settings of the publishing."""
 
-    Attributes:
-        correlation: publish Elastic's ABI.
-        labels: publish the Custom Labels ABI.
-        socket_directory: directory of the socket.
-        socket_setting: name of the setting for it, for messages.
-    """
-
-    correlation: bool
-    labels: bool
+    correlation: bool  # publish Elastic's ABI
+    labels: bool  # publish the Custom Labels ABI
     socket_directory: str
-    socket_setting: str
+    socket_setting: str  # name of the setting for it, for messages
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSource:
-    """The places of the current context and labels.
-
-    Attributes:
-        variable: OpenTelemetry's variable, which holds a context.
-        span_key: key of the span in a context.
-        labels: variable that holds the user's labels.
-        context_type: type of immutable contexts. The content of its exact instances may be cached.
-    """
+    """The places of the current context and labels. The content of exact `context_type`s, immutable, may be cached."""
 
     variable: ContextVar[Any]
     span_key: str
@@ -66,12 +52,7 @@ class ContextSource:
 
 
 class Publisher:
-    """The publishing of one process; continues in a forked child.
-
-    Args:
-        extension: ``splunk_profiler._context``.
-        notify: called when `run_pending_work` has something to do; must be short.
-    """
+    """The publishing of one process; continues in a forked child. `notify` announces pending work; must be short."""
 
     def __init__(
         self,
@@ -116,12 +97,7 @@ class Publisher:
             self._warn_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
 
     def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
-        """Publish from now on. Readers find the process after `run_pending_work`.
-
-        Args:
-            provider: tracer provider, or None.
-            attributes: attributes of the service's resource, or None while they are unknown.
-        """
+        """Publish from now on. Readers find the process after `run_pending_work`, once `attributes` are known."""
         processors = getattr(provider, "_active_span_processor", None)
         if processors is not None and self._providers.attach(processors):
             self._correlator.attach(processors)
@@ -132,11 +108,7 @@ class Publisher:
         self._extension.audit()  # for threads that published before a stop and have not switched since
 
     def stop_listening(self, timeout_s: float) -> None:
-        """Stop the correlator. Comes before `stop`, while switches are still published: it may take long.
-
-        Args:
-            timeout_s: seconds that exporters have to take the spans that wait.
-        """
+        """Stop the correlator. Comes before `stop`, while switches are still published: it may take long."""
         has_lock = self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
         self._correlates = False
         if has_lock:
@@ -243,10 +215,8 @@ class Publisher:
     def _publish_service(self, service: Service, *, listens_first: bool = False) -> bool:
         """Publish in the order that the module's docstring gives. Return True if the service is visible.
 
-        Args:
-            service: the one to publish.
-            listens_first: start the correlator before: each transaction that begins while the process is visible
-                is then known to it. Not in a fork, which does not wait for that.
+        With `listens_first`, start the correlator before: each transaction that begins while the process is visible is
+        then known to it. Not in a fork, which does not wait for that.
         """
         if service == self._service or not self._correlates:
             return self._correlates
@@ -282,8 +252,7 @@ class Publisher:
     def _reopen(self, reopen_count: int | None = None) -> None:
         """Make the socket anew after the application has closed it, as daemons do.
 
-        Args:
-            reopen_count: `_reopen_count` of the socket that the correlator lost; None to check the socket itself.
+        `reopen_count` is that of the socket that the correlator lost; None to check the socket itself.
         """
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:

@@ -28,14 +28,7 @@ _STALL_TIMEOUT_S = 1.0
 
 
 class SpanDeferral:
-    """The patches of the process's exporting processors.
-
-    Args:
-        on_defer: called when a transaction begins to wait; must be short.
-
-    Attributes:
-        is_active: True while transactions are deferred; else spans go straight through.
-    """
+    """The patches of the process's exporting processors. While `is_active` is False, spans go straight through."""
 
     def __init__(
         self,
@@ -47,7 +40,7 @@ class SpanDeferral:
         self.is_active = False
         self._pending = pending
         self._forwarder = forwarder
-        self._on_defer = on_defer
+        self._on_defer = on_defer  # called when a transaction begins to wait; must be short
         self._now_ns = monotonic_ns
         self._lock = real_lock()  # held while the processors of `_unwrapped` are wrapped
         self._unwrapped: deque[Any] = deque()

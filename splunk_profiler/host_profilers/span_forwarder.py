@@ -32,19 +32,12 @@ _WORKER_TIMEOUT_S = 1.0  # for the worker to count messages; it takes longer onl
 _MAX_DEPTH = 3  # of flushes within each other
 _MAX_WORKER_QUEUE = 1_024  # spans; beyond it they stay where they wait
 
+# Wakes the worker thread, to run a function after it has counted all messages; False if there is no such thread.
 Submit = Callable[[Callable[[], None] | None], bool]
 
 
 class SpanForwarder:
-    """The export of pending spans, on the worker thread and for flushes and shutdowns.
-
-    Args:
-        submit: wakes the worker thread, to run a function after it has counted all messages.
-            Returns False if there is no such thread.
-
-    Attributes:
-        worker_export: exporter call that the worker thread is in.
-    """
+    """The export of pending spans, on the worker thread and for flushes and shutdowns."""
 
     def __init__(
         self, pending: PendingSpans, submit: Submit, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -103,10 +96,7 @@ class SpanForwarder:
         """Hand over all that has ended until now, before `flushed` exports it.
 
         A processor may flush at the end of each span, and so within a flush. The outermost flush
-        then goes on. A signal handler may add one level.
-
-        Returns:
-            False if it takes longer than `timeout_ms` milliseconds.
+        then goes on. A signal handler may add one level. Return False after `timeout_ms` milliseconds.
         """
         depth = self._pending.depth
         if depth >= _MAX_DEPTH or self.worker_export.is_inside:

@@ -36,7 +36,6 @@ class Transaction:
     """One local root span, from its start until it is forwarded.
 
     Attributes:
-        key: trace id and span id as one number.
         ended_ns: time of its end (ns), 0 before.
         deliveries: one for each exporting processor; `take` begins with the last.
         is_closed: True once it has left the queue. A delivery added later must be exported at once.
@@ -71,14 +70,7 @@ class Transaction:
 
 
 class Transactions:
-    """The transactions of a process.
-
-    Args:
-        size: number of transactions that may wait to be forwarded.
-
-    Attributes:
-        matched, unmatched, beyond, refused: counters; see `correlator.Counts`.
-    """
+    """The transactions of a process; `correlator.Counts` documents the counters."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -99,19 +91,14 @@ class Transactions:
         _evict_oldest(known, self._max_known)
 
     def defer(self, key: int, exporter: Any, span: Any, now_ns: int) -> Transaction:
-        """Keep the `span` of a transaction that has ended; called once for each `exporter`.
+        """Keep the `span` of a transaction that has ended; called once for each `exporter`. Return the transaction.
 
-        Returns:
-            The transaction. The caller delivers one that `is_closed`: the queue is full, or its
-            time is over.
+        The caller delivers one that `is_closed`: the queue is full, or its time is over.
         """
         transaction = self._known.get(key) or self._refused.get(key)
         if transaction is None:
             # It began before the correlation did. Samples of it may have come all the same.
-            early_transaction: Transaction | None = self._unmatched.pop(key, None)
-            transaction = self._known.setdefault(
-                key, Transaction(key) if early_transaction is None else early_transaction
-            )
+            transaction = self._known.setdefault(key, self._unmatched.pop(key, Transaction(key)))
             self.matched += transaction.ids
             self.unmatched -= transaction.ids
         if not transaction.ended_ns:

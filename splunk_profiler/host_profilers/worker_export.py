@@ -18,11 +18,7 @@ class ForwardingError(Exception):
 
 
 class WorkerExport:
-    """The exporter call of the worker thread. A forked child replaces it.
-
-    Attributes:
-        processor: processor that the worker thread is calling, or None.
-    """
+    """The exporter call of the worker thread. A forked child replaces it."""
 
     def __init__(self) -> None:
         self.processor: WrappedProcessor | None = None
@@ -34,11 +30,7 @@ class WorkerExport:
         self._forking_ident = 0  # ident of the thread that holds `_lock` while it forks
 
     def export(self, wrapped: WrappedProcessor, span: Any) -> None:
-        """Give `span` to its exporter, on the worker thread.
-
-        Raises:
-            ForwardingError: the exporter raised what ends a thread, such as `SystemExit`.
-        """
+        """Give `span` to its exporter, on the worker thread; `ForwardingError` if it raised what ends a thread."""
         with self._lock:
             self._worker_ident = _thread.get_ident()
             self.processor = wrapped

@@ -23,7 +23,6 @@ class WrappedProcessor:
         on_end: exports a span, or queues it.
         pass_through: the same, for a span that was not deferred, on the thread that ended it.
         has_queue: True if `on_end` only queues, and another thread exports.
-        is_shut_down: True since its shutdown began; no span waits for it any more.
         is_finished: True once it has been given its last span.
     """
 
@@ -67,12 +66,10 @@ class WrappedProcessor:
     @property
     def free_slots(self) -> int:
         """Number of spans that fit into its queue before it drops others; `sys.maxsize` if unknown."""
-        queue = getattr(self._export_buffer, "_queue", None)
+        queue: Any = getattr(self._export_buffer, "_queue", None)
         max_length = getattr(queue, "maxlen", None)
         try:
-            return (
-                sys.maxsize if queue is None or max_length is None or self.is_finished else int(max_length - len(queue))
-            )
+            return sys.maxsize if max_length is None or self.is_finished else int(max_length - len(queue))
         except TypeError:  # a queue of another kind
             return sys.maxsize
 

@@ -37,7 +37,6 @@ class Settings:
         duration_s: seconds to run; None means until it is stopped.
         off_cpu: also sample threads that sleep.
         children: also follow processes that the given ones fork.
-        send_registrations: send registrations.
         host_id: ``host.id`` of the registration; None omits it.
         registration_minor: minor version of the registration.
     """
@@ -68,8 +67,6 @@ class HostAgent:
             totals = agent.run()
 
     Args:
-        pids: the processes.
-        settings: settings of the agent.
         on_event: receives each event.
         clock: monotonic clock in seconds.
         wait: waits for a deadline of `clock`; meanwhile polls the callable until it returns True,

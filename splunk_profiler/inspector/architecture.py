@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from splunk_profiler.inspector.errors import UnsupportedError
 
-_POINTER_BYTES = 8
 _MAX_STATIC_OFFSET = 1 << 20
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
@@ -26,7 +25,6 @@ class Architecture:
 
     Attributes:
         name: machine name of ``uname -m``.
-        elf_machine: ``e_machine``.
         register_set: PTRACE_GETREGSET set that has the thread pointer.
         register_set_bytes: bytes to read of that set.
         thread_pointer_offset: byte offset of the thread pointer in that set.
@@ -70,15 +68,11 @@ class Architecture:
 
     def thread_pointer(self, registers: bytes) -> int:
         """Return the thread pointer from the bytes of `register_set`."""
-        return _register(registers, self.thread_pointer_offset)
+        return int.from_bytes(registers[self.thread_pointer_offset :][:8], "little")
 
     def instruction_pointer(self, registers: bytes) -> int:
         """Return the instruction pointer from the bytes of the general registers."""
-        return _register(registers, self.instruction_pointer_offset)
-
-
-def _register(registers: bytes, offset: int) -> int:
-    return int.from_bytes(registers[offset : offset + _POINTER_BYTES], "little")
+        return int.from_bytes(registers[self.instruction_pointer_offset :][:8], "little")
 
 
 def _round_up(value: int, alignment: int) -> int:

@@ -13,7 +13,6 @@ from splunk_profiler.inspector.maps import Mapping
 PAGE_BYTES = 4096
 """Granularity of offsets; a program has few locations."""
 
-_ID_BYTES = 16
 _ANONYMOUS = "[anonymous]"
 
 
@@ -33,7 +32,7 @@ class CodeLocation:
     def stack_trace_id(self) -> str:
         """A stable id of 16 bytes, as 32 hexadecimal digits; equal locations have equal ids."""
         text = os.fsencode(self.file) + b"\0" + self.offset.to_bytes(8, "little")
-        return blake2b(text, digest_size=_ID_BYTES).hexdigest()
+        return blake2b(text, digest_size=16).hexdigest()
 
 
 class CodeMap:

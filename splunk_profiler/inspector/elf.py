@@ -46,13 +46,10 @@ class Image:
     """The facts of an ELF file about the wanted symbols.
 
     Attributes:
-        has_sections: True if there are section headers.
         segments: the PT_LOAD segments.
         exported: wanted symbols that ``.dynsym`` defines.
         internal: wanted symbols that only ``.symtab`` has.
-        relocations: relocations of wanted symbols.
-        tls_size: bytes of the thread-local segment.
-        tls_alignment: alignment of the thread-local segment in bytes.
+        tls_size: bytes of the thread-local segment; `tls_alignment` is in bytes, too.
     """
 
     has_sections: bool
@@ -64,12 +61,7 @@ class Image:
     tls_alignment: int
 
     def bias(self, start: int, offset: int, page_bytes: int) -> int:
-        """Return what the loader added to the file's addresses.
-
-        Args:
-            start: address of a mapping of the file.
-            offset: file offset of that mapping.
-            page_bytes: size of a page.
+        """Return what the loader added to the addresses of a file mapped from `offset` at `start`.
 
         Raises:
             MalformedError: no segment begins at that offset.

@@ -15,10 +15,7 @@ from splunk_profiler.inspector.model import ProcessStorage, Reason
 class Sample:
     """A sample of a thread that worked for a transaction: a correlation message without its count.
 
-    Attributes:
-        trace_id: 32 hexadecimal digits.
-        transaction_id: 16 hexadecimal digits.
-        location: stands for the stack trace.
+    The ids are hexadecimal, of 32 and 16 digits. The location stands for the stack trace.
     """
 
     trace_id: str
@@ -28,14 +25,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The start of sampling of a process, and each change of its storage.
-
-    Attributes:
-        pid: the process.
-        command: name of the process.
-        storage: process storage.
-        reasons: reasons why a host profiler still loses something.
-    """
+    """The start of sampling, or a change of the storage; `reasons` name what is still lost."""
 
     pid: int
     command: str
@@ -45,13 +35,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A process in which there is nothing to sample yet; the agent reads it again later.
-
-    Attributes:
-        pid: the process.
-        command: name of the process.
-        reasons: reasons that block a host profiler.
-    """
+    """A process with nothing to sample yet, for blocking `reasons`; it is read again later."""
 
     pid: int
     command: str
@@ -63,9 +47,7 @@ class Registered:
     """A registration that was sent or lost; the next refresh repeats a lost one.
 
     Attributes:
-        pid: the process.
         socket_path: path as the process names it.
-        registration: the message.
         loss: reason why it did not arrive; None if it did.
     """
 
@@ -80,9 +62,7 @@ class Reported:
     """A correlation message that was sent or lost.
 
     Attributes:
-        pid: the process.
         socket_path: path as the process names it; a forked child first names its parent's.
-        sample: the sample.
         count: number of samples that the message stands for.
         loss: reason why it did not arrive; None if it did.
     """
@@ -130,10 +110,7 @@ class Totals:
         given_up: followed processes given up for another reason than their end.
         messages: correlation messages sent.
         samples: sum of the counts in those messages.
-        lost_messages: correlation messages that did not arrive, by reason.
-        lost_samples: sum of the counts in those messages, by reason.
-        registrations: registrations sent.
-        lost_registrations: registrations that did not arrive.
+        lost_samples: sum of the counts in `lost_messages`.
         busy_reads: reads that failed because another tracer held a thread.
         missed: sampling deadlines missed because earlier work took too long.
     """

@@ -42,7 +42,6 @@ class FollowedProcess:
     """A process that the agent refreshes, registers with, samples and reports to.
 
     Attributes:
-        pid: the process.
         is_counted: True if the process ever had a storage; the totals then include it.
 
     Raises:

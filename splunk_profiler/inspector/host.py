@@ -11,11 +11,6 @@ from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label,
 HOST_LIMITS = Limits(slots=10, key_bytes=25, value_bytes=53)
 
 _ELASTIC, _LABELS = Interface.ELASTIC, Interface.LABELS
-_MAX_NAME_BYTES = 128
-_MAX_ENVIRONMENT_BYTES = 128
-_MAX_PATH_BYTES = 1024
-_ZERO_TRACE_ID = "0" * 32
-_ZERO_SPAN_ID = "0" * 16
 
 
 def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
@@ -56,9 +51,8 @@ def _slot_problems(slot: Slot) -> list[Problem]:
         found.append(Problem(_LABELS, "label-key-not-text", _printable(slot.key)))
     if slot.key_length > HOST_LIMITS.key_bytes or len(truncated_key) < len(slot.key):
         found.append(Problem(_LABELS, "label-key-cut", _printable(slot.key)))
-    if slot.value_length > HOST_LIMITS.value_bytes or len(_truncate(slot.value, HOST_LIMITS.value_bytes)) < len(
-        slot.value
-    ):
+    truncated_value = _truncate(slot.value, HOST_LIMITS.value_bytes)
+    if slot.value_length > HOST_LIMITS.value_bytes or len(truncated_value) < len(slot.value):
         found.append(Problem(_LABELS, "label-value-cut", _printable(slot.key)))
     return found
 
@@ -70,9 +64,9 @@ def record_problems(record: CorrelationRecord) -> list[Problem]:
     if not record.trace_present:
         return []
     found = []
-    if record.trace_id == _ZERO_TRACE_ID:
+    if int(record.trace_id, 16) == 0:
         found.append(Problem(_ELASTIC, "trace-id-zero"))
-    if record.transaction_id == _ZERO_SPAN_ID:
+    if int(record.transaction_id, 16) == 0:
         found.append(Problem(_ELASTIC, "transaction-id-zero"))
     return found
 
@@ -81,9 +75,9 @@ def storage_problems(storage: ProcessStorage) -> list[Problem]:
     """Return why a host profiler would refuse the process storage."""
     found = []
     for code, text, max_bytes in (
-        ("service-name-too-long", storage.service_name, _MAX_NAME_BYTES),
-        ("environment-too-long", storage.service_environment, _MAX_ENVIRONMENT_BYTES),
-        ("storage-path-too-long", storage.socket_path, _MAX_PATH_BYTES),
+        ("service-name-too-long", storage.service_name, 128),
+        ("environment-too-long", storage.service_environment, 128),
+        ("storage-path-too-long", storage.socket_path, 1024),
     ):
         size = len(text.encode("utf-8", "surrogateescape"))
         if size > max_bytes:

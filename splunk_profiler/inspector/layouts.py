@@ -45,13 +45,9 @@ _MAX_LABEL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot of a label set.
+    """A slot of a label set: the lengths that it states, in bytes, and the bytes up to the limit.
 
-    Attributes:
-        key_length: length that the slot states, in bytes.
-        key: the bytes up to the limit; None if the slot is empty.
-        value_length: length that the slot states, in bytes.
-        value: the bytes up to the limit; None breaks the specification.
+    Without a key the slot is empty. A key without a value breaks the specification.
     """
 
     key_length: int
@@ -70,8 +66,7 @@ class LabelSet:
 
 def decode_descriptor(data: bytes) -> tuple[int, int]:
     """Return the two words of a TLS descriptor, or of a dynamic one's ``tls_index``."""
-    first, second = _unpack(_DESCRIPTOR, data, "a TLS descriptor")
-    return first, second
+    return _unpack(_DESCRIPTOR, data, "a TLS descriptor")
 
 
 def decode_record(data: bytes) -> CorrelationRecord:

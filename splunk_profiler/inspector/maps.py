@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from splunk_profiler.inspector.model import Interface
@@ -26,9 +26,7 @@ class Mapping:
     """A mapped part of the address space.
 
     Attributes:
-        start: first address.
         end: address after the last.
-        executable: True if code in it may run.
         offset: offset of its start in the file.
         path: path as the process sees it; outside of files the kernel's name, which may be empty.
         deleted: True if the file was deleted from that path.
@@ -52,27 +50,17 @@ def parse_code(text: str) -> list[Mapping]:
     return [mapping for mapping in _parse(text) if mapping.executable]
 
 
-def _parse(text: str) -> list[Mapping]:
-    found = []
+def _parse(text: str) -> Iterator[Mapping]:
     for line in text.splitlines():
-        match = _LINE_PATTERN.fullmatch(line)
-        if match is None:
-            continue
-        path = match["path"]
-        deleted = path.endswith(_DELETED_SUFFIX)
-        if deleted:
-            path = path[: -len(_DELETED_SUFFIX)]
-        found.append(
-            Mapping(
+        if match := _LINE_PATTERN.fullmatch(line):
+            yield Mapping(
                 start=int(match["start"], 16),
                 end=int(match["end"], 16),
                 executable="x" in match["rights"],
                 offset=int(match["offset"], 16),
-                path=path.replace("\\012", "\n"),
-                deleted=deleted,
+                path=match["path"].removesuffix(_DELETED_SUFFIX).replace("\\012", "\n"),
+                deleted=match["path"].endswith(_DELETED_SUFFIX),
             )
-        )
-    return found
 
 
 def code_mapping_by_path(mappings: Iterable[Mapping]) -> dict[str, Mapping]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import os
 from collections.abc import Sequence
 
@@ -13,7 +14,6 @@ from splunk_profiler.inspector.permissions import not_permitted
 
 _MAX_RANGES = 512  # below the kernel's IOV_MAX
 _MAX_ADDRESS = (1 << 64) - 1
-_WORD_BYTES = 8
 
 
 class IoVec(ctypes.Structure):
@@ -57,7 +57,7 @@ class Memory:
 
     def read_word(self, address: int) -> int:
         """Return the pointer-sized integer at `address`."""
-        return int.from_bytes(self.read_bytes(address, _WORD_BYTES), "little")
+        return int.from_bytes(self.read_bytes(address, 8), "little")
 
     def _read_batch(self, ranges: Sequence[MemoryRange]) -> list[bytes]:
         for address, size in ranges:
@@ -72,11 +72,8 @@ class Memory:
         copied_bytes = self._readv(self._tid, local, 1, remote, len(ranges), 0)
         if copied_bytes != total:
             self._raise_error(ctypes.get_errno() if copied_bytes < 0 else errno.EFAULT, ranges)
-        data, found, offset = buffer.raw, [], 0
-        for _, size in ranges:
-            found.append(data[offset : offset + size])
-            offset += size
-        return found
+        data = io.BytesIO(buffer.raw)
+        return [data.read(size) for _, size in ranges]
 
     def _raise_error(self, error_number: int, ranges: Sequence[MemoryRange]) -> None:
         if error_number == errno.EFAULT:

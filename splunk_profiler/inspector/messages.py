@@ -7,7 +7,6 @@ reader of messages, so that a mistake there is not repeated here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _CORRELATION_TYPE, _CORRELATION_MINOR = 1, 1
@@ -49,25 +48,13 @@ def encode_registration(registration: Registration) -> bytes:
 def encode_correlation(trace_id: str, transaction_id: str, stack_trace_id: str, count: int) -> bytes:
     """Encode a "CPU Profiler Trace Correlation Message" for a stack trace sampled `count` times.
 
-    Args:
-        trace_id: 32 hexadecimal digits.
-        transaction_id: 16 hexadecimal digits.
-        stack_trace_id: 32 hexadecimal digits.
-        count: 1 to `MAX_COUNT`.
+    The ids have 32, 16 and 32 hexadecimal digits; the count is 1 to `MAX_COUNT`.
     """
-    return _CORRELATION.pack(
-        _CORRELATION_TYPE,
-        _CORRELATION_MINOR,
-        bytes.fromhex(trace_id),
-        bytes.fromhex(transaction_id),
-        bytes.fromhex(stack_trace_id),
-        count,
-    )
+    ids = (bytes.fromhex(digits) for digits in (trace_id, transaction_id, stack_trace_id))
+    return _CORRELATION.pack(_CORRELATION_TYPE, _CORRELATION_MINOR, *ids, count)
 
 
-def split_count(samples: int) -> Iterator[int]:
+def split_count(samples: int) -> list[int]:
     """Split `samples` into the counts of as few messages as possible."""
-    while samples > 0:
-        count = min(samples, MAX_COUNT)
-        yield count
-        samples -= count
+    full_messages, rest = divmod(samples, MAX_COUNT)
+    return [MAX_COUNT] * full_messages + ([rest] if rest else [])

@@ -45,10 +45,9 @@ class MemoryRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file mapped in the process that publishes an interface.
+    """A mapped file that publishes an interface.
 
     Attributes:
-        interface: the interface that it publishes.
         path: path as the process sees it.
         tls: way to its thread-local pointer.
         offset: bytes from the thread pointer to that pointer, if static.
@@ -64,14 +63,7 @@ class Library:
 class CorrelationRecord:
     """A thread's record of the Elastic interface ("Thread Local Storage Layout").
 
-    Attributes:
-        minor_version: layout-minor-version.
-        valid: the valid byte; 0 during a write.
-        trace_present: the trace-present byte.
-        trace_flags: W3C trace flags.
-        trace_id: 32 hexadecimal digits.
-        span_id: 16 hexadecimal digits.
-        transaction_id: 16 hexadecimal digits.
+    `valid` is 0 during a write; `trace_flags` are W3C's. The ids have 32, 16 and 16 digits.
     """
 
     minor_version: int
@@ -132,14 +124,7 @@ class ThreadReading:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStorage:
-    """The Elastic process storage ("Process Storage Layout").
-
-    Attributes:
-        minor_version: layout-minor-version.
-        service_name: service-name.
-        service_environment: service-environment.
-        socket_path: socket-file-path, as the process sees it.
-    """
+    """The Elastic process storage ("Process Storage Layout"); the path as the process sees it."""
 
     minor_version: int
     service_name: str
@@ -151,13 +136,7 @@ class ProcessStorage:
 class Reason:
     """An explanation of why a host profiler sees nothing, or less than was published.
 
-    Attributes:
-        code: name in docs/inspect.md.
-        level: consequence for a host profiler.
-        interface: the interface concerned.
-        text: the fault in words.
-        remedy: advice to the user.
-        tids: threads concerned; empty if the whole process is.
+    Its `code` is the name in docs/inspect.md; `tids` is empty if it concerns the whole process.
     """
 
     code: str
@@ -173,15 +152,12 @@ class Report:
     """One read of a whole process.
 
     Attributes:
-        pid: the process.
-        command: name of the process.
         time_ns: start of the read in nanoseconds since the epoch.
         strict_host: True for values as real host profilers see them, False for the specifications'.
-        libraries: mapped publishers.
         storage: None if there is none, or (strict) if a host profiler would refuse it.
         socket_accepted: True if messages to the storage's socket would arrive; None without a storage.
-        threads: threads in the kernel's order.
-        reasons: reasons, worst first.
+        threads: in the kernel's order.
+        reasons: worst first.
     """
 
     pid: int

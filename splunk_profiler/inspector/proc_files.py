@@ -9,11 +9,7 @@ from typing import NamedTuple
 class Stat(NamedTuple):
     """The fields of ``stat`` that matter here.
 
-    Attributes:
-        name: at most 15 bytes for a thread.
-        state: one letter.
-        parent_pid: id of the parent process.
-        start_time: clock ticks since boot; tells a process from a later one of the same id.
+    The start time, in clock ticks since boot, tells a process from a later one of the same id.
     """
 
     name: str

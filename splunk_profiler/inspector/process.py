@@ -11,10 +11,6 @@ from splunk_profiler.inspector.maps import Mapping, parse_code, parse_maps
 from splunk_profiler.inspector.permissions import not_permitted
 from splunk_profiler.inspector.proc_files import read_stat, read_status
 
-_DEAD_STATES = "ZX"
-_UNINTERRUPTIBLE_STATE = "D"
-_RUNNING_STATE = "R"
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -27,17 +23,17 @@ class Task:
     @property
     def is_alive(self) -> bool:
         """True if the thread has not ended."""
-        return self.state not in _DEAD_STATES
+        return self.state not in "ZX"
 
     @property
     def is_running(self) -> bool:
         """True if the thread is on a processor or waits for one."""
-        return self.state == _RUNNING_STATE
+        return self.state == "R"
 
     @property
     def can_stop(self) -> bool:
-        """True if the thread would stop soon after a request."""
-        return self.state not in _DEAD_STATES + _UNINTERRUPTIBLE_STATE
+        """True if the thread would stop soon after a request (D is an uninterruptible sleep)."""
+        return self.is_alive and self.state != "D"
 
 
 class Process:
@@ -64,11 +60,7 @@ class Process:
             raise NoSuchProcessError(f"process {pid} has ended and waits for its parent to notice")
         # If the first thread has ended, only the ids of others show files and memory.
         self.live_tid = pid if pid in live_tids else live_tids[0]
-
-    @property
-    def proc_path(self) -> Path:
-        """The folder of the process in ``/proc``."""
-        return Path(f"/proc/{self.live_tid}")
+        self.proc_path = Path(f"/proc/{self.live_tid}")
 
     def raise_if_ended(self) -> None:
         """Raise ProcessEndedError unless it is still the same process."""

@@ -6,25 +6,16 @@ Runs on the tracer's thread, inside `Tracer.visit`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from splunk_profiler.inspector import host, layouts
 from splunk_profiler.inspector.architecture import Architecture
 from splunk_profiler.inspector.errors import MalformedError, UnreadableError
 from splunk_profiler.inspector.memory import Memory
-from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem, TlsKind
-from splunk_profiler.inspector.publishers import Publisher, ThreadLocalVariable
+from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem
+from splunk_profiler.inspector.publishers import ThreadLocalVariable
 
 _DTV_ENTRY_BYTES = 16
 _DTV_UNALLOCATED = (1 << 64) - 1
-
-
-class PublishedValues(NamedTuple):
-    """The published part of a `model.ThreadReading`."""
-
-    correlation: CorrelationRecord | None
-    labels: tuple[Label, ...] | None
-    problems: tuple[Problem, ...]
 
 
 class ThreadMemory:
@@ -35,14 +26,10 @@ class ThreadMemory:
         self._architecture = architecture
         self._strict_host = strict_host
 
-    def can_follow(self, publisher: Publisher) -> bool:
-        """Return True if the publisher's variable can be read; in strict mode only static TLS can."""
-        if publisher.variable is None:
-            return False
-        return not self._strict_host or publisher.library.tls is TlsKind.STATIC
-
-    def published(self, thread_pointer: int, variables: Mapping[Interface, ThreadLocalVariable]) -> PublishedValues:
-        """Return what the stopped thread with `thread_pointer` publishes at `variables`."""
+    def published(
+        self, thread_pointer: int, variables: Mapping[Interface, ThreadLocalVariable]
+    ) -> tuple[CorrelationRecord | None, tuple[Label, ...] | None, tuple[Problem, ...]]:
+        """Return record, labels and problems of the stopped thread with `thread_pointer`."""
         problems: list[Problem] = []
         correlation, labels = None, None
         if Interface.ELASTIC in variables:
@@ -55,7 +42,7 @@ class ThreadMemory:
                 labels = self._read_labels(thread_pointer, variables[Interface.LABELS], problems)
             except (UnreadableError, MalformedError) as error:
                 problems.append(Problem(Interface.LABELS, "labels-unreadable", str(error)))
-        return PublishedValues(correlation, labels, tuple(problems))
+        return correlation, labels, tuple(problems)
 
     def _read_record(
         self, thread_pointer: int, variable: ThreadLocalVariable, problems: list[Problem]

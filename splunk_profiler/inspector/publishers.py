@@ -55,7 +55,6 @@ class Publisher:
     """A library that publishes an interface.
 
     Attributes:
-        library: the public description.
         variable: the thread-local pointer; None if no reader could find it.
         process_wide: address of the other symbol; None if there is none.
     """
@@ -184,8 +183,7 @@ class PublisherFinder:
             image = self._load_image(mapping)
         except MalformedError:
             return False
-        names = _SYMBOLS[interface]
-        return image is not None and names.thread_local in image.exported
+        return image is not None and _SYMBOLS[interface].thread_local in image.exported
 
     def _load_image(self, mapping: Mapping) -> elf.Image | None:
         """Return the parsed file; None if it is unreadable, or lacks both name and symbols."""
@@ -221,7 +219,6 @@ def _symbol_problems(interface: Interface, image: elf.Image) -> list[Problem]:
             found.append(Problem(interface, "symbol-hidden" if name in image.internal else "symbol-missing", name))
         elif size is not None and symbol.size != size:
             found.append(Problem(interface, "symbol-size", f"{name} has {symbol.size} bytes instead of {size}"))
-    others = [other.thread_local for one, other in _SYMBOLS.items() if one is not interface]
-    if any(name in image.exported for name in others):
+    if any(other.thread_local in image.exported for other in _SYMBOLS.values() if other is not names):
         found.append(Problem(interface, "both-interfaces"))
     return found

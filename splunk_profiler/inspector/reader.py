@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from splunk_profiler.inspector import layouts
 from splunk_profiler.inspector.architecture import HEADER_BYTES, Architecture, architecture_of
@@ -36,7 +35,7 @@ from splunk_profiler.inspector.model import (
 from splunk_profiler.inspector.process import Process, Task
 from splunk_profiler.inspector.published import ThreadMemory
 from splunk_profiler.inspector.publishers import PublisherFinder, SearchResult, ThreadLocalVariable
-from splunk_profiler.inspector.reasons import is_blocking, reasons_for
+from splunk_profiler.inspector.reasons import blocked_interfaces, reasons_for
 from splunk_profiler.inspector.sockets import socket_problem
 from splunk_profiler.inspector.tracer import Tracer
 
@@ -73,6 +72,9 @@ class Reader:
         strict_host: give values as real host profilers see them, not as the specifications say.
         interfaces: the interfaces to look for; with fewer of them, threads stop for less time.
 
+    Attributes:
+        root: the folder below which the paths lie that the process names.
+
     Raises:
         InspectorError: the process cannot be read (see `errors`).
     """
@@ -83,6 +85,8 @@ class Reader:
         self.pid = pid
         self.strict_host = strict_host
         self._process = Process(pid)
+        self.command = self._process.command
+        self.root = self._process.proc_path / "root"
         architecture = _architecture(self._process)
         self._memory = Memory(self._process.live_tid)
         self._thread_memory = ThreadMemory(self._memory, architecture, strict_host)
@@ -108,19 +112,9 @@ class Reader:
         return self._tracer.detach_pending()
 
     @property
-    def command(self) -> str:
-        """The name of the process."""
-        return self._process.command
-
-    @property
-    def root(self) -> Path:
-        """The folder below which the paths lie that the process names."""
-        return self._process.proc_path / "root"
-
-    @property
     def storage(self) -> ProcessStorage | None:
         """The last process storage; None without one, or (strict) if a host profiler refuses it."""
-        is_refused = self.strict_host and Interface.ELASTIC in _blocked_interfaces(self._problems())
+        is_refused = self.strict_host and Interface.ELASTIC in blocked_interfaces(self._problems())
         return None if is_refused else self._storage_reading.storage
 
     def reasons(self) -> tuple[Reason, ...]:
@@ -160,13 +154,12 @@ class Reader:
             raise NotPythonError(f"process {self.pid} ({program}) does not run Python and publishes nothing")
         self._search_result = search
         self._storage_reading = self._read_storage()
-        blocked_interfaces = _blocked_interfaces(self._problems()) if self.strict_host else set()
+        # As a host profiler follows static TLS only, "tls-dynamic" is among the blocking problems.
+        blocked = blocked_interfaces(self._problems()) if self.strict_host else set()
         self._variables = {
             interface: publisher.variable
             for interface, publisher in search.publishers.items()
-            if interface not in blocked_interfaces
-            and publisher.variable is not None
-            and self._thread_memory.can_follow(publisher)
+            if interface not in blocked and publisher.variable is not None
         }
 
     def read(self) -> Report:
@@ -179,10 +172,10 @@ class Reader:
         self.refresh()
         threads = self.sample()
         problems = self._problems()
-        blocked_interfaces = _blocked_interfaces(problems)
-        if Interface.ELASTIC not in blocked_interfaces and not any(thread.correlation for thread in threads):
+        blocked = blocked_interfaces(problems)
+        if Interface.ELASTIC not in blocked and not any(thread.correlation for thread in threads):
             problems.append(Problem(Interface.ELASTIC, "no-thread-publishes"))
-        if Interface.LABELS not in blocked_interfaces and all(thread.labels is None for thread in threads):
+        if Interface.LABELS not in blocked and all(thread.labels is None for thread in threads):
             problems.append(Problem(Interface.LABELS, "no-thread-publishes"))
         return Report(
             pid=self.pid,
@@ -277,10 +270,6 @@ def read(pid: int, *, strict_host: bool = False) -> Report:
     """Read process `pid` once; the arguments and errors are those of `Reader`."""
     with Reader(pid, strict_host=strict_host) as reader:
         return reader.read()
-
-
-def _blocked_interfaces(problems: Iterable[Problem]) -> set[Interface]:
-    return {problem.interface for problem in problems if is_blocking(problem)}
 
 
 def _architecture(process: Process) -> Architecture:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from splunk_profiler.inspector.model import Interface, Level, Problem, Reason, ThreadReading
 
 _USE_TLSDESC = "build it with -ftls-model=global-dynamic -mtls-dialect=gnu2 (x86-64) or =desc (aarch64), with GCC"
-_RAISE_TLS_SURPLUS = "raise GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, or load the library with LD_PRELOAD"
 _RESTART = "restart the process after an upgrade or removal of its packages"
 _DEFAULT_VISIBILITY = "export it with default visibility, so that .dynsym has it"
 
@@ -58,7 +57,7 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
     "tls-dynamic": (
         Level.BLOCKS,
         "the variable got no static place in thread-local storage, and host profilers follow no other",
-        _RAISE_TLS_SURPLUS,
+        "raise GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, or load the library with LD_PRELOAD",
     ),
     "tls-unresolved": (Level.BLOCKS, "the TLS descriptor was not filled in", "link the library with -z now"),
     "storage-null": (
@@ -160,6 +159,6 @@ def _to_reason(problem: Problem, tids: tuple[int, ...]) -> Reason:
     return Reason(problem.code, level, problem.interface, text + detail, remedy, tids)
 
 
-def is_blocking(problem: Problem) -> bool:
-    """Return True if a host profiler sees nothing because of the problem."""
-    return CATALOGUE[problem.code][0] is Level.BLOCKS
+def blocked_interfaces(problems: Iterable[Problem]) -> set[Interface]:
+    """Return the interfaces through which a host profiler sees nothing because of `problems`."""
+    return {problem.interface for problem in problems if CATALOGUE[problem.code][0] is Level.BLOCKS}

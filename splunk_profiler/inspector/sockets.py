@@ -15,12 +15,7 @@ _MAX_PATH_BYTES = 89
 
 
 def socket_problem(root: Path, path: str) -> Problem | None:
-    """Return why messages to the socket would not arrive; None if they would.
-
-    Args:
-        root: ``/proc/PID/root``.
-        path: path in the process storage.
-    """
+    """Return why messages to `path` below `root` would not arrive; None if they would."""
     return _path_problem(path) or _file_problem(f"{root}{path}", path) or _connection_problem(f"{root}{path}", path)
 
 

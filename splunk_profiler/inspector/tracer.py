@@ -48,8 +48,6 @@ class Tracer:
         self._pid = pid
         self._architecture = architecture
         self._ptrace = _ptrace_function()
-        self._register_buffer = ctypes.create_string_buffer(architecture.register_set_bytes)
-        self._general_register_buffer = ctypes.create_string_buffer(architecture.general_set_bytes)
         # Attached threads: None until the stop is seen, then the signal that the stop intercepted.
         self._attached: dict[int, int | None] = {}
         self._is_permitted = False
@@ -90,24 +88,23 @@ class Tracer:
 
     def thread_pointer(self, tid: int) -> int | None:
         """Return the thread pointer of a stopped thread; None if it was killed meanwhile."""
-        if not self._read_registers(tid, self._architecture.register_set, self._register_buffer):
-            return None
-        return self._architecture.thread_pointer(self._register_buffer.raw)
+        registers = self._read_registers(tid, self._architecture.register_set, self._architecture.register_set_bytes)
+        return None if registers is None else self._architecture.thread_pointer(registers)
 
     def instruction_pointer(self, tid: int) -> int | None:
         """Return the instruction pointer of a stopped thread; None if it was killed meanwhile."""
-        if not self._read_registers(tid, GENERAL_REGISTER_SET, self._general_register_buffer):
-            return None
-        return self._architecture.instruction_pointer(self._general_register_buffer.raw)
+        registers = self._read_registers(tid, GENERAL_REGISTER_SET, self._architecture.general_set_bytes)
+        return None if registers is None else self._architecture.instruction_pointer(registers)
 
     def detach_pending(self, timeout_s: float = 0.0) -> bool:
         """Release threads that stopped late; return True if none are left."""
         self._detach_stopped(timeout_s)
         return not self._attached
 
-    def _read_registers(self, tid: int, set_type: int, buffer: ctypes.Array[ctypes.c_char]) -> bool:
-        iovec = IoVec(ctypes.addressof(buffer), len(buffer))
-        return bool(self._ptrace(_PTRACE_GETREGSET, tid, set_type, ctypes.addressof(iovec)) >= 0)
+    def _read_registers(self, tid: int, set_type: int, size: int) -> bytes | None:
+        buffer = ctypes.create_string_buffer(size)
+        iovec = IoVec(ctypes.addressof(buffer), size)
+        return buffer.raw if self._ptrace(_PTRACE_GETREGSET, tid, set_type, ctypes.addressof(iovec)) >= 0 else None
 
     def _request_stop(self, tid: int) -> None:
         if tid in self._attached:

@@ -26,9 +26,7 @@ class Profiler:
     """One run of the profiler, from start to stop.
 
     Args:
-        resolved: the settings.
         on_fork_in_child: called in a forked child where Python's fork hooks have not run.
-        runtime_id: the id of the process.
         parent: the parent's profiler in a forked child, whose resources must not be used; else None.
         is_forked_child: True for the first run in a forked child, which continues the publishing of `parent`.
         has_lost_threads: True in a child that C code has forked; the interpreter lists threads that do not exist.

@@ -14,7 +14,7 @@ from typing import Any
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.host_profilers.context_hooks import patch_runtime_context
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
+from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.libraries import labels_library
 from splunk_profiler.host_profilers.process_storage import service_of
 from splunk_profiler.host_profilers.publisher import ContextSource, PublishConfig, Publisher
@@ -35,9 +35,6 @@ class Publishing:
     """One run of publishing, from start to stop; a forked child continues it.
 
     Args:
-        resolved: the settings.
-        extension: ``splunk_profiler._context``.
-        source: the variables of the current context and labels.
         is_audited_by_sampling: True if sampling calls `audit` at every snapshot; else our thread does, once a second.
     """
 
@@ -51,11 +48,10 @@ class Publishing:
             config.socket_directory or _temporary_directory(),
             "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
         )
-        correlation_config = CorrelationConfig(
-            at_once=config.correlation.lower() == "true", buffer_size=config.correlation_buffer_size
-        )
         self._extension = extension
-        self._correlator = Correlator(correlation_config, extension.SocketReader)
+        self._correlator = Correlator(
+            config.correlation.lower() == "true", config.correlation_buffer_size, extension.SocketReader
+        )
         self._publisher = Publisher(extension, publish_config, source, self._correlator, self._notify)
         self._publishes_labels = config.publishes_labels
         self._removes_preload = config.preload.lower() == "auto"
@@ -129,11 +125,7 @@ class Publishing:
             self._publisher.release_after_fork()
 
     def after_fork(self) -> None:
-        """Continue in a forked child.
-
-        Raises:
-            OSError, RuntimeError: it is not possible; everything is undone.
-        """
+        """Continue in a forked child. Raises what `start` raises; everything is undone."""
         self._forking_ident = 0
         self._periodic_worker = None  # the parent's
         try:
@@ -169,12 +161,7 @@ class Publishing:
 
 
 class PeriodicWorker:
-    """A thread that works at its start, when woken, and every period.
-
-    Args:
-        work: the work; never raises.
-        period_s: seconds between two wake-ups.
-    """
+    """A thread that calls `work`, which never raises, at its start, when woken, and every `period_s` seconds."""
 
     def __init__(self, work: Callable[[], None], period_s: float) -> None:
         self._work = work
@@ -212,12 +199,7 @@ def _temporary_directory() -> str:
 
 
 def make_publishing(resolved: Resolved, *, is_audited_by_sampling: bool) -> Publishing | None:
-    """Return publishing as `resolved` configures it; None if it is switched off or not possible (logged).
-
-    Args:
-        resolved: the settings.
-        is_audited_by_sampling: see `Publishing`.
-    """
+    """Return publishing as `resolved` configures it; None if it is switched off or not possible (logged)."""
     config = resolved.config
     if not config.publishes_correlation and not config.publishes_labels:
         return None

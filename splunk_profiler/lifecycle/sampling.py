@@ -14,12 +14,13 @@ from typing import Any
 from splunk_profiler.capture.events import EventSources, make_sources, registered_kinds
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
+from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.config import Config, Resolved
 from splunk_profiler.export import destinations
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
-from splunk_profiler.lifecycle.trace_profiler import TraceProfiler, make_trace_filter
+from splunk_profiler.lifecycle.trace_profiler import TraceProfiler
 from splunk_profiler.model import Snapshot
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
@@ -56,19 +57,9 @@ class PublishingCalls:
 
 
 class Sampling:
-    """One run of sampling, from start to stop.
+    """One run of sampling, from start to stop; in a forked child, it continues the trackers of `parent`.
 
-    Args:
-        resolved: the settings.
-        on_fork_in_child: called in a forked child where Python's fork hooks have not run.
-        publishing: the calls of publishing.
-        runtime_id: the id of the process.
-        choice: the walker, native or portable.
-        parent: the parent's sampling in a forked child, which continues its trackers; else None.
-
-    Attributes:
-        sink: opened late; it must not import while the process forks.
-        batch_exporter: it must not export while the process forks.
+    While the process forks, `sink` must not import and `batch_exporter` must not export.
     """
 
     def __init__(
@@ -125,11 +116,7 @@ class Sampling:
         return self._choice.name == "native"
 
     def start(self) -> None:
-        """Start the threads.
-
-        Raises:
-            RuntimeError: the process can make no more threads; `stop` ends those that run.
-        """
+        """Start the threads; `RuntimeError` if the process can make no more. Then `stop` ends those that run."""
         config, choice = self._resolved.config, self._choice
         if not self.is_native:
             self._context_tracker.install()
@@ -207,7 +194,7 @@ class Sampling:
             config.max_stack_depth,
             labels_var=CURRENT_LABELS if config.sends_profiles else None,  # text records carry no labels
             labels_of=self._label_tracker.labels_of,
-            trace_filter=None if selector is None else make_trace_filter(selector),
+            trace_filter=None if selector is None else TraceFilter(selector.traces, spans.span_key(), spans.trace_id),
         )
 
     def _make_snapshot_builder(self) -> SnapshotBuilder:

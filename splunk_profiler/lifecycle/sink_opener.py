@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class SinkOpener:
-    """Opener of the sink of one run of sampling.
-
-    Args:
-        resolved: the settings.
-        resource_tagger: adds the process's id to the resource.
-        enrich_resource: adds to the resource what host profilers have sent.
-        parent: the parent's opener in a forked child; else None.
-    """
+    """Opener of the sink of one run of sampling; `parent` is the parent's opener in a forked child."""
 
     def __init__(
         self,

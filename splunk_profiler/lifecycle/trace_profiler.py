@@ -7,9 +7,7 @@ already. Must not import export or formats.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.pipeline.record_pipeline import RecordPipeline
@@ -18,13 +16,7 @@ from splunk_profiler.raw import RawSnapshot
 
 
 class TraceProfiler:
-    """Profiler of selected traces.
-
-    Args:
-        trace_selector: selects the traces.
-        snapshot_builder: turns raw snapshots into samples of these traces.
-        record_pipeline: takes the samples.
-    """
+    """Profiler of selected traces."""
 
     def __init__(
         self, trace_selector: TraceSelector, snapshot_builder: TraceSnapshotBuilder, record_pipeline: RecordPipeline
@@ -55,9 +47,3 @@ class TraceProfiler:
         self._trace_selector.attach(spans.tracer_provider())
         self._trace_selector.expire_entries()
         self._record_pipeline.flush_if_due()
-
-
-def make_trace_filter(trace_selector: TraceSelector) -> TraceFilter:
-    """Return the filter with which a ticker captures the traces of `trace_selector`."""
-    traces: dict[int, Any] = trace_selector.traces
-    return TraceFilter(traces, spans.span_key(), spans.trace_id)

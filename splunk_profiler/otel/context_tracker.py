@@ -62,12 +62,7 @@ class _ThreadState:
 
 
 class ContextTracker:
-    """A tracker of the context that each thread attached last.
-
-    Args:
-        runtime: runtime context whose methods are patched.
-        on_attach: called first at every attach; must not raise.
-    """
+    """A tracker of the context that each thread attached last; first calls `on_attach`, which must not raise."""
 
     def __init__(self, runtime: Any, on_attach: Callable[[], None]) -> None:
         self._runtime = runtime

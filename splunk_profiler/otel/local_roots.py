@@ -31,11 +31,7 @@ _UNKNOWN_ROOT = 0
 
 
 class LocalRootTracker(SpanListener):
-    """The local roots of this process's spans.
-
-    Args:
-        lookup_published_root: returns the published local root of a span, or None.
-    """
+    """The local roots of this process's spans; `lookup_published_root` knows those that are published."""
 
     def __init__(self, lookup_published_root: Callable[[Any], int | None]) -> None:
         super().__init__()

@@ -15,11 +15,7 @@ from splunk_profiler.otel.span_listener import PassiveProcessor, replace_process
 
 
 class SpanStartProcessor(PassiveProcessor):
-    """A span processor with an `on_start` in C and nothing else.
-
-    Args:
-        on_start: called with the span and ``parent_context``.
-    """
+    """A span processor with an `on_start` in C and nothing else."""
 
     def __init__(self, on_start: Callable[..., None]) -> None:
         self.on_start = on_start
@@ -45,17 +41,11 @@ class WeakIdentitySet:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the objects that are still alive."""
-        return iter(
-            [item for item in [reference() for reference in list(self._references.values())] if item is not None]
-        )
+        return (item for reference in list(self._references.values()) if (item := reference()) is not None)
 
 
 class SpanStartInstaller:
-    """The installer of one processor in the processor sets of all providers seen.
-
-    Args:
-        on_start: called for each span that starts.
-    """
+    """The installer of one processor, which calls `on_start` for each span, in all providers seen."""
 
     def __init__(self, on_start: Callable[..., None]) -> None:
         self._processor = SpanStartProcessor(on_start)

@@ -35,7 +35,6 @@ class RuntimeId:
     """The id of this process.
 
     Attributes:
-        value: a random UUID.
         former_values: ids of the processes it was forked from, which its resources may still carry.
     """
 
@@ -62,12 +61,7 @@ class RuntimeId:
 
 
 class ResourceTagger:
-    """The tagger of resources with the id, from start to stop of the profiler.
-
-    Args:
-        runtime_id: the id.
-        on_spans: True if spans carry it; else the application's provider is left alone.
-    """
+    """The tagger of resources, and with `on_spans` of the application's provider, from start to stop."""
 
     def __init__(self, runtime_id: RuntimeId, *, on_spans: bool) -> None:
         self._runtime_id = runtime_id

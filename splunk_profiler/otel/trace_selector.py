@@ -45,12 +45,7 @@ class EntrySpan(NamedTuple):
 
 
 class TraceSelector(SpanListener):
-    """The traces that are profiled now.
-
-    Args:
-        probability: share of traces that are selected.
-        monotonic_ns: clock for the age of entries.
-    """
+    """The traces that are profiled now, a share of `probability` of all."""
 
     def __init__(self, probability: float, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__()
@@ -69,11 +64,7 @@ class TraceSelector(SpanListener):
         self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → end of its last entry
 
     def begin(self, notify: Callable[[], None]) -> None:
-        """Select traces from now on.
-
-        Args:
-            notify: called after each addition to `traces`, on the span's thread; must not block.
-        """
+        """Select traces from now on; call `notify`, which must not block, on the span's thread after each addition."""
         self._notify = notify
 
     def end(self) -> None:

@@ -37,9 +37,6 @@ class Aggregator:
         deliver: takes profiles; returns at once.
         interval_ns: length of a period, which ends at the nearest snapshot.
         endpoint_of: returns the current name of a local root by its span id, or an empty text.
-        bounds: capacity of a period.
-        monotonic_ns: the clock.
-        source: the source that its profiles name.
         take_idle_spans: called at the end of a period; returns further repeats of its samples. The next
             snapshot samples all threads again.
         kinds: kinds of events; every profile of their data type has values for them.

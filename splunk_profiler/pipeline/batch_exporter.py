@@ -81,11 +81,8 @@ class BatchExporter(Generic[Record]):
     """Gathers records into batches and exports these to a sink, with retries.
 
     Args:
-        sink: receiver of the batches.
         export_interval_ns: time for which records are gathered before an export.
         size_of: returns the estimated bytes of a record.
-        limits: bounds of the queue and of a batch.
-        monotonic_ns: the clock.
         jitter: returns a number from 0 to 1; spreads the retries of many processes.
         wake: the event that the exporting thread waits on.
     """
@@ -155,8 +152,7 @@ class BatchExporter(Generic[Record]):
 
     def run(self) -> None:
         """Export until `stop`; the body of the exporting thread."""
-        with self._lock:
-            self._is_running = True
+        self.expect_run()
         try:
             while True:
                 with self._guard.catching():
@@ -208,10 +204,7 @@ class BatchExporter(Generic[Record]):
         """Wait until no export is in flight and start none until `release_after_fork`.
 
         An export has half of `timeout_s` to end by itself. Then it is interrupted, has the other half to end,
-        and is repeated after the fork.
-
-        Returns:
-            True if no export is in flight; False if the fork has to go on regardless.
+        and is repeated after the fork. Returns False if one is still in flight: the fork has to go on regardless.
         """
         in_flight = self._in_flight
         # One fork waits for a stuck batch, not every fork: the file system may be dead.

@@ -14,16 +14,11 @@ _MINUTE_NS = 60_000_000_000
 
 
 class DeliveryLog:
-    """Logs the results of exports.
-
-    Args:
-        monotonic_ns: the clock.
-    """
+    """Logs the results of exports."""
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._now_ns = monotonic_ns
-        self._next_warning_ns: int | None = None
-        self._is_failing = False
+        self._next_warning_ns = 0
         self._has_warned = False
         self._reported_dropped = 0
 
@@ -31,16 +26,15 @@ class DeliveryLog:
         """Log a result if a line is due, with the numbers of queued records and of those lost since the start."""
         lost = dropped - self._reported_dropped
         if result.export_status is ExportStatus.DELIVERED:
-            if self._is_failing and self._has_warned:
+            if self._has_warned:
                 logger.info("profiling records are delivered again; %d were dropped meanwhile", lost)
                 self._reported_dropped, lost = dropped, 0
-            self._is_failing = self._has_warned = False
+            self._has_warned = False
             if lost and self._is_due():
                 self._reported_dropped = dropped
                 reason = f"the receiver refused some: {result.detail}" if result.detail else "the queue was full"
                 logger.warning("%d profiling records were dropped: %s", lost, reason)
             return
-        self._is_failing = True
         if self._is_due():
             self._has_warned = True
             self._reported_dropped = dropped
@@ -58,7 +52,7 @@ class DeliveryLog:
 
     def _is_due(self) -> bool:
         now = self._now_ns()
-        if self._next_warning_ns is not None and now < self._next_warning_ns:
+        if now < self._next_warning_ns:
             return False
         self._next_warning_ns = now + _MINUTE_NS
         return True

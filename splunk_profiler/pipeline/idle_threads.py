@@ -35,11 +35,7 @@ class _Entry(NamedTuple):
 
 
 class PortableIdleTracker:
-    """`IdleTracker` in Python.
-
-    Args:
-        skip_idle: report idle threads by their spans only.
-    """
+    """`IdleTracker` in Python; with `skip_idle`, it reports idle threads by their spans only."""
 
     def __init__(self, *, skip_idle: bool) -> None:
         self._skip_idle = skip_idle
@@ -66,15 +62,13 @@ class PortableIdleTracker:
 
     def take_idle_spans(self) -> list[IdleSpan]:
         """Return the spans of all idle threads; report every thread next time."""
-        found = [
-            IdleSpan(key, entry.idle_count, entry.idle_ns) for key, entry in self._last.items() if entry.idle_count
-        ]
-        self._last = {key: entry._replace(is_idle=False, idle_count=0, idle_ns=0) for key, entry in self._last.items()}
-        return found
+        last = self._last
+        self._last = {key: entry._replace(is_idle=False, idle_count=0, idle_ns=0) for key, entry in last.items()}
+        return [IdleSpan(key, entry.idle_count, entry.idle_ns) for key, entry in last.items() if entry.idle_count]
 
 
 def make_idle_tracker(*, native: bool, skip_idle: bool = False) -> IdleTracker:
-    """Return the tracker for that walker's snapshots; `skip_idle` as for `PortableIdleTracker`."""
+    """Return the tracker for snapshots of the native or the portable walker."""
     if not native:
         return PortableIdleTracker(skip_idle=skip_idle)
     from splunk_profiler import _walker  # noqa: PLC0415  # exists on some systems only

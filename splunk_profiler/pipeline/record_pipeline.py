@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from splunk_profiler.model import (
     EventKind,
@@ -24,15 +24,14 @@ from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 
 
-class RecordPipeline(Protocol):
-    """A consumer of snapshots."""
+class RecordPipeline:
+    """A consumer of snapshots, with the exporter of its records."""
 
-    @property
-    def batch_exporter(self) -> BatchExporter[Any]:
-        """The exporter of its records."""
+    batch_exporter: BatchExporter[Any]
 
     def take(self, snapshot: Snapshot) -> None:
         """Consume a snapshot; returns at once, whatever state the receiver is in."""
+        raise NotImplementedError
 
     def flush_if_due(self) -> None:
         """Queue profiles that are due without a snapshot; call it at least once a second."""
@@ -44,13 +43,8 @@ class RecordPipeline(Protocol):
         """Queue what is left after the last snapshot, with the time `unattributed` since then."""
 
 
-class SamplePipeline:
-    """A record for each sample.
-
-    Args:
-        sink: receiver of the records.
-        interval_ns: time for which records are gathered before an export.
-    """
+class SamplePipeline(RecordPipeline):
+    """A record for each sample, which has neither a period nor unattributed time."""
 
     def __init__(self, sink: Sink[Sample], interval_ns: int) -> None:
         self.batch_exporter = BatchExporter(sink, export_interval_ns=interval_ns, size_of=batch_exporter.estimate_size)
@@ -59,26 +53,9 @@ class SamplePipeline:
         """Queue the samples."""
         self.batch_exporter.record(snapshot.samples)
 
-    def flush_if_due(self) -> None:
-        """Do nothing: the batch exporter has its own timer."""
 
-    def begin(self, time_ns: int, period_ns: int) -> None:
-        """Do nothing: samples have no period in common."""
-
-    def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """Do nothing: text has no unattributed time."""
-
-
-class ProfilePipeline:
-    """A profile for each export interval, and a second one for selected traces, if there are any.
-
-    Args:
-        sink: receiver of the profiles.
-        interval_ns: time that a profile covers.
-        endpoint_of: see `Aggregator`.
-        take_idle_spans: see `Aggregator`.
-        kinds: see `Aggregator`.
-    """
+class ProfilePipeline(RecordPipeline):
+    """A profile for each export interval, and a second one for selected traces; see `Aggregator`."""
 
     def __init__(
         self,

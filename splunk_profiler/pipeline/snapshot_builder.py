@@ -40,7 +40,6 @@ class SnapshotBuilder:
 
     Args:
         resolve_span: returns the span that is active in an OpenTelemetry context, or None.
-        idle_tracker: finds the threads that have changed; `Snapshot.idle_repeats` has the others.
         period_ns: distance of two snapshots, for raw snapshots without a period.
         include_internal: keep the threads of the profiler, the SDK and gRPC.
         labels_of: turns the value of the user labels' variable into the labels of a sample.
@@ -103,10 +102,8 @@ class SnapshotBuilder:
                 span, labels = self.span_of(raw_thread), self.labels_of(raw_thread)
                 samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
         self._transient_threads.clear()
-        ended_threads = (
-            thread_infos.keys() - current_infos.keys() if reports_all else {key for key, _, _ in ended_spans}
-        )
-        self._ended_threads = {key: thread_infos.pop(key) for key in ended_threads if key in thread_infos}
+        ended = thread_infos.keys() - current_infos.keys() if reports_all else {key for key, _, _ in ended_spans}
+        self._ended_threads = {key: thread_infos.pop(key) for key in ended if key in thread_infos}
         self._thread_infos = current_infos
         unattributed = thread_times.end(info.usage_key for info in self._ended_threads.values())
         self._reports_all = False
@@ -199,9 +196,7 @@ class SnapshotBuilder:
         if info is not None:
             info.update_name(raw_thread.python_thread)
             return info
-        info = make_thread_info(
-            raw_thread.ident, raw_thread.native_id, raw_thread.python_thread, self._next_index, captured_boottime_ns
-        )
+        info = make_thread_info(raw_thread, self._next_index, captured_boottime_ns)
         self._next_index += 1
         return info
 

@@ -1,6 +1,6 @@
 """Facts about a thread that last from one snapshot to the next: its names and its start.
 
-Runs on the sampling worker's thread. Imports the model, `thread_times` and `system`.
+Runs on the sampling worker's thread. Imports the model, `raw`, `thread_times` and `system`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from splunk_profiler.model import Thread
 from splunk_profiler.pipeline.thread_times import StartTime
+from splunk_profiler.raw import RawThread
 from splunk_profiler.system.threads import active_threads
 
 
@@ -21,7 +22,6 @@ class ThreadInfo:
     """A thread as of the last snapshot.
 
     Attributes:
-        thread: its names and ids.
         start_time: on the boot-time clock; None if not known.
         cpu_ns: CPU time it had used.
         is_sampled: True if its last change gave a sample.
@@ -51,21 +51,10 @@ class ThreadInfo:
             self.thread = Thread(self.thread.index, name, self.thread.ident, self.thread.native_id)
 
 
-def make_thread_info(
-    ident: int, native_id: int, python_thread: threading.Thread | None, index: int, captured_boottime_ns: int
-) -> ThreadInfo:
-    """Describe a thread on its first capture.
-
-    The thread may have ended since, and another one may have its ids.
-
-    Args:
-        ident: from the walker.
-        native_id: from the walker; may be 0.
-        python_thread: from the walker, or None.
-        index: see `Thread`.
-        captured_boottime_ns: instant of the capture on the boot-time clock.
-    """
-    known = python_thread or _find_python_thread(ident, native_id)
+def make_thread_info(raw_thread: RawThread, index: int, captured_boottime_ns: int) -> ThreadInfo:
+    """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
+    ident, native_id = raw_thread.ident, raw_thread.native_id
+    known = raw_thread.python_thread or _find_python_thread(ident, native_id)
     start_time = _read_start_time(native_id)
     is_another = start_time is not None and start_time.earliest_ns > captured_boottime_ns
     name = _name_of(known) if known is not None else ""

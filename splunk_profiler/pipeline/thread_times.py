@@ -67,9 +67,7 @@ class ThreadTimes:
 
     Idle threads need no `charge`. Before the next one, `charge_idle` charges their idle time.
     Instants are on one monotonic clock. Charging starts with the first snapshot.
-
-    Args:
-        process_cpu_ns: returns the CPU time of the process, with ended threads.
+    `process_cpu_ns` includes ended threads.
     """
 
     def __init__(self, process_cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
@@ -84,12 +82,10 @@ class ThreadTimes:
         self._internal_cpu_ns = self._unattributed_wall_ns = 0  # since the last `end`
 
     def begin(self, now_ns: int, used_cpu_ns: int, latency_ns: int) -> None:
-        """Start a snapshot.
+        """Start a snapshot with the deadline `now_ns`; samples stand for the distance of deadlines.
 
-        Args:
-            now_ns: its deadline; samples stand for the distance of deadlines.
-            used_cpu_ns: CPU time of the process, read before the threads' clocks; see `_take_unattributed`.
-            latency_ns: time from the deadline to the capture, at which all its threads were alive.
+        `used_cpu_ns` of the process was read before the threads' clocks; see `_take_unattributed`.
+        `latency_ns` is the time from the deadline to the capture, at which all threads were alive.
         """
         self._process_used_cpu_ns = used_cpu_ns
         if self._previous_deadline_ns is None:
@@ -101,13 +97,10 @@ class ThreadTimes:
     def charge(
         self, thread: int, start_time: StartTime | None, cpu_ns: int, reason: UnattributedReason | None = None
     ) -> ThreadTimeDelta:
-        """Return the times of a thread of the snapshot since its last sample.
+        """Return the times of a thread since its last sample; with a `reason`, they go into no sample.
 
-        Args:
-            thread: its id in the operating system, or a negative number that is never reused.
-            start_time: its start, or None.
-            cpu_ns: all CPU time it has used; 0 if that cannot be read.
-            reason: why the result goes into no sample; None if it does.
+        `thread` is its id in the operating system, or a negative number that is never reused.
+        `cpu_ns` is all CPU time it has used; 0 if that cannot be read.
         """
         usage = self._usage_by_thread.get(thread)
         if usage is not None and 0 < cpu_ns < usage.cpu_ns:
@@ -149,11 +142,7 @@ class ThreadTimes:
         return wall_ns
 
     def end(self, ended_threads: Iterable[int]) -> tuple[UnattributedTime, ...]:
-        """End a snapshot and return its unattributed time.
-
-        Args:
-            ended_threads: threads of the previous snapshot that are not in this one.
-        """
+        """End a snapshot, in which `ended_threads` of the previous one are missing; return its unattributed time."""
         for thread in self._missing_threads:
             self._unattributed_wall_ns += _unsampled_lifetime_ns(self._usage_by_thread.pop(thread))
         self._missing_threads.clear()
@@ -163,9 +152,8 @@ class ThreadTimes:
                 usage.seen_ns = max(usage.seen_ns, self._previous_captured_ns)  # it may have been idle until then
                 usage.missing_since_ns = self._captured_ns
                 self._missing_threads.add(thread)
-        self._deadline_before_previous_ns = (
-            self._deadline_ns if self._previous_deadline_ns is None else self._previous_deadline_ns
-        )
+        before_ns = self._previous_deadline_ns
+        self._deadline_before_previous_ns = self._deadline_ns if before_ns is None else before_ns
         self._previous_deadline_ns, self._previous_captured_ns = self._deadline_ns, self._captured_ns
         return self._take_unattributed()
 

@@ -42,11 +42,6 @@ class TraceSnapshotBuilder:
     trace came in on this thread. Both are limited to the time since the previous tick, with a
     proportional part of the CPU time: work of an event loop for others in between belongs to other
     traces. If a thread came to a trace in another way, its first sample stands for one period.
-
-    Args:
-        snapshot_builder: has the infos, spans and labels of threads.
-        selected_traces: the traces to sample.
-        periods: distances of ticks, for raw snapshots without a period.
     """
 
     def __init__(self, snapshot_builder: SnapshotBuilder, selected_traces: SelectedTraces, periods: Periods) -> None:
@@ -59,11 +54,8 @@ class TraceSnapshotBuilder:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """Return the samples of `raw` that belong to selected traces."""
         builder = self._snapshot_builder
-        found = [
-            (raw_thread, span)
-            for raw_thread in raw.threads
-            if (span := self._span_of(raw_thread, raw.time_ns)) is not None
-        ]
+        spans = ((raw_thread, self._span_of(raw_thread, raw.time_ns)) for raw_thread in raw.threads)
+        found = [(raw_thread, span) for raw_thread, span in spans if span is not None]
         thread_infos = builder.thread_infos([raw_thread for raw_thread, _ in found], raw.time_ns) if found else []
         previous_samples = {}
         samples = []

@@ -79,7 +79,6 @@ class Window:
     """The content of one profile period.
 
     Args:
-        bounds: its capacity.
         time_ns: start, since the epoch.
         began_ns: start, on the monotonic clock.
         period_ns: distance of the snapshots; used while there is none.

@@ -35,11 +35,7 @@ logger.addFilter(make_printable)
 
 
 class Guard:
-    """A context manager that counts the exceptions of one place in the profiler by type.
-
-    Args:
-        place: the guarded place, for the log line ("the sampling thread").
-    """
+    """A context manager that counts the exceptions of one `place` ("the sampling thread"), for the log, by type."""
 
     def __init__(self, place: str) -> None:
         self._place = place

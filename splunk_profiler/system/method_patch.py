@@ -12,12 +12,9 @@ _MISSING = object()
 
 
 class MethodPatch:
-    """A replacement of methods on one object.
+    """A replacement of methods on one object; its class stays as it is.
 
     A replacement must do the work of the original even after `remove`: a later patch may still call it.
-
-    Args:
-        target: the object; its class stays as it is.
     """
 
     def __init__(self, target: Any) -> None:

@@ -17,8 +17,7 @@ _SEPARATORS = " :"  # they cannot be quoted
 def add_library(env: MutableMapping[str, str], library: str) -> bool:
     """Append `library` to the libraries that `env` preloads; others (sanitizers) may have to come first.
 
-    Returns:
-        False if the variable cannot carry the path.
+    Return False if the variable cannot carry the path.
     """
     libraries = _libraries(env)
     if library in libraries:

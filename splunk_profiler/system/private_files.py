@@ -27,11 +27,7 @@ def make_private(descriptor: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its missing parents. An existing directory keeps its permissions.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a directory and its missing parents; `OSError` if that fails. An existing one keeps its permissions."""
     try:
         path.mkdir(_DIRECTORY_MODE, exist_ok=True)
     except FileNotFoundError:

@@ -159,14 +159,7 @@ def is_profiler_thread() -> bool:
 
 
 class ThreadProgress:
-    """The progress of a thread, measured by its use of the processor or a disk. Known on Linux only.
-
-    Args:
-        thread: the thread; None for the calling one.
-
-    Attributes:
-        ident: the thread's ident in the import system.
-    """
+    """The progress of a thread, by default the calling one, in using the processor or a disk. Known on Linux only."""
 
     def __init__(self, thread: threading.Thread | None = None) -> None:
         self.ident = _thread.get_ident() if thread is None else thread.ident or 0
@@ -190,11 +183,7 @@ class ThreadProgress:
 
 
 def read_cpu_ns(native_id: int) -> int:
-    """Return the CPU time (ns) of a thread of this process. Linux only.
-
-    Raises:
-        OSError: it has ended.
-    """
+    """Return the CPU time (ns) of a thread of this process; `OSError` if it has ended. Linux only."""
     # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
     return time.clock_gettime_ns((~native_id << 3) | 6)
 

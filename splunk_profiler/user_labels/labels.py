@@ -29,12 +29,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class LabelSet:
-    """All labels in force at one point of the program.
-
-    Args:
-        pairs: the labels.
-        outer: set that is in force again after this one.
-    """
+    """All labels in force at one point of the program; `outer` is in force again after them."""
 
     __slots__ = ("_encoded_by", "_published_form", "_sample_form", "outer", "pairs")
 
@@ -73,12 +68,7 @@ class LabelPublisher:
         self._listener: Callable[[LabelSet | None], None] | None = None
 
     def open(self, encoder: LabelEncoder, set_variable: Callable[[ContextVar[Any], Any], None]) -> None:
-        """Publish labels from the next change on.
-
-        Args:
-            encoder: encodes a set.
-            set_variable: sets the variable and publishes the calling thread.
-        """
+        """Publish labels from the next change on; `set_variable` sets a variable and publishes the calling thread."""
         self._target = encoder, set_variable
         self.publish(CURRENT_LABELS.get())
 
@@ -179,12 +169,7 @@ class labels:  # noqa: N801  # used like a function
 
 
 def encode(pairs: dict[str, str], warn: Warn) -> Pairs:
-    """Return the labels as readers take them; of equal names, the last one counts.
-
-    Args:
-        pairs: name → value.
-        warn: called with (kind, sentence) of each change.
-    """
+    """Return the labels as readers take them, the last of equal names; `warn` gets (kind, sentence) of each change."""
     encoded: dict[bytes, bytes] = {}
     for name, value in pairs.items():
         key = _truncate(name, MAX_KEY_BYTES, f"the name of the label {name!r}", warn)

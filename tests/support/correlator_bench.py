@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler._context import SocketReader
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
+from splunk_profiler.host_profilers.correlator import Correlator
 
 WAIT_S = 30
 
@@ -53,7 +53,7 @@ class CorrelatorBench:
         self.receiving.bind(str(path / "s"))
         self.sending = HostProfiler(path / "s")
         self.lost = threading.Event()
-        self.correlator = Correlator(CorrelationConfig(at_once, buffer_size=100), mailbox)
+        self.correlator = Correlator(at_once, 100, mailbox)
         self.correlator.describe(self.provider.resource.attributes)
         self.correlator.attach(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)

@@ -21,11 +21,7 @@ def registered_kinds() -> tuple[EventKind, ...]:
 
 
 class EventSources:
-    """Several sources as one; an error in one does not affect the others.
-
-    Args:
-        sources: sources with the kinds of their events.
-    """
+    """Several sources as one; an error in one does not affect the others."""
 
     def __init__(self, sources: Iterable[tuple[EventKind, EventSource]] = ()) -> None:
         self._sources = [(source, Guard(f"noticing events ({kind.name})")) for kind, source in sources]
@@ -52,13 +48,7 @@ class EventSources:
 
 
 def make_sources(config: Config, ticker: Ticker, *, native: bool) -> EventSources:
-    """Make the sources of the kinds that are on; none without profiles of all threads.
-
-    Args:
-        config: the settings.
-        ticker: the ticker that the sources use.
-        native: True if it is the native one.
-    """
+    """Make the sources of the kinds that are on; none without profiles of all threads."""
     sources = []
     if config.enabled and config.sends_profiles:  # records of samples have no place for events
         for kind, make_source in REGISTERED_SOURCES:

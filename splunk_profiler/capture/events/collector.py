@@ -19,11 +19,7 @@ GC_KIND = EventKind("gc", count=ValueType("collections", "count"), amount=ValueT
 
 
 class GcEventSource:
-    """The source of collections.
-
-    Args:
-        ticker: records collections, whether it runs or not.
-    """
+    """The source of collections, which `ticker` records, whether it runs or not."""
 
     def __init__(self, ticker: Ticker) -> None:
         self._ticker = ticker

@@ -34,13 +34,7 @@ _RETRIED_STATUSES = {401, 403, 408, 425, 429}  # 401 and 403: the agent's key ma
 
 
 class DatadogSink:
-    """A Datadog agent that takes profiles.
-
-    Args:
-        agent: its address.
-        form: encodes a profile.
-        timeout_s: limit of one exchange, in seconds.
-    """
+    """A Datadog agent that takes profiles; `timeout_s` limits one exchange."""
 
     def __init__(self, agent: Agent, form: Callable[[Profile], Form], timeout_s: float = TIMEOUT_S) -> None:
         self._agent = agent
@@ -103,10 +97,8 @@ class DatadogSink:
             return self._exchange(form, deadline_s)
         except (OSError, HTTPException, ValueError) as error:
             self._addresses = []  # the agent may have moved
-            if self._is_cancelled():
-                text = f"{self._agent.url} had not answered when the export had to be ended"
-                return ExportResult(ExportStatus.RETRY, text)
-            return ExportResult(ExportStatus.RETRY, self._explain(error))
+            ended = f"{self._agent.url} had not answered when the export had to be ended"
+            return ExportResult(ExportStatus.RETRY, ended if self._is_cancelled() else self._explain(error))
 
     def _explain(self, error: Exception) -> str:
         url = self._agent.url

@@ -1,7 +1,7 @@
 """A profile → the form that Datadog agents accept at ``/profiling/v1/input``.
 
 Runs on the exporting thread. The form has gzipped files and a part ``event``: JSON with the time and
-the tags of the profile and the names of the files. Another file is one more `Attachment`.
+the tags of the profile and the names of the files. Another file is one more attachment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from splunk_profiler.export.otlp.sample_records import Resource  # it loads OpenTelemetry's messages
 
 LIBRARY_NAME = "splunk-profiler"
-_FAMILY = "python"
-_EVENT_VERSION = "4"
 _MAX_TAG_LENGTH = 200  # the backend cuts longer ones
 # Attributes that describe the process and the SDK, not the service.
 _EXCLUDED_PREFIXES = ("process.", "telemetry.", "service.instance.id", "container.id")
@@ -45,14 +43,6 @@ _TAG_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    """A file of the form; the backend knows its kind by `filename`."""
-
-    filename: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Form:
     """The body of a request, and its headers."""
 
@@ -61,13 +51,7 @@ class Form:
 
 
 class ProfileFormEncoder:
-    """An encoder of profiles as forms.
-
-    Args:
-        resource: returns the resource of the process; called with each profile.
-        classifier: classifies code by its file.
-        tags: the user's tags, which override those of the resource.
-    """
+    """An encoder of profiles as forms; the user's `tags` override those of the resource."""
 
     def __init__(
         self,
@@ -88,7 +72,8 @@ class ProfileFormEncoder:
             translated_profile, pause=yield_gil, value_types=datadog_pprof.VALUE_TYPES, origin_of=origin_of
         ).gzipped
         provenance_json = gzip.compress(code_provenance.message([profile], origin_of, yield_gil), mtime=0)
-        attachments = [Attachment("auto.pprof", content), Attachment("code-provenance.json", provenance_json)]
+        # The backend knows the kind of a file by its name.
+        attachments = {"auto.pprof": content, "code-provenance.json": provenance_json}
         headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", library_version())]
         if (container := _strip_unprintable(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
@@ -122,7 +107,7 @@ def library_version() -> str:
         return "unknown"
 
 
-def _encode_event(profile: Profile, service_tags: Mapping[str, str], attachments: Sequence[Attachment]) -> bytes:
+def _encode_event(profile: Profile, service_tags: Mapping[str, str], filenames: Iterable[str]) -> bytes:
     tags = {
         **service_tags,
         "language": "python",
@@ -135,11 +120,11 @@ def _encode_event(profile: Profile, service_tags: Mapping[str, str], attachments
     if profile.data_type is not DataType.CPU:
         tags["profiling.data.type"] = profile.data_type.value
     event = {
-        "version": _EVENT_VERSION,
-        "family": _FAMILY,
+        "version": "4",
+        "family": "python",
         "start": _format_time(profile.time_ns),
         "end": _format_time(profile.time_ns + profile.duration_ns),
-        "attachments": [attachment.filename for attachment in attachments],
+        "attachments": list(filenames),
         "tags_profiler": ",".join(f"{name}:{value}" if value else name for name, value in tags.items()),
     }
     return json.dumps(event).encode("ascii")
@@ -168,11 +153,11 @@ def _format_time(time_ns: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns // 1000 % 1_000_000:06}Z"
 
 
-def _encode_multipart(event: bytes, attachments: Sequence[Attachment]) -> tuple[str, bytes]:
+def _encode_multipart(event: bytes, attachments: Mapping[str, bytes]) -> tuple[str, bytes]:
     """Return content type and body; the boundary is random, so that no content can hold it."""
     boundary = os.urandom(16).hex()
     files = [("event", "event.json", "application/json", event)]
-    files += [(each.filename, each.filename, "application/octet-stream", each.content) for each in attachments]
+    files += [(name, name, "application/octet-stream", content) for name, content in attachments.items()]
     pieces = []
     for name, filename, content_type, content in files:
         head = (

@@ -51,11 +51,7 @@ def _keep_grpc_running() -> grpc.Channel:
 
 
 class Connection:
-    """A connection to the collector.
-
-    Attributes:
-        is_shared: True if the trace exporter owns it.
-    """
+    """A connection to the collector, which the trace exporter owns if it is shared."""
 
     def __init__(self, channel: grpc.Channel, *, is_shared: bool) -> None:
         self.channel = channel
@@ -67,11 +63,8 @@ class ConnectionSelector:
     """The owner of our connection, which chooses the connection of each export.
 
     Args:
-        endpoint: address of the collector.
-        transport: certificates and credential providers of the connection.
         tracer_provider: returns the application's provider or None; called with each export.
         share_connection: False in a forked child: the parent owns the trace exporter's connection.
-        monotonic_ns: the clock.
     """
 
     def __init__(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -38,11 +37,9 @@ class OtlpSink(Generic[Record]):
     """A collector that takes OTLP logs over gRPC.
 
     Args:
-        endpoint: its address.
         encode: records → the bytes of a request (`sample_records`, `profile_records`).
-        transport: headers, timeout, compression and certificates.
         tracer_provider: returns the application's provider, whose exporter may share its connection.
-        share_connection: False in a forked child, where the parent owns that connection.
+        share_connection: see `ConnectionSelector`.
     """
 
     def __init__(
@@ -168,7 +165,9 @@ class OtlpSink(Generic[Record]):
         if self._shutdown_deadline_s is not None:
             remaining_s = max(self._shutdown_deadline_s - time.monotonic(), _MIN_TIMEOUT_S)
             options["timeout"] = min(remaining_s, options["timeout"])
-        with _suppress_instrumentation():
+        # gRPC instrumentation must not trace our exports.
+        token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+        try:
             if not connection.is_shared or self._shutdown_deadline_s is not None:
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
@@ -178,6 +177,8 @@ class OtlpSink(Generic[Record]):
             if is_ended:
                 call.cancel()
             return call.result()
+        finally:
+            detach(token)
 
     def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:
         """Return the server's protocol; probe once for each new text of the error."""
@@ -204,13 +205,3 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
 
 def _timed_out(error: grpc.RpcError) -> bool:
     return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-@contextmanager
-def _suppress_instrumentation() -> Iterator[None]:
-    """Prevent gRPC instrumentation from tracing our exports."""
-    token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
-    try:
-        yield
-    finally:
-        detach(token)

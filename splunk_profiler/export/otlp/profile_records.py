@@ -26,13 +26,7 @@ DATA_FORMAT = "pprof-gzip-base64"
 
 
 class ProfileEncoder:
-    """An encoder of profiles, which caches the parts that records share.
-
-    Args:
-        resource: returns the resource of the process; called with each batch.
-        classifier: classifies code by its file.
-        time_ns: the clock of ``observed_time_unix_nano``.
-    """
+    """An encoder of profiles, which caches the parts that records share."""
 
     def __init__(
         self,

@@ -39,11 +39,7 @@ class Resource(Protocol):
 
 
 class RequestBuilder:
-    """A builder of requests without records.
-
-    Args:
-        resource: returns the resource of the process; called with each request.
-    """
+    """A builder of requests without records; calls `resource`, the process's, for each."""
 
     def __init__(self, resource: Callable[[], Resource]) -> None:
         self._resource = resource
@@ -68,13 +64,7 @@ class RequestBuilder:
 
 
 class SampleEncoder:
-    """An encoder of samples, which caches the parts that records share.
-
-    Args:
-        resource: returns the resource of the process; called with each batch.
-        body: returns the text of a sample.
-        time_ns: the clock of ``observed_time_unix_nano``.
-    """
+    """An encoder of samples, which caches the parts that records share; `body` returns the text of a sample."""
 
     def __init__(
         self,
@@ -115,17 +105,13 @@ class SampleEncoder:
         key = (sample.period_ns, sample.thread.stack.truncated, sample.source)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = _template(*key)
+            own: dict[str, Any] = {"source.event.period": max(sample.period_ns // 1_000_000, 1)}
+            if sample.thread.stack.truncated:
+                own["thread.stack.truncated"] = True
+            if sample.source is not InstrumentationSource.CONTINUOUS:
+                own[SOURCE_ATTRIBUTE] = sample.source.value
+            template = self._templates[key] = record_template("text", own)
         return template
-
-
-def _template(period_ns: int, truncated: bool, source: InstrumentationSource) -> LogRecord:
-    found: dict[str, Any] = {"source.event.period": max(period_ns // 1_000_000, 1)}
-    if truncated:
-        found["thread.stack.truncated"] = True
-    if source is not InstrumentationSource.CONTINUOUS:
-        found[SOURCE_ATTRIBUTE] = source.value
-    return record_template("text", found)
 
 
 def record_template(data_format: str, extra_attributes: Mapping[str, Any]) -> LogRecord:

@@ -29,12 +29,13 @@ def _ticker(make_stack: Callable[[tuple[Frame, ...], bool], Stack] = Stack) -> P
 
 def test_snapshots_are_handed_on_in_order_until_the_stop() -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
-    sampler = Sampler(_ticker(), PERIOD_NS, handled.put)
+    ticker = _ticker()
+    sampler = Sampler(ticker, PERIOD_NS, handled.put)
     sampler.start()
     times = [handled.get(timeout=60).time_ns for _ in range(20)]
     assert sampler.stop(60)
     assert times == sorted(times)
-    assert sampler.counters().captured >= 20
+    assert ticker.counters().captured >= 20
 
 
 def test_what_was_captured_before_the_stop_is_handled() -> None:

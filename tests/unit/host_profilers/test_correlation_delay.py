@@ -23,7 +23,7 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 from host_profiler import ENCODED_STACKS, STACK, HostProfiler, RecordingExporter
 
 from splunk_profiler import _context
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator
+from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.message_socket import MessageSocket
 
 _MS = 1_000_000
@@ -106,7 +106,7 @@ def correlation_settings(at_once: bool = True) -> Iterator[Waiting]:
 
     holder: list[Waiting] = []
     clock: Callable[[], int] = lambda: holder[0].now_ns if holder else 0  # noqa: E731
-    correlator = Correlator(CorrelationConfig(at_once=at_once, buffer_size=10), make, clock)
+    correlator = Correlator(at_once, 10, make, clock)
     correlator.attach(vars(provider)["_active_span_processor"])
     correlator.listen(-1, lambda: None)
     waiting = Waiting(made[0], provider, exported)

@@ -14,7 +14,7 @@ import pytest
 
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator  # noqa: E402
+from splunk_profiler.host_profilers.correlator import Correlator  # noqa: E402
 
 REGISTRATION = struct.pack("=HHI", 2, 1, 100)
 
@@ -34,7 +34,7 @@ def send(inbox: socket.socket, *messages: bytes) -> None:
 
 
 def make() -> Correlator:
-    return Correlator(CorrelationConfig(at_once=True, buffer_size=10), extension.SocketReader)
+    return Correlator(True, 10, extension.SocketReader)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 extension = pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built")
 
-from splunk_profiler.host_profilers.correlator import CorrelationConfig, Correlator  # noqa: E402
+from splunk_profiler.host_profilers.correlator import Correlator  # noqa: E402
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 LONG_AFTER_NS = 10**12
@@ -75,7 +75,7 @@ def test_a_message_that_comes_while_others_are_looked_at_is_counted_before_its_t
     with world.sending, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiving:
         receiving.bind(str(tmp_path / "s"))
         world.sending.connect(str(tmp_path / "s"))
-        correlator = Correlator(CorrelationConfig(True, 10), world.make_mailbox, world.now_ns)
+        correlator = Correlator(True, 10, world.make_mailbox, world.now_ns)
         correlator.attach(provider._active_span_processor)
         correlator.listen(receiving.fileno(), lambda: None)
         span = provider.get_tracer("t").start_span("root")
