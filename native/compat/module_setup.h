@@ -1,6 +1,6 @@
 /* The parts of setting up a module that both extensions share. GIL held. */
-#ifndef SPLUNK_PROFILER_COMPAT_MODULE_UTIL_H
-#define SPLUNK_PROFILER_COMPAT_MODULE_UTIL_H
+#ifndef SPLUNK_PROFILER_COMPAT_MODULE_SETUP_H
+#define SPLUNK_PROFILER_COMPAT_MODULE_SETUP_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
