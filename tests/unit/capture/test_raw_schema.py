@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import splunk_profiler
 from splunk_profiler import raw
 
 pytest.importorskip("splunk_profiler._walker")
+pytest.importorskip("splunk_profiler._context")
 
 TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "TickerCounters", "ThreadChange", "IdleSpan"]
 PROGRAM = """
@@ -38,3 +43,27 @@ def test_a_walker_built_for_other_fields_is_not_imported(name: str, change: str)
 
 def test_the_named_tuples_under_test_are_all_there_are() -> None:
     assert {name for name, value in vars(raw).items() if hasattr(value, "_fields")} == set(TUPLES)
+
+
+def _declared(body: list[ast.stmt]) -> set[str]:
+    """Return the names that a stub gives to functions, classes, constants and fields."""
+    named = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return {*named, *(ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign))}
+
+
+def _visible(value: object) -> set[str]:
+    return {name for name in vars(value) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("extension", ["_walker", "_context"])
+def test_a_stub_declares_what_the_extension_has_and_nothing_else(extension: str) -> None:
+    module = importlib.import_module(f"splunk_profiler.{extension}")
+    stub = ast.parse((Path(splunk_profiler.__file__).parent / f"{extension}.pyi").read_text("utf-8"))
+    assert {name for name in _declared(stub.body) if not name.startswith("_")} == _visible(module)
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            own = getattr(module, node.name)
+            declared = {name for name in _declared(node.body) if not name.startswith("_")}
+            assert declared == (set(own._fields) if hasattr(own, "_fields") else _visible(own)), node.name
+            if hasattr(own, "_fields"):
+                assert [item.target.id for item in node.body if isinstance(item, ast.AnnAssign)] == list(own._fields)  # type: ignore[union-attr]
