@@ -123,6 +123,10 @@ class Correlator:
         except BaseException:
             self.close()
             raise
+        self.defer_at_once()
+
+    def defer_at_once(self) -> None:
+        """Defer transactions from now on, unless they wait only after a host profiler was heard of."""
         if self._at_once:
             self._activate()
 

@@ -182,7 +182,9 @@ class Publisher:
         self._reopen_count = 0
         self._close_socket()  # the parent's
         service, self._service = self._service, None
-        if service is None or not self._publish_service(service):
+        if service is not None and self._publish_service(service):
+            self._correlator.defer_at_once()  # the threads that forward are started by `run_pending_work`
+        else:
             self._extension.clear_storage()  # it points to the parent's socket
 
     def _identify(self, span: Any) -> Any | None:
@@ -293,6 +295,7 @@ class Publisher:
                 return  # the application has closed it again: the next audit finds it
             self._correlates = False
             self._extension.clear_storage()  # it points to no socket
+            self._correlator.stop(0)
             message_socket.close()
             reason = f"the application has closed its socket, and {error}" if must_reopen else error
             self._warn_once(f"host profilers cannot send to this process any more: {reason}")
