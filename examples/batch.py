@@ -22,7 +22,7 @@ tracer = trace.get_tracer("batch")
 
 
 def count_primes(below: int) -> int:
-    """How many primes there are below a number, found the slow way."""
+    """Count the primes below a number, the slow way."""
     with tracer.start_as_current_span("count primes", attributes={"below": below}):
         return sum(all(number % factor for factor in range(2, int(number**0.5) + 1)) for number in range(2, below))
 

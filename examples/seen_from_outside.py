@@ -42,7 +42,7 @@ tracer = trace.get_tracer("primes")
 
 @app.get("/primes/{customer}")
 def primes(customer: str, below: int = 200_000) -> dict[str, int]:
-    """A threaded route. Its labels say whom it works for, on whichever thread that is."""
+    """A threaded route. Its labels name the customer, on any thread."""
     with splunk_profiler.labels(route="/primes", customer=customer), tracer.start_as_current_span("count primes"):
         sieve = bytearray([1]) * below
         for number in range(2, below):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
 
 
-# How long an example takes depends on what else the machine does.
+# The time that an example takes depends on the load of the machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 

@@ -40,7 +40,7 @@ LABELS_NAME = "libcustomlabels.so"
 
 @dataclass(frozen=True)
 class Published:
-    """What one library has to have. Objects: name → (type, size in bytes)."""
+    """Requirements on one library. Objects: name → (type, size in bytes)."""
 
     file: str
     looked_for: str  # the regular expression by which readers find the mapping

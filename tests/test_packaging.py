@@ -1,6 +1,6 @@
-"""What is shipped, and that the promises of the README, the Makefile and the gate are the same promises.
+"""Contents of the wheel, and agreement between the promises of the README, the Makefile and the gate.
 
-Looks into the real wheel, and builds a second one without a compiler in reach.
+Reads the real wheel, and builds a second one without a compiler.
 """
 
 from __future__ import annotations

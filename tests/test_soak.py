@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_soak_run_that_is_quick_breaks_no_promise() -> None:
-    # What hangs is told of before the test itself is given up.
+    # A hang is reported before the test itself times out.
     env = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks"), "SOAK_HANG_S": "45"}
     command = [sys.executable, "-m", "soak", "--quick"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

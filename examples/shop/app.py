@@ -40,7 +40,7 @@ class Item(BaseModel):
 
 
 class Order(BaseModel):
-    """What a customer wants to buy."""
+    """The items that a customer orders."""
 
     customer: str
     items: list[Item]
@@ -48,7 +48,7 @@ class Order(BaseModel):
 
 @app.get("/health")
 async def health() -> dict[str, str]:
-    """For whoever waits until the shop is open."""
+    """Report that the shop is open."""
     return {"status": "ok"}
 
 

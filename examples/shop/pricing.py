@@ -1,4 +1,4 @@
-"""What things cost and how well they match: the shop's own computing."""
+"""Prices and ranking of products: the shop's own computing."""
 
 from __future__ import annotations
 

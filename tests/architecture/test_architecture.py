@@ -12,11 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-OURS = "splunk_profiler"
+from source_tree import OURS, ROOT, at, modules, python_files, tree_of, within
 
 # Imports point down, from a row to lower ones: a row for each package, and for each module at the root.
 ROWS: dict[str, int] = {
@@ -119,30 +117,6 @@ class Import:
     lazy: bool
 
 
-def python_files(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
-def module_of(path: Path) -> str:
-    """``splunk_profiler/export/files.py`` → ``export.files``, a package's ``__init__`` → the package."""
-    parts = path.relative_to(ROOT / OURS).with_suffix("").parts
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-
-
-@cache
-def modules() -> dict[str, Path]:
-    return {module_of(path): path for path in python_files(OURS)}
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
-
-
 def imports(path: Path) -> Iterator[Import]:
     lazy = {
         inner
@@ -172,7 +146,7 @@ def imports(path: Path) -> Iterator[Import]:
 
 
 def _target(module: str, name: str) -> str:
-    """What ``from module import name`` loads: the submodule, where `name` is one."""
+    """Return the module that ``from module import name`` loads: the submodule, where `name` is one."""
     if not within(module, OURS):
         return module
     full = f"{module}.{name}"
@@ -187,10 +161,6 @@ def _text_of(node: ast.expr) -> str:
     if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
         return str(node.values[0].value).rstrip(".")
     return ""
-
-
-def at(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
 
 
 def row_of(module: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from test_architecture import at, modules, tree_of, within
+from source_tree import at, modules, tree_of, within
 
 PRINTS = {"cli.output", "cli.terminal"}
 # Before anything of ours may be imported: it says in plain words why the profiler does not start.

@@ -1,11 +1,11 @@
-"""What every source file has to be like: short, with a word on what it is for, under a name that says something."""
+"""Rules for every source file: at most 400 lines, a description at the top, a name with a meaning."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-from test_architecture import OURS, ROOT, python_files, tree_of
+from source_tree import OURS, ROOT, python_files, tree_of
 
 MAX_LINES = 400
 SAYS_NOTHING = re.compile(r"(^|_)(utils?|common|manager|helpers?|misc|v2)(_|\.|$)")

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 
 class Watching(SpanProcessor):
-    """Does not export; keeps what it was told of, as applications do."""
+    """A processor that keeps its spans instead of exporting them, as applications do."""
 
     def __init__(self) -> None:
         self.started: list[str] = []

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from splunk_profiler import _context
 
 SPAN_KEY = "span of the test"
-current: ContextVar[Context] = ContextVar("current", default=Context())  # noqa: B039  # nobody can change it
+current: ContextVar[Context] = ContextVar("current", default=Context())  # noqa: B039  # immutable
 labels: ContextVar[Any] = ContextVar("labels")
 _numbers = count(1)
 

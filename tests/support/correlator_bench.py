@@ -42,7 +42,7 @@ class CorrelatorBench:
     """A provider, a correlator that listens, and a sender."""
 
     def __init__(
-        self, path: Path, *, at_once: bool, resource: dict[str, str], mailbox: Callable[[int], Any] = SocketReader
+        self, path: Path, *, at_once: bool, resource: dict[str, str], make_reader: Callable[[int], Any] = SocketReader
     ) -> None:
         self.exporter = Exporter()
         self.provider = TracerProvider(shutdown_on_exit=False, resource=Resource(resource))
@@ -53,7 +53,7 @@ class CorrelatorBench:
         self.receiving.bind(str(path / "s"))
         self.sending = HostProfiler(path / "s")
         self.lost = threading.Event()
-        self.correlator = Correlator(at_once, 100, mailbox)
+        self.correlator = Correlator(at_once, 100, make_reader)
         self.correlator.describe(self.provider.resource.attributes)
         self.correlator.attach(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)

@@ -45,6 +45,6 @@ def pids(directory: Path) -> set[int]:
 
 
 def functions(directory: Path, pid: int) -> set[str]:
-    """What one of the processes was seen in."""
+    """Return the names of the functions in the profiles of one process."""
     found = (profile for name, profile in profiles(directory).items() if name.split("-")[2] == str(pid))
     return set().union(*map(function_names, found))

@@ -18,11 +18,11 @@ from splunk_profiler._context import SocketReader
 WAIT_S = 60.0  # time limit of a test, in seconds
 
 
-class MailboxReader:
+class SocketReaderThread:
     """A socket that a thread reads, and a sender. Ends with the block.
 
     Attributes:
-        mailbox: gathers them.
+        reader: gathers its messages.
         sender: non-blocking socket that is connected to the receiver.
         receiver: the socket that is read.
         outcome: result or exception of `run`, after its end.
@@ -31,14 +31,14 @@ class MailboxReader:
     def __init__(self) -> None:
         self.receiver, self.sender = connected_pair()
         self.sender.setblocking(False)
-        self.mailbox = SocketReader(self.receiver.fileno())
+        self.reader = SocketReader(self.receiver.fileno())
         self.outcome: object = None
         self._inode = os.fstat(self.receiver.fileno()).st_ino
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         try:
-            self.outcome = self.mailbox.run()
+            self.outcome = self.reader.run()
         except RuntimeError as error:
             self.outcome = error
 
@@ -68,11 +68,11 @@ class MailboxReader:
                 assert select.select([], [self.sender], [], WAIT_S)[1], "nobody reads"
 
     def fill(self, message: bytes, max_messages: int) -> int:
-        """Send until mailbox (`max_messages`) and kernel are full; return the number of messages."""
+        """Send until the reader (`max_messages`) and the kernel are full; return the number of messages."""
         sent = 0
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            was_full = self.mailbox.counts()[0] >= max_messages
+            was_full = self.reader.counts()[0] >= max_messages
             try:
                 self.sender.send(message)
                 sent += 1
@@ -86,19 +86,19 @@ class MailboxReader:
         """Wait for that many messages and return them; no more may follow."""
         messages: list[bytes] = []
         while len(messages) < count:
-            more = self.mailbox.take(WAIT_S)
+            more = self.reader.take(WAIT_S)
             assert more, f"{len(messages)} messages of {count} have come"
             messages += more
         assert len(messages) == count
         return messages
 
-    def __enter__(self) -> MailboxReader:
+    def __enter__(self) -> SocketReaderThread:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.mailbox.stop()
+        self.reader.stop()
         if self._thread.ident is not None:
             self._thread.join(WAIT_S)
         self.sender.close()

@@ -26,24 +26,24 @@ import splunk_profiler
 TRACER = trace.get_tracer("accounted")
 
 
-class Life:
-    """One of the things that a thread has for itself, which go when it does: after its last line of Python.
+class LifetimeRecorder:
+    """A thread-local object that records its thread's lifetime when it is destroyed: after the last line of Python.
 
     Args:
-        begun_ns: when it was started.
-        tell: takes how long it has lived.
+        begun_ns: start of the thread.
+        record: takes its lifetime (ns).
     """
 
-    def __init__(self, begun_ns: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, begun_ns: int, record: Callable[[int], None]) -> None:
         self._begun_ns = begun_ns
-        self._tell = tell
+        self._record = record
 
     def __del__(self) -> None:
-        self._tell(time.monotonic_ns() - self._begun_ns)
+        self._record(time.monotonic_ns() - self._begun_ns)
 
 
 class Ledger:
-    """How long all threads have lived."""
+    """Total lifetime of all threads."""
 
     def __init__(self) -> None:
         self._lived_ns: list[int] = []
@@ -52,10 +52,10 @@ class Ledger:
         self.begun_ns, self._cpu_ns = time.monotonic_ns(), time.process_time_ns()
 
     def start(self, body: Callable[[], None]) -> threading.Thread:
-        """A thread that runs `body`."""
+        """Start a thread that runs `body`."""
 
         def live() -> None:
-            self._own.life = Life(begun_ns, self._lived_ns.append)
+            self._own.lifetime = LifetimeRecorder(begun_ns, self._lived_ns.append)
             body()
 
         thread = threading.Thread(target=live)
@@ -64,7 +64,7 @@ class Ledger:
         return thread
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the profiler, which closes its accounts at some instant in that: what is so before, and after."""
+        """Stop the profiler; note the totals before and after, as it takes its last times in between."""
         before = self._so_far()
         splunk_profiler.stop(timeout_s)
         self.facts |= {"before": before, "after": self._so_far()}
@@ -91,7 +91,7 @@ def busy(ledger: Ledger, seconds: float) -> None:
 def waiting(ledger: Ledger, seconds: float) -> None:
     """Many threads that wait, and one that works a little."""
     over = [threading.Event() for _ in range(40)]
-    threads = [ledger.start(each.wait) for each in over]  # type: ignore[arg-type]  # what it returns is nobody's
+    threads = [ledger.start(each.wait) for each in over]  # type: ignore[arg-type]  # the result is not used
     compute(seconds)
     for each, thread in zip(over, threads, strict=True):  # one after another: between two snapshots, and not at one
         each.set()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marked_work import LEDGER, UntilTold, load_exporter, outside, wait, work
+from marked_work import LEDGER, InputLatch, load_exporter, outside, wait, work
 from opentelemetry import trace
 from opentelemetry.context import attach, detach  # as applications do: imported before the profiler starts
 from opentelemetry.sdk.trace import TracerProvider
@@ -27,16 +27,16 @@ _EACH = 6  # numbers a worker uses in turn, so that a span left over from its tu
 
 
 class Load:
-    """What runs in every scenario until the test has seen enough."""
+    """The load of every scenario, which runs until the test has seen enough."""
 
     def __init__(self) -> None:
-        self.until = UntilTold()
+        self.latch = InputLatch()
         self.facts: dict[str, Any] = {}
 
     def turns(self, worker: int) -> Iterator[int]:
         """Span numbers of a worker, one for each turn, until the test has seen enough."""
         turn = 0
-        while self.until.goes_on:
+        while self.latch.is_waiting:
             yield worker * _EACH + turn % _EACH
             turn += 1
 
@@ -132,7 +132,7 @@ async def _tasks(load: Load) -> None:
         work(number)
 
     async def has_none() -> None:
-        while load.until.goes_on:
+        while load.latch.is_waiting:
             outside()
             await asyncio.sleep(0)
 
@@ -207,7 +207,7 @@ def context_run(load: Load) -> None:
 
 
 def generators(load: Load) -> None:
-    """Generators that hold a span: it stays current for whoever drives them, until it is closed."""
+    """Generators that hold a span: it stays current in the code that drives them, until they are closed."""
 
     def spans(number: int) -> Iterator[None]:
         with LEDGER.span(number):
@@ -274,7 +274,7 @@ def greenlets(load: Load) -> None:
             gevent.sleep(0)
 
     def has_none() -> None:
-        while load.until.goes_on:
+        while load.latch.is_waiting:
             outside()
             gevent.sleep(0)
 

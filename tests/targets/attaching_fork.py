@@ -1,4 +1,4 @@
-"""A process that forks when told so, and in which another thread attaches a context in the middle of each fork.
+"""A process that forks on command, while another thread attaches a context in the middle of each fork.
 
 Says ``ready``, forks once at the first line of standard input, says ``forked``, and ends at the second.
 """

@@ -23,7 +23,7 @@ from published_process import read_storage, wait_for_storage
 
 import splunk_profiler
 
-_MOST = 1024
+_MAX_DESCRIPTOR = 1024
 
 
 class Own:
@@ -49,7 +49,7 @@ class Own:
 def _published() -> dict[str, Any]:
     storage = read_storage()
     descriptors = {}
-    for number in range(_MOST):
+    for number in range(_MAX_DESCRIPTOR):
         try:
             descriptors[os.fstat(number).st_ino] = number
         except OSError:
@@ -67,11 +67,11 @@ def main() -> None:
     wait_for_storage()
     with trace.get_tracer("closing").start_as_current_span("one"):
         say("ready", _published())
-    opened: list[Own] = []  # kept: what an object finds closed when it goes may be somebody else's
+    opened: list[Own] = []  # kept: a descriptor that an object closes when it is freed may be another's by then
     for line in sys.stdin:
         command = line.strip()
         if command == "close":
-            os.closerange(3, _MOST)
+            os.closerange(3, _MAX_DESCRIPTOR)
             opened.append(Own())
             say("closed", len(opened))
         elif command == "look":

@@ -51,7 +51,7 @@ class MessageSocket:
 
 
 class Service:
-    """What one process does."""
+    """The work of one process."""
 
     def __init__(self) -> None:
         self._publishing = InstalledPublisher()

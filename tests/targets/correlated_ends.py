@@ -42,7 +42,7 @@ class Hanging(Saying):
 
 
 class Standing(Saying):
-    """Stands in the export of the span ``slow`` until somebody has written to a pipe."""
+    """An exporter that blocks on the span ``slow`` until a pipe has data."""
 
     def __init__(self) -> None:
         super().__init__("standing")
@@ -108,7 +108,7 @@ def met(name: str = "own") -> trace.Span:
 
 
 class UncaughtError(Exception):
-    """Nobody catches this."""
+    """An error that is not caught."""
 
 
 def _raise_uncaught() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from marked_work import LEDGER, UntilTold, load_exporter, say, wait, work
+from marked_work import LEDGER, InputLatch, load_exporter, say, wait, work
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -35,7 +35,7 @@ def _start_threads(daemon: bool, goes_on: Callable[[], bool]) -> None:
 
 
 class InterruptedWorkError(Exception):
-    """What a signal handler of the application raises."""
+    """The error that a signal handler of the application raises."""
 
 
 def _raise(*_: object) -> None:
@@ -128,7 +128,7 @@ def exit_code() -> None:
 
 
 def uncaught() -> None:
-    """An exception that nobody catches."""
+    """Raise an exception that is not caught."""
     raise InterruptedWorkError("nobody catches this")
 
 
@@ -148,10 +148,10 @@ def main(way: str) -> None:
     load_exporter()
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
-    told = UntilTold()
+    latch = InputLatch()
     _start_threads(True, lambda: True)
     say("ready")
-    told.wait()
+    latch.wait()
     with LEDGER.span(90) as span:
         for _ in range(50):
             wait(90)

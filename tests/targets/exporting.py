@@ -70,7 +70,7 @@ class Exporter:
 
 
 class Commands:
-    """What standard input can ask for; a method's result is printed."""
+    """The commands that standard input accepts; each method's result is printed."""
 
     def __init__(self) -> None:
         self._resolved = from_env()
@@ -90,7 +90,7 @@ class Commands:
         return self._exporter.batch_exporter.flush(float(seconds))
 
     def counters(self) -> dict[str, int]:
-        """What became of the records."""
+        """Return the exporter's counts of records."""
         return asdict(self._exporter.batch_exporter.counters())
 
     def trace(self, name: str) -> bool:

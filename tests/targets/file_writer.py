@@ -18,7 +18,7 @@ from profile_factory import large_profile, small_profile
 from splunk_profiler.export.files import DirectorySink
 from splunk_profiler.model import Batch, Profile
 
-_MOST_BYTES = 10_000
+_MAX_BYTES = 10_000
 
 
 def main(end: str, directory: Path) -> None:
@@ -30,7 +30,7 @@ def main(end: str, directory: Path) -> None:
 
     if end == "killed":
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_BYTES, _MAX_BYTES))
     export(large_profile(2000))
     export(small_profile())
 

@@ -187,7 +187,7 @@ def links() -> None:
 
 
 def unsampled() -> None:
-    """What is not sampled is shown too, with flags that say so."""
+    """Spans that are not sampled, which are published with the flag cleared."""
     set_provider(ByName())
     start()
     with span("dropped") as root:
@@ -219,7 +219,7 @@ def by_parent() -> None:
 
 
 def not_recording() -> None:
-    """Spans that are none: invalid ones, and local ones that somebody made of ids."""
+    """Objects in the place of spans: invalid ones, and local ones made of ids."""
     set_provider()
     start()
     with trace.use_span(trace.INVALID_SPAN):

@@ -32,7 +32,7 @@ begun, holding = threading.Event(), threading.Event()
 
 
 def say(line: str) -> None:
-    """In one piece, whoever else writes."""
+    """Write in one piece, also beside other writers."""
     os.write(1, f"{line}\n".encode())
 
 

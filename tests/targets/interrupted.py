@@ -25,7 +25,7 @@ _ROUNDS = 40
 
 
 class InterruptedWorkError(BaseException):
-    """What a signal handler of the application raises."""
+    """The error that a signal handler of the application raises."""
 
 
 def _stop_in_handler(*_: object) -> None:
@@ -41,7 +41,7 @@ def _names() -> set[str]:
 def _say_done() -> None:
     splunk_profiler.stop(10)
     deadline = threading.Event()
-    while _names():  # threads that were told to end without being waited for
+    while _names():  # threads that were stopped without a join
         deadline.wait(0.01)
     say("done")
 
@@ -77,7 +77,7 @@ def handler_in_stop() -> None:
 
 
 def handler_in_start() -> None:
-    """What a handler stops in the middle of a start does not run afterwards."""
+    """Stop the profiler in a signal handler during its start; it must not run afterwards."""
     heard: list[bool] = []
 
     def handle(_number: int, frame: FrameType | None) -> None:

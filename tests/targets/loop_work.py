@@ -1,4 +1,4 @@
-"""What the services of the correlation loop have in common: tracing as services set it up, and work of a given length.
+"""Shared parts of the services of the correlation loop: tracing as services set it up, and work of a given length.
 
 Knows nothing of the profiler, but has what that logs printed with the time, in nanoseconds since the epoch, and the
 process id after each line. Says "set up" in each process that is. Used on any thread of the target. Imports nothing of

@@ -1,4 +1,4 @@
-"""C code forks this process while `threading` is at work: the child works until it is told to end.
+"""C code forks this process while `threading` is at work: the child works until the command to end.
 
 Prints ``forked PID``, and ``child STATUS`` once that has ended.
 """

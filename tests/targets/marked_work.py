@@ -115,25 +115,25 @@ class Ledger:
 LEDGER = Ledger()
 
 
-class UntilTold:
-    """`goes_on` until a line arrives on standard input, or its end."""
+class InputLatch:
+    """A latch that a line on standard input opens, or its end. `is_waiting` is true before."""
 
     def __init__(self) -> None:
-        self.goes_on = True
-        self._told = _thread.allocate_lock()
-        self._told.acquire()
+        self.is_waiting = True
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
         _thread.start_new_thread(self._listen, ())
 
     def wait(self) -> None:
-        """Block the calling thread until then."""
-        with self._told:
+        """Block the calling thread until the latch opens."""
+        with self._lock:
             pass
 
     def _listen(self) -> None:
         # Not sys.stdin: its buffer's lock would still be held by this thread when the interpreter ends.
         open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
-        self.goes_on = False
-        self._told.release()
+        self.is_waiting = False
+        self._lock.release()
 
 
 def load_exporter() -> None:

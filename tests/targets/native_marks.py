@@ -1,12 +1,12 @@
-"""What each thread is at, in native memory, written by the work itself: the truth that published ids are compared with.
+"""Current work of each thread in native memory, written by the work itself: the truth for published ids.
 
 One table of 64-bit words that a test reads while it has a thread stopped (`host_reading.py` has the other end):
 
     SLOTS words    the native ids of threads
-    SLOTS words    what the thread in the same place is at, written in one store:
+    SLOTS words    current work of the thread in the same place, written in one store:
                    the key of a piece       that span is current until the next word is written
                    OUTSIDE                  no span is current until then
-                   MOVING | key             it is leaving that piece (or nothing, 0) and may show any piece that is held
+                   MOVING | key             it is leaving that piece (or none, 0) and may show any piece that is held
                    RESTING | key            the same, but most likely it has long arrived and waits for work
     WORKERS words  the pieces that are held: for each worker, the key of the local root that it has open, or 0
 
@@ -31,7 +31,7 @@ _words = (ctypes.c_uint64 * (2 * SLOTS + WORKERS))()
 
 
 class Slot:
-    """Where one thread says what it is at. Used by that thread only.
+    """The slot of one thread for its current work. Used by that thread only.
 
     Attributes:
         place: its number among the slots.
@@ -90,5 +90,5 @@ def let_go(piece: WorkUnit) -> None:
 
 
 def address() -> int:
-    """Where the table is."""
+    """Return the address of the table."""
     return ctypes.addressof(_words)

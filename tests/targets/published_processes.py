@@ -25,7 +25,7 @@ TRACER = trace.get_tracer(__name__)
 
 
 def seen(moment: str) -> dict[str, Any]:
-    """What has to be seen of the calling thread."""
+    """Return the values that a host profiler must read of the calling thread."""
     context = trace.get_current_span().get_span_context()
     span_id = f"{context.span_id:016x}" if context.is_valid else ""
     return {"moment": moment, "pid": os.getpid(), "tid": threading.get_native_id(), "span_id": span_id}
@@ -38,7 +38,7 @@ def at(moment: str, *others: dict[str, Any]) -> None:
 
 
 class Beside:
-    """A thread that stays in a span, or in none, until it is told to go on."""
+    """A thread that stays in a span, or in none, until the test continues."""
 
     def __init__(self, moment: str, spans: int = 1) -> None:
         self.told = threading.Event()
@@ -62,7 +62,7 @@ class Beside:
 
 
 class Early:
-    """A thread that is there before anything is published, and opens its span when it is told to."""
+    """A thread that starts before anything is published, and opens its span on command."""
 
     def __init__(self) -> None:
         self.open, self.ready, self.leave = threading.Event(), threading.Event(), threading.Event()
@@ -82,7 +82,7 @@ class Early:
 
 
 def visible() -> None:
-    """Nothing but the start, after all that loads modules, until it is told to end."""
+    """Start the profiler, after all that loads modules, and wait for the command to end."""
     trace.set_tracer_provider(TracerProvider())
     import_module("splunk_profiler.lifecycle.publishing")
     import_module("splunk_profiler._context")

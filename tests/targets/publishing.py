@@ -1,4 +1,4 @@
-"""What the publisher does in a process of its own: ends, forks, late libraries, the long run.
+"""The publisher in a process of its own: ends, forks, late libraries, the long run.
 
     publishing.py SCENE [ARGUMENTS]        prints what the test looks at, line by line, and "end"
 
@@ -37,7 +37,7 @@ def shown_span(memory: OwnMemory) -> int:
 
 
 def tls() -> None:
-    """Whether readers can follow the pointers that this process got."""
+    """Print the kind of TLS access of each library, and the span that a reader finds."""
     print("labels", _context.load_labels_library(LABELS_PATH).tls)
     print("elastic", _context.load_elastic_library(ELASTIC_PATH, storage_of("a", "b", "/c")).tls)
     publishing = InstalledPublisher()
@@ -195,7 +195,7 @@ def storm(rounds: str) -> None:
 
 
 def ending(how: str) -> None:
-    """The interpreter ends while threads publish and nobody has uninstalled."""
+    """End the interpreter while threads publish, without uninstalling."""
     publishing = InstalledPublisher()
     publishing.install()
     publishing.attach(known(1))
@@ -255,7 +255,7 @@ def many_spans(publishing: InstalledPublisher, count: int) -> None:
         publishing.asked.clear()
 
 
-def many_known_contexts(publishing: InstalledPublisher, count: int) -> None:
+def many_cached_contexts(publishing: InstalledPublisher, count: int) -> None:
     for number in range(1, count + 1):
         token = publishing.attach(known(number))
         context = contextvars.copy_context()
@@ -272,7 +272,7 @@ def many_labels(publishing: InstalledPublisher, count: int) -> None:
         publishing.labels.reset(token)
 
 
-def many_lives(publishing: InstalledPublisher, count: int) -> None:
+def many_installs(publishing: InstalledPublisher, count: int) -> None:
     for _ in range(count):
         publishing.uninstall()
         publishing.install()
@@ -280,15 +280,15 @@ def many_lives(publishing: InstalledPublisher, count: int) -> None:
 
 
 def memory(threads: str, spans: str) -> None:
-    """What the process holds after so many threads and spans, beyond what it held after a tenth of them."""
+    """Print the growth of memory (KiB) in each scene, after a tenth of it as a warm-up."""
     publishing = InstalledPublisher()
     publishing.install()
     scenes: list[tuple[Callable[[InstalledPublisher, int], None], int]] = [
         (many_threads, int(threads)),
         (many_spans, int(spans)),
         (many_labels, int(spans) // 10),
-        (many_known_contexts, int(spans) // 10),
-        (many_lives, 1000),
+        (many_cached_contexts, int(spans) // 10),
+        (many_installs, 1000),
     ]
     for scene, count in scenes:
         scene(publishing, count // 10)

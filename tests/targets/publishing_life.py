@@ -34,7 +34,7 @@ TRACER = trace.get_tracer("publishing")
 
 
 def _state() -> dict[str, Any]:
-    """What is published, as this process reads itself."""
+    """Return the published values, as this process reads them from its own memory."""
     storage = read_storage()
     with (
         TRACER.start_as_current_span("root", Context()) as root,

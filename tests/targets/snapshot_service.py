@@ -47,7 +47,7 @@ class Ids(RandomIdGenerator):
 
 
 class Ledger:
-    """What was done, by the name of the request."""
+    """Trace id, times and attributes of each request, by its name."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}

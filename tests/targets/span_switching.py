@@ -19,7 +19,7 @@ from typing import Any
 
 from derived_ids import WorkUnit
 from derived_spans import begin, set_provider
-from marked_work import UntilTold, say, wait_until_visible
+from marked_work import InputLatch, say, wait_until_visible
 from native_marks import Here, address, hold, let_go
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current  # imported before the profiler starts
@@ -39,16 +39,16 @@ def spin() -> None:
 
 
 class Load:
-    """What runs in every scenario until the test has seen enough."""
+    """The load of every scenario, which runs until the test has seen enough."""
 
     def __init__(self) -> None:
-        self.until = UntilTold()
+        self.latch = InputLatch()
         self.facts: dict[str, Any] = {"audits": 0, "compared": 0, "traces": 0}
 
     def turns(self) -> Iterator[int]:
         """Sequence numbers of a worker, until the test has seen enough."""
         sequence = 0
-        while self.until.goes_on:
+        while self.latch.is_waiting:
             self.facts["traces"] += 1
             yield sequence
             sequence += 1
@@ -147,7 +147,7 @@ def threads(load: Load) -> None:
 
 
 def generators(load: Load) -> None:
-    """Generators that hold a span: it stays current for whoever drives them, until it is closed."""
+    """Generators that hold a span: it stays current in the code that drives them, until they are closed."""
 
     def pieces(worker: int, sequence: int) -> Generator[WorkUnit, None, None]:
         with load.work(worker, sequence) as piece:
@@ -279,7 +279,7 @@ async def _tasks(load: Load) -> None:
             spin()
 
     async def has_none() -> None:
-        while load.until.goes_on:
+        while load.latch.is_waiting:
             _HERE.slot.outside()
             spin()
             await _let_others(None)
@@ -365,7 +365,7 @@ def greenlets(load: Load) -> None:
             spin()
 
     def has_none() -> None:
-        while load.until.goes_on:
+        while load.latch.is_waiting:
             _HERE.slot.outside()
             spin()
             let_others(None)

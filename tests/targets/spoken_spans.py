@@ -53,6 +53,6 @@ def say_what_is_logged() -> None:
 
 
 def introduced(span: trace.Span, **facts: Any) -> dict[str, Any]:
-    """Who this process is, and the ids of `span`."""
+    """Return the id of this process and the ids of `span`."""
     context = span.get_span_context()
     return {"pid": os.getpid(), "trace_id": context.trace_id, "span_id": context.span_id, **facts}

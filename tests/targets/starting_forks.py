@@ -50,7 +50,7 @@ class Slow(PathFinder):
 
 
 def say(line: str) -> None:
-    """In one piece, whoever else writes."""
+    """Write in one piece, also beside other writers."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -60,7 +60,7 @@ def restoring() -> None:
 
 
 def ignoring() -> None:
-    """Who ignores the signal goes on."""
+    """Ignore the signal; the process continues."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGTERM)
     splunk_profiler.stop()

@@ -1,4 +1,4 @@
-"""Imports the packages that it is told, then says whose each code object of theirs is, and what that has loaded.
+"""Imports the given packages, then prints the origin of each of their code objects and the modules loaded by that.
 
     told_origins.py SITE PATH... -- MODULE...
 

@@ -1,14 +1,14 @@
-"""An application that knows nothing of the profiler: it sets up no provider, works in spans and ends when told."""
+"""An application without a use of the profiler: it sets up no provider, works in spans and ends on input."""
 
 from __future__ import annotations
 
-from marked_work import LEDGER, UntilTold, say, wait, work
+from marked_work import LEDGER, InputLatch, say, wait, work
 
 
 def main() -> None:
-    until = UntilTold()
+    latch = InputLatch()
     say("ready")
-    while until.goes_on:
+    while latch.is_waiting:
         with LEDGER.span(7):
             work(7)
             wait(7)

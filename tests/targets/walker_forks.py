@@ -81,7 +81,7 @@ def busy(over: threading.Event) -> None:
 
 
 def busy_as_one_of_ours(over: threading.Event) -> None:
-    """What an application's thread has the GIL for is its own affair, but none of ours may when C code forks."""
+    """Compute on a thread marked as the profiler's; it must not hold the GIL when C code forks."""
     walker.mark_profiler_thread(True)
     while not over.wait(0.0001):
         sum(range(1000))

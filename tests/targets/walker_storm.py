@@ -37,7 +37,7 @@ wrong: list[str] = []
 
 
 class Tag:
-    """What a thread's context holds; can be told from others and is seen to die."""
+    """A value in a thread's context, with its own identity; `alive` lists those not yet freed."""
 
     alive: ClassVar[weakref.WeakSet[Tag]] = weakref.WeakSet()
 

@@ -100,7 +100,7 @@ def correlated_target(*orders: str) -> Iterator[Target]:
 
 
 def received(target: Target, processes: int = 1) -> list[dict[str, Any]]:
-    """What came in, of the children first."""
+    """Return the received messages, those of the children first."""
     target.tell("end")
     lines = [json.loads(line) for line in target.lines(processes, "received ")]
     assert target.finish() == 0

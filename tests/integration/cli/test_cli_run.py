@@ -138,7 +138,7 @@ def test_an_interpreter_without_the_package_runs_the_program_and_says_so_in_one_
 ) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     bare = tmp_path / "bare" / "bin" / "python"
-    # Where the tests run from the sources, PYTHONPATH would give the package to every interpreter.
+    # With tests from the sources, PYTHONPATH would give the package to every interpreter.
     env = clean_environment()
     env.pop("PYTHONPATH", None)
     ended = subprocess.run(

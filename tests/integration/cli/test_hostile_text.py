@@ -25,7 +25,7 @@ TRACE, SPAN = bytes(range(16)), bytes(range(8))
 
 
 def run(*arguments: str | Path, env: Mapping[str, str] | None = None, ends_with: int = 0) -> str:
-    """What a command has written to both of its outputs, in which only line ends are not printable."""
+    """Run a command and return its combined output; fail on unprintable characters other than line ends."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         env=clean_environment(env),

@@ -1,5 +1,7 @@
-"""What a transaction and its exporters go through while a host profiler talks to the process: real processors, socket
-and messages, in this process. What concerns whole processes is in `test_correlation_forks.py` and `…_ends.py`.
+"""Transactions and their exporters while a host profiler sends messages.
+
+Processors, socket and messages are real, in this process. `test_correlation_forks.py` and `…_ends.py`
+test whole processes.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class RecordOnly(Sampler):
 
 
 def remote_parent() -> Context:
-    """As of a request from another service."""
+    """Return a parent context as of a request from another service."""
     parent = trace.SpanContext(0x7A, 0x8B, is_remote=True, trace_flags=trace.TraceFlags(1))
     return trace.set_span_in_context(trace.NonRecordingSpan(parent))
 

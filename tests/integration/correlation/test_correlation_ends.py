@@ -26,12 +26,12 @@ _LOST = "spans that waited for the host profiler were not sent: their exporter t
 _INSTRUMENT = Path(sys.executable).parent / "opentelemetry-instrument"
 _INSTALLED = any(point.name == "splunk_profiler" for point in entry_points(group="opentelemetry_post_instrument"))
 _ROOTS = [f"{number}" for number in range(10)]
-_ENDS_S = 25  # whoever waits for a hanging exporter as the SDK does would take 30
+_ENDS_S = 25  # an end that waits for a hanging exporter, as in the SDK, would take 30
 
 
 @contextmanager
 def told(*command: str, mode: str = "true", delay_ms: int = 60_000) -> Iterator[Target]:
-    """A target that has introduced itself, has been told what was seen in its transaction, and goes on."""
+    """Yield a target that is registered and has received the reports on its transaction."""
     with socket_folder() as folder, Target(*command, env=correlation_settings(folder, mode)) as target:
         process = target.json("ready")
         with HostProfiler(socket_of(target.pid)) as host:

@@ -29,8 +29,8 @@ LENGTHS_MS = (1, 5, 20, 2, 50, 10, 200, 100)
 TASKS, THREADS = ([f"/{kind}/{length}" for length in LENGTHS_MS] for kind in ("task", "thread"))
 BOTH = [path for pair in zip(TASKS, THREADS, strict=True) for path in pair]
 REPORT_S = 0.3
-# What agents promise is longer than they take, so that a machine that is busy otherwise makes nothing late; and in the
-# first case short enough for transactions to come back while the load goes on.
+# Agents announce longer delays than they need, so that a busy machine makes nothing late. The first is
+# short enough for transactions to end while the load continues.
 SHORT_DELAY_MS, LONG_DELAY_MS = 400, 1500
 _RUN = (sys.executable, "-m", "splunk_profiler", "run", "--", sys.executable, "-m")
 UVICORN = (*_RUN, "uvicorn", "loop_asgi:app", "--port", "0", "--no-access-log")
@@ -93,7 +93,7 @@ class Loop:
     def _agree(
         self, verdict: LoopResult, events: Sequence[Mapping[str, Any]], processes: int, most_unlogged: int
     ) -> None:
-        """What the processes have counted themselves is what the agents sent, and what is on the spans."""
+        """Check the processes' own counts against the agents' messages and the attributes of the spans."""
         counts = self.service.counts(processes)
         total, unlogged = Counter[str](), 0
         for pid, counted in counts.items():

@@ -1,5 +1,6 @@
-"""What becomes of the spans while they wait, and of the processors that they wait for: whatever an application has put
-together, it gets the same spans in the same order, and only the attribute more.
+"""Deferred spans and the processors that receive them.
+
+In any combination, an application gets the same spans in the same order, with the attribute added.
 """
 
 from __future__ import annotations
@@ -326,7 +327,7 @@ def test_transactions_of_many_threads_are_neither_lost_nor_doubled_while_others_
 
 
 def test_a_span_may_end_in_a_finaliser_while_another_is_forwarded(directory: Path) -> None:
-    """As with generators that are collected: on any thread, between any two steps, also within our own."""
+    """Collected generators end spans like this: on any thread, between any two steps, also within our own."""
     with correlated(directory, processor=batch_processor) as here:
 
         class Ending:

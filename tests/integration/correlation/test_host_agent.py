@@ -57,7 +57,7 @@ def wait_until_asleep(pid: int) -> None:
 
 
 def sent_counts(fake_loop: FakeLoop) -> dict[CorrelationMessage, int]:
-    """What the agent says that it sent."""
+    """Return the counts that the agent reports as sent."""
     found: dict[CorrelationMessage, int] = {}
     for event in fake_loop.events(Reported):
         if event.loss is None:

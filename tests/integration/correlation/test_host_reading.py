@@ -1,7 +1,7 @@
-"""What a host profiler reads of a process that switches spans as fast as it can: always one whole span, the right one.
+"""Readings of a host profiler from a process that switches spans as fast as it can: always one whole, right span.
 
 Each scenario of `targets/span_switching.py` runs as a process of its own. The inspector stops its threads again and
-again and reads, in the same stop, what the thread shows and what it is at (`host_reading.py`).
+again and reads, in the same stop, the published values and the marks of the work (`host_reading.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _judge_readings(scenario: str, reads: int) -> dict[str, Any]:
 
 
 def _has_enough_readings(judge: Judge, min_readings: int) -> bool:
-    """Whether there are that many readings, and some of each kind."""
+    """Return True once there are that many readings, and some of each kind."""
     assert judge.seen.total() < 100 * min_readings, f"it is nearly always the same: {dict(judge.seen)}"
     return judge.judged >= min_readings and min(judge.seen["inside"], judge.seen["outside"]) >= _MIN_READINGS_OF_KIND
 

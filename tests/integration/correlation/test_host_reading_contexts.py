@@ -1,4 +1,4 @@
-"""What a host profiler reads of one context after the other, while each stands still: ids, local roots, labels.
+"""Readings of a host profiler from one held context after the other: ids, local roots, labels.
 
 The scenes are those of `targets/held_contexts.py`, which says at each moment what OpenTelemetry itself would say.
 """
@@ -21,7 +21,7 @@ pytest.importorskip("elftools", reason="pyelftools, with which the inspector rea
 
 
 def _iter_moments(target: Target) -> Iterator[dict[str, Any]]:
-    """What should be seen, moment by moment; the target goes on when the next one is asked for."""
+    """Yield the expected values at each moment; the next request resumes the target."""
     count = 0
     while target.wait_for_either("at ", "end", count) == "at ":
         count += 1
@@ -30,7 +30,7 @@ def _iter_moments(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def _shown_context(reading: ThreadReading) -> dict[str, Any]:
-    """What is shown, in the form of what should be; both ABIs must agree."""
+    """Return the published values in the form of the expected ones; both ABIs must agree."""
     labels = {label.key.decode(): label.value.decode() for label in reading.labels or ()}
     assert len(labels) == len(reading.labels or ())
     record = reading.correlation

@@ -81,7 +81,7 @@ def _in_kernel() -> None:
 
 
 def _is_right(words: list[str]) -> str:
-    """What a reading was of ("inside", "outside", "moving"); fails if it is not what it should be."""
+    """Return the kind of a reading ("inside", "outside", "moving"); fail if its values are wrong."""
     truth, valid, present, flags = int(words[0], 16), *map(int, words[1:4])
     *trace, span, transaction = (struct.pack("=Q", int(word, 16)).hex() for word in words[4:8])
     shown = None

@@ -1,4 +1,4 @@
-"""What cannot be read is refused in words that say what to do."""
+"""Refusals of the inspector: the message says what to do."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def start_inspector(program: str, pid: int) -> Target:
 
 
 def is_mixed(thread: ThreadReading) -> bool:
-    """Whether one thing that was read is made of two that were published."""
+    """Return True if a reading mixes parts of two published records."""
     assert thread.correlation is not None
     assert thread.labels is not None
     found = thread.correlation

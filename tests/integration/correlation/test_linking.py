@@ -73,11 +73,11 @@ def _run(data_format: str, provider: str, on_spans: str) -> tuple[list[dict[str,
 
 
 def _instances(of: list[dict[str, Any]], key: str) -> dict[Any, set[str]]:
-    """What calls itself by which ``service.instance.id``."""
+    """Return the set of ``service.instance.id`` for each value of `key` in the resource."""
     found: dict[Any, set[str]] = {}
     for one in of:
         found.setdefault(one["resource"].get(key), set()).add(one["resource"].get("service.instance.id", ""))
-    return {who: ids - {""} for who, ids in found.items()}
+    return {value: ids - {""} for value, ids in found.items()}
 
 
 @pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])

@@ -17,12 +17,12 @@ pytest.importorskip("splunk_profiler._context")
 _SENDERS = 8
 _ATTEMPTS = 40_000  # of each
 _ROUNDS = 2
-_MOST_GROWTH_KIB = 16 * 1024
+_MAX_GROWTH_KIB = 16 * 1024
 _STACKS = 16
 
 
 def flood(path: str, live: str) -> Counter[str]:
-    """What was sent, by kind, and what was refused."""
+    """Send from all senders and return the counts by kind, with "refused" for those not accepted."""
     with ExitStack() as stack:
         senders = [stack.enter_context(Target("flooding.py", path, str(_ATTEMPTS), live)) for _ in range(_SENDERS)]
         for sender in senders:
@@ -64,7 +64,7 @@ def test_of_a_flood_each_message_is_counted_or_was_refused_and_memory_stays() ->
     assert counts["unmatched"] == sent["unmatched"] * 65535
     assert counts["matched"] == sent["matched"]
     assert found == [sent["matched"], _STACKS]
-    assert most - before < _MOST_GROWTH_KIB
+    assert most - before < _MAX_GROWTH_KIB
     assert "Traceback" not in service.output
     assert service.output.count("a message of a host profiler was ignored") <= 65
 

@@ -17,11 +17,11 @@ _GIVEN_UP = (
     " the application has closed its socket, and it does so again and again"
 )
 _CONTENTS = ["in a file", "in the other", "in a socket", "in a pipe"]
-_MOST_SOCKETS = 4
+_MAX_SOCKETS = 4
 
 
 def register(path: str, delay_ms: int) -> None:
-    """As a host profiler that has read the path."""
+    """Register as a host profiler that has read the path."""
     with HostProfiler(path) as host:
         host.register(delay_ms, "i-1", minor=2)
 
@@ -51,7 +51,7 @@ def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_l
 def test_an_application_that_closes_it_again_and_again_is_let_have_its_way_and_told_once() -> None:
     with socket_folder() as folder, Target("closing_descriptors.py", env=publishing_settings(folder)) as target:
         target.line("ready")
-        for made in range(_MOST_SOCKETS + 1):
+        for made in range(_MAX_SOCKETS + 1):
             target.tell("close")
             if target.wait_for_either(_ANEW, _GIVEN_UP, made) == _GIVEN_UP:  # sooner, if one is closed while it is made
                 break

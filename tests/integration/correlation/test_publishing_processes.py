@@ -120,5 +120,5 @@ def test_a_hundred_thousand_threads_and_a_million_spans_leave_nothing_behind() -
     lines = output_of("memory", "100000", "1000000", timeout_s=300)
     kept = {name: int(kib) for name, kib in (line.split() for line in lines)}
     assert kept.pop("threads") == 1
-    assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_known_contexts", "many_lives"}
+    assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_cached_contexts", "many_installs"}
     assert max(kept.values()) < 2048, kept

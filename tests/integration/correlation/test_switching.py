@@ -40,7 +40,7 @@ void *where_enter_is(void)
 
 
 def facts(*command: str, **env: str) -> dict[str, Any]:
-    """What a scenario of the target saw."""
+    """Run a scenario of the target and return its facts."""
     with Target("switching.py", *command, env={"PYTHONPATH": PATH, **env}) as target:
         assert target.finish() == 0
         found: dict[str, Any] = target.json("facts")

@@ -109,7 +109,7 @@ def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts() -> None:
 
 
 def samples_in(request: bytes) -> int:
-    """How many aggregates the profile in a request has."""
+    """Return the number of aggregates of the profile in a request."""
     head, _, body = request.partition(b"\r\n\r\n")
     content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
     return len(read_form(content_type, body).profile.sample)

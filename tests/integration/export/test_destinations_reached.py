@@ -57,7 +57,7 @@ class Decoy:
 
 @pytest.fixture
 def decoys() -> Iterator[list[Decoy]]:
-    """A general endpoint, and the one that is the default, unless that is somebody else's."""
+    """Yield a listener at a free port, and one at the default port unless that is in use."""
     found = [Decoy()]
     with suppress(OSError):
         found.append(Decoy(4317))

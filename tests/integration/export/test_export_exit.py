@@ -12,7 +12,7 @@ from receiver_process import Receiver
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Ends when it is told to, and tells the seconds that the end took. Has loaded gRPC as a service that exports its spans.
+# Ends on command, and prints the seconds that the end took. Has loaded gRPC as a service that exports its spans.
 SERVICE = """
 import atexit, sys, threading, time
 

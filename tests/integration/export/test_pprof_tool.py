@@ -36,7 +36,7 @@ def written(folder: Path, profile: Profile, **options: Any) -> list[str]:
 
 
 def pprof(folder: Path, *arguments: str) -> str:
-    """What the tool prints, which is nothing on stderr."""
+    """Run the tool, check that stderr is empty, and return its output."""
     done = subprocess.run(
         ["go", "tool", "pprof", *arguments],
         cwd=folder,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from forking_target import assert_goes_on, forking, record_of
 from receiver_process import Receiver
-from test_fork_plain import assert_goes_on, forking, record_of
 
 _CHILDREN = 2
 

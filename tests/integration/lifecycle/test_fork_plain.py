@@ -4,47 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from forking_target import assert_goes_on, forking, record_of
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
 _CHILDREN = {"auto": 20, "portable": 6}  # a walk in Python of so many processes with 17 threads each takes its time
-
-
-@contextmanager
-def forking(receiver: Receiver, how: str, count: int, **settings: str) -> Iterator[tuple[Target, int]]:
-    """A target that has sent its first records and waits for the word to fork; with its pid."""
-    env = profiling_settings(receiver.url, 10, OTEL_SERVICE_NAME="forking", **settings)
-    with Target("forks.py", how, str(count), env=env) as target:
-        pid = int(target.line("ready"))
-        receiver.record(lambda record: record["resource"]["process.pid"] == pid)
-        yield target, pid
-
-
-def record_of(receiver: Receiver, child: dict[str, Any]) -> dict[str, Any]:
-    """The first record of the child's own work, in its own span, under its own process id."""
-
-    def is_its(record: dict[str, Any]) -> bool:
-        return (
-            record["resource"]["process.pid"] == child["pid"]
-            and (record["trace_id"], record["span_id"]) == (child["trace_id"], child["span_id"])
-            and ".work_in_span_90(" in record["body"]
-        )
-
-    return receiver.record(is_its)
-
-
-def assert_goes_on(receiver: Receiver, pid: int) -> None:
-    """A sample that was taken after this call arrives from process `pid`."""
-    now = time.time_ns()
-    record = receiver.record(lambda r: r["time_ns"] > now and r["resource"]["process.pid"] == pid and r["span_id"])
-    assert record["resource"]["service.name"] == "forking"
-    assert record["resource"]["set.in.code"] == "yes"
 
 
 @pytest.mark.parametrize("how", ["os.fork", "thread"])

@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[list[Record], dict[str
                 receiver.records(20, partial(_mentions, function))
             target.close_stdin()
             assert target.finish() == 0, target.output
-        # What was sampled before belongs to the start: without the provider that the program was yet to set.
+        # Earlier samples belong to the start, when the program has not set its provider yet.
         yield receiver.records(0, lambda record: record["time_ns"] >= ready_ns), ids, receiver.spans(2)
 
 

@@ -120,7 +120,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 
 def loaded(extension: Path) -> tuple[str, str]:
-    """What importing it says, and what the log says when the profiler starts then."""
+    """Import the extension, start the profiler and return the output and the log."""
     ended = subprocess.run(
         [sys.executable, "-c", LOAD, f"splunk_profiler.{extension.stem}", str(extension)],
         env=environment({"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9"}),

@@ -29,7 +29,7 @@ from splunk_profiler.raw import RawCollection
 from splunk_profiler.system.threads import Worker, active_threads
 
 NEVER_NS = 1 << 62
-MOST_KEPT, FOR_LONG, LONG_NS = 256, 64, 10_000_000
+MAX_KEPT, FOR_LONG, LONG_NS = 256, 64, 10_000_000
 context: ContextVar[Any] = ContextVar("context")
 labels: ContextVar[Any] = ContextVar("labels")
 
@@ -177,7 +177,7 @@ def test_a_thread_that_has_ended_keeps_its_key_however_many_snapshots_have_been_
 def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the_rest(make: Make) -> None:
     ticker = make()
     kept = noticed(ticker, partial(collect_often, 5_000))
-    most_short = MOST_KEPT - FOR_LONG
+    most_short = MAX_KEPT - FOR_LONG
     assert [seen.collection_count for seen in kept[:most_short]] == [1] * most_short
     assert all(seen.duration_ns >= LONG_NS for seen in kept[most_short:])  # a short one may be slow on a busy machine
     (late,) = noticed(ticker, partial(collect_often, 1))

@@ -17,7 +17,7 @@ from splunk_profiler import _context
 
 TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
 NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
-MOST_KNOWN = 1024
+MAX_CONTEXTS = 1024
 
 
 def shown(span_id: int) -> Elastic:
@@ -135,7 +135,7 @@ def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
     contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 3001)]
     for _ in range(4):
         assert [context.run(memory.elastic) for context in contexts] == [shown(n) for n in range(1, 3001)]
-    assert 100 < references() - without <= MOST_KNOWN
+    assert 100 < references() - without <= MAX_CONTEXTS
     known = [is_known(context) for context in contexts]
     still = [before and is_known(context) for before, context in zip(known, contexts, strict=True)]
     assert sum(still) > 0.7 * sum(known) > 100, "those that are known are not driven out by those that are not"

@@ -41,19 +41,19 @@ class World:
     def __init__(self) -> None:
         self.sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.second = b""
-        self._mailbox: Any = None
+        self._reader: Any = None
         self._now_ns = 1
         self._taken = False
 
-    def make_mailbox(self, descriptor: int) -> World:
-        self._mailbox = extension.SocketReader(descriptor)
+    def make_reader(self, descriptor: int) -> World:
+        self._reader = extension.SocketReader(descriptor)
         return self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._mailbox, name)
+        return getattr(self._reader, name)
 
     def take(self, timeout_s: float) -> list[bytes]:
-        messages: list[bytes] = self._mailbox.take(timeout_s)
+        messages: list[bytes] = self._reader.take(timeout_s)
         self._taken = self._taken or bool(messages)
         return messages
 
@@ -61,7 +61,7 @@ class World:
         if self._taken and self._now_ns == 1:
             self.sending.send(self.second)
             deadline = time.monotonic() + 30
-            while self._mailbox.counts()[0] < 2:
+            while self._reader.counts()[0] < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0)
             self._now_ns = LONG_AFTER_NS
@@ -75,7 +75,7 @@ def test_a_message_that_comes_while_others_are_looked_at_is_counted_before_its_t
     with world.sending, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiving:
         receiving.bind(str(tmp_path / "s"))
         world.sending.connect(str(tmp_path / "s"))
-        correlator = Correlator(True, 10, world.make_mailbox, world.now_ns)
+        correlator = Correlator(True, 10, world.make_reader, world.now_ns)
         correlator.attach(provider._active_span_processor)
         correlator.listen(receiving.fileno(), lambda: None)
         span = provider.get_tracer("t").start_span("root")

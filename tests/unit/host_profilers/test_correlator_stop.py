@@ -22,15 +22,15 @@ class Talkative:
     """A socket reader that gets a message at each wake-up."""
 
     def __init__(self, descriptor: int) -> None:
-        self._mailbox = SocketReader(descriptor)
+        self._reader = SocketReader(descriptor)
         self.say: Any = lambda: None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._mailbox, name)
+        return getattr(self._reader, name)
 
     def wake(self) -> None:
         self.say()
-        self._mailbox.wake()
+        self._reader.wake()
 
 
 @pytest.mark.parametrize("kind", ["a report", "a registration"])
@@ -41,7 +41,7 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
         made.append(Talkative(descriptor))
         return made[-1]
 
-    bench = CorrelatorBench(tmp_path, at_once=True, resource={}, mailbox=talkative)
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={}, make_reader=talkative)
     span = bench.tracer.start_span("seen")
     held = bench.processor.on_end  # a thread of the application may call it later
     made[-1].say = (lambda: bench.report_stack(span)) if kind == "a report" else bench.register

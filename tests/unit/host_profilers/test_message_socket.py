@@ -17,7 +17,7 @@ from target_process import environment
 
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 
-MOST_BYTES = 89
+MAX_BYTES = 89
 _NOBODY = 65534
 
 
@@ -106,9 +106,9 @@ def test_the_directory_may_have_any_name_that_a_file_can_have(directory: Path) -
 
 def test_a_path_of_as_many_bytes_as_readers_take_works_and_one_more_makes_nothing(directory: Path) -> None:
     with inbox(directory) as short:
-        spare = MOST_BYTES - len(short.address) - 1
+        spare = MAX_BYTES - len(short.address) - 1
     with inbox(directory / ("d" * spare)) as longest:
-        assert len(longest.address) == MOST_BYTES
+        assert len(longest.address) == MAX_BYTES
         sent_to(longest.path, b"message")
         assert received(longest) == b"message"
     long = directory / ("e" * (spare + 1))
@@ -119,7 +119,7 @@ def test_a_path_of_as_many_bytes_as_readers_take_works_and_one_more_makes_nothin
 
 def test_the_length_is_counted_in_bytes(directory: Path) -> None:
     with inbox(directory) as short:
-        spare = MOST_BYTES - len(short.address) - 1
+        spare = MAX_BYTES - len(short.address) - 1
     with pytest.raises(MessageSocketError, match="bytes"):
         MessageSocket(str(directory / ("ü" * (spare // 2 + 1))))
     assert not list(directory.iterdir())

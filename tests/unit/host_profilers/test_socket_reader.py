@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from socket_reader_threads import WAIT_S, MailboxReader, number_of, numbered_message
+from socket_reader_threads import WAIT_S, SocketReaderThread, number_of, numbered_message
 
 from splunk_profiler._context import SocketReader
 
@@ -27,17 +27,17 @@ MANY = 5000
 @pytest.fixture
 def reading() -> Any:
     """Yield a reader whose thread is not started."""
-    with MailboxReader() as made:
+    with SocketReaderThread() as made:
         yield made
 
 
-def test_messages_come_once_and_in_their_order_however_many(reading: MailboxReader) -> None:
+def test_messages_come_once_and_in_their_order_however_many(reading: SocketReaderThread) -> None:
     reading.start()
     seen: list[int] = []
 
     def take() -> None:
         while len(seen) < MANY:
-            seen.extend(map(number_of, reading.mailbox.take(WAIT_S)))
+            seen.extend(map(number_of, reading.reader.take(WAIT_S)))
 
     taker = threading.Thread(target=take)
     taker.start()
@@ -45,18 +45,18 @@ def test_messages_come_once_and_in_their_order_however_many(reading: MailboxRead
         reading.send(numbered_message(number))
     taker.join(WAIT_S)
     assert seen == list(range(MANY))
-    assert reading.mailbox.counts() == (MANY, 0)
+    assert reading.reader.counts() == (MANY, 0)
 
 
 @pytest.mark.parametrize("size", [1, 46, 1025, MAX_BYTES - 1, MAX_BYTES])
-def test_a_message_comes_whole(reading: MailboxReader, size: int) -> None:
+def test_a_message_comes_whole(reading: SocketReaderThread, size: int) -> None:
     message = os.urandom(size)
     reading.start()
     reading.send(message)
     assert reading.take_messages(1) == [message]
 
 
-def test_an_empty_message_is_one(reading: MailboxReader) -> None:
+def test_an_empty_message_is_one(reading: SocketReaderThread) -> None:
     reading.start()
     for message in (b"", b"a", b"", b""):
         reading.send(message)
@@ -64,18 +64,18 @@ def test_an_empty_message_is_one(reading: MailboxReader) -> None:
 
 
 @pytest.mark.parametrize("size", [MAX_BYTES + 1, 2 * MAX_BYTES])
-def test_a_message_that_is_too_long_is_counted_and_left_out(reading: MailboxReader, size: int) -> None:
+def test_a_message_that_is_too_long_is_counted_and_left_out(reading: SocketReaderThread, size: int) -> None:
     reading.start()
     for message in (b"before", bytes(size), b"after"):
         reading.send(message)
     seen: list[bytes] = []
     while len(seen) < 2:
-        seen += reading.mailbox.take(WAIT_S)
+        seen += reading.reader.take(WAIT_S)
     assert seen == [b"before", b"after"]
-    assert reading.mailbox.counts() == (3, 1)
+    assert reading.reader.counts() == (3, 1)
 
 
-def test_descriptors_that_come_with_a_message_are_not_kept(reading: MailboxReader) -> None:
+def test_descriptors_that_come_with_a_message_are_not_kept(reading: SocketReaderThread) -> None:
     reading.start()
     kept, sent = os.pipe()
     socket.send_fds(reading.sender, [b"with a descriptor"], [sent])
@@ -86,73 +86,73 @@ def test_descriptors_that_come_with_a_message_are_not_kept(reading: MailboxReade
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.0, -1, -math.inf, math.nan, 0.001])
-def test_without_messages_there_are_none_after_the_timeout(reading: MailboxReader, timeout_s: float) -> None:
-    assert reading.mailbox.take(timeout_s) == []
+def test_without_messages_there_are_none_after_the_timeout(reading: SocketReaderThread, timeout_s: float) -> None:
+    assert reading.reader.take(timeout_s) == []
 
 
 @pytest.mark.parametrize("timeout_s", [3600, 1e9, math.inf])
 def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(
-    reading: MailboxReader, timeout_s: float
+    reading: SocketReaderThread, timeout_s: float
 ) -> None:
-    reading.mailbox.wake()
-    reading.mailbox.wake()
-    assert reading.mailbox.take(timeout_s) == []
+    reading.reader.wake()
+    reading.reader.wake()
+    assert reading.reader.take(timeout_s) == []
     reading.start()
     reading.send(b"message")
-    assert reading.mailbox.take(WAIT_S) == [b"message"]
+    assert reading.reader.take(WAIT_S) == [b"message"]
 
 
-def test_a_wake_up_ends_the_waiting_of_another_thread(reading: MailboxReader) -> None:
+def test_a_wake_up_ends_the_waiting_of_another_thread(reading: SocketReaderThread) -> None:
     seen: list[list[bytes]] = []
-    taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
+    taker = threading.Thread(target=lambda: seen.append(reading.reader.take(3600)))
     taker.start()
-    reading.mailbox.wake()
+    reading.reader.wake()
     taker.join(WAIT_S)
     assert seen == [[]]
 
 
 @pytest.mark.parametrize("timeout", ["soon", None, b"1"])
-def test_what_is_no_time_is_refused(reading: MailboxReader, timeout: Any) -> None:
+def test_what_is_no_time_is_refused(reading: SocketReaderThread, timeout: Any) -> None:
     with pytest.raises(TypeError):
-        reading.mailbox.take(timeout)
+        reading.reader.take(timeout)
 
 
-def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: MailboxReader) -> None:
+def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: SocketReaderThread) -> None:
     reading.start()
     seen: list[list[bytes]] = []
-    taker = threading.Thread(target=lambda: seen.append(reading.mailbox.take(3600)))
+    taker = threading.Thread(target=lambda: seen.append(reading.reader.take(3600)))
     taker.start()
-    reading.mailbox.stop()
+    reading.reader.stop()
     assert reading.join_reader() is True
     taker.join(WAIT_S)
     assert seen == [[]]
 
 
-def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: MailboxReader) -> None:
-    reading.mailbox.stop()
-    reading.mailbox.stop()
+def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: SocketReaderThread) -> None:
+    reading.reader.stop()
+    reading.reader.stop()
     reading.start()
     assert reading.join_reader() is True
-    assert reading.mailbox.take(3600) == []
+    assert reading.reader.take(3600) == []
     with pytest.raises(OSError, match=r"Broken pipe|Connection refused"):
         reading.sender.send(b"message")
 
 
-def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: MailboxReader) -> None:
+def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: SocketReaderThread) -> None:
     reading.start()
     reading.fill(b"message", MAX_MESSAGES)
-    reading.mailbox.stop()
+    reading.reader.stop()
     assert reading.join_reader() is True
-    assert reading.mailbox.take(3600) == [b"message"] * MAX_MESSAGES
-    assert reading.mailbox.take(3600) == []
+    assert reading.reader.take(3600) == [b"message"] * MAX_MESSAGES
+    assert reading.reader.take(3600) == []
 
 
-def test_two_threads_cannot_read_for_one_mailbox(reading: MailboxReader) -> None:
+def test_two_threads_cannot_read_for_one_mailbox(reading: SocketReaderThread) -> None:
     reading.start()
     reading.send(b"it reads")
     reading.take_messages(1)
     with pytest.raises(RuntimeError, match="another thread reads"):
-        reading.mailbox.run()
+        reading.reader.run()
     reading.send(b"the first goes on")
     assert reading.take_messages(1) == [b"the first goes on"]
 
@@ -161,34 +161,34 @@ def test_two_threads_cannot_read_for_one_mailbox(reading: MailboxReader) -> None
     ("size", "most"), [(0, MAX_MESSAGES), (4, MAX_MESSAGES), (46, MAX_MESSAGES), (1024, 64), (MAX_BYTES, 1)]
 )
 def test_a_full_mailbox_has_senders_wait_and_loses_nothing_that_was_sent(
-    reading: MailboxReader, size: int, most: int
+    reading: SocketReaderThread, size: int, most: int
 ) -> None:
     reading.start()
     sent = reading.fill(bytes(size), most)
-    assert reading.mailbox.counts() == (most, 0)
+    assert reading.reader.counts() == (most, 0)
     with pytest.raises(BlockingIOError):
         reading.sender.send(bytes(size))
-    assert len(reading.mailbox.take(0)) == most
+    assert len(reading.reader.take(0)) == most
     assert len(reading.take_messages(sent - most)) == sent - most
     reading.send(b"it goes on")
     assert reading.take_messages(1) == [b"it goes on"]
 
 
-def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: MailboxReader) -> None:
+def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: SocketReaderThread) -> None:
     reading.start()
     sent = reading.fill(bytes(MAX_BYTES + 1), 1)
-    assert reading.mailbox.counts() == (1, 1)
-    while reading.mailbox.counts()[0] < sent:
-        assert reading.mailbox.take(3600) == []
+    assert reading.reader.counts() == (1, 1)
+    while reading.reader.counts()[0] < sent:
+        assert reading.reader.take(3600) == []
     reading.send(b"it goes on")
     seen: list[bytes] = []
     while not seen:
-        seen = reading.mailbox.take(WAIT_S)
+        seen = reading.reader.take(WAIT_S)
     assert seen == [b"it goes on"]
-    assert reading.mailbox.counts() == (sent + 1, sent)
+    assert reading.reader.counts() == (sent + 1, sent)
 
 
-def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: MailboxReader) -> None:
+def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: SocketReaderThread) -> None:
     senders, takers, each = 4, 3, 2000
     seen: list[int] = []
     over = threading.Event()
@@ -201,7 +201,7 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
 
     def take() -> None:
         while not over.is_set():
-            seen.extend(map(number_of, reading.mailbox.take(0.05)))
+            seen.extend(map(number_of, reading.reader.take(0.05)))
             if len(seen) >= senders * each:
                 over.set()
 
@@ -219,7 +219,7 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
 
 
 def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_the_next_message(
-    reading: MailboxReader,
+    reading: SocketReaderThread,
 ) -> None:
     reading.start()
     reading.send(b"it reads")
@@ -228,34 +228,34 @@ def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_th
     with suppress(ConnectionRefusedError):  # it has noticed the end
         reading.send(b"")
     assert reading.join_reader() is False
-    assert reading.mailbox.take(0) == []
+    assert reading.reader.take(0) == []
 
 
-def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: MailboxReader) -> None:
+def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: SocketReaderThread) -> None:
     os.close(reading.receiver.fileno())
     reading.start()
     assert reading.join_reader() is False
 
 
-def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: MailboxReader) -> None:
+def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: SocketReaderThread) -> None:
     reading.start()
     reading.receiver.shutdown(socket.SHUT_RD)
     assert reading.join_reader() is False
 
 
 def test_a_socket_that_is_closed_while_the_mailbox_is_full_ends_the_reading_once_there_is_room(
-    reading: MailboxReader,
+    reading: SocketReaderThread,
 ) -> None:
     reading.start()
     reading.fill(b"message", MAX_MESSAGES)
     os.close(reading.receiver.fileno())
-    assert reading.mailbox.take(3600) == [b"message"] * MAX_MESSAGES
+    assert reading.reader.take(3600) == [b"message"] * MAX_MESSAGES
     assert reading.join_reader() is False
 
 
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down(
-    reading: MailboxReader, started: str
+    reading: SocketReaderThread, started: str
 ) -> None:
     theirs, friend = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with theirs, friend:
@@ -272,20 +272,20 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down
             with suppress(ConnectionRefusedError):  # the next message shows it at the latest
                 reading.send(b"")
         assert reading.join_reader() is False
-        reading.mailbox.stop()
+        reading.reader.stop()
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
         friend.send(b"still open")
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"still open"
         os.close(number)
 
 
-def test_a_file_under_the_number_is_left_alone(reading: MailboxReader, tmp_path: Path) -> None:
+def test_a_file_under_the_number_is_left_alone(reading: SocketReaderThread, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
         number = reading.receiver.fileno()
         os.dup2(file.fileno(), number)
         reading.start()
         assert reading.join_reader() is False
-        reading.mailbox.stop()
+        reading.reader.stop()
         os.write(number, b"theirs")
         os.close(number)
     assert (tmp_path / "file").read_bytes() == b"theirs"
@@ -293,9 +293,9 @@ def test_a_file_under_the_number_is_left_alone(reading: MailboxReader, tmp_path:
 
 def test_what_is_no_socket_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
-        mailbox = SocketReader(file.fileno())
-        assert mailbox.run() is False
-        mailbox.stop()
+        reader = SocketReader(file.fileno())
+        assert reader.run() is False
+        reader.stop()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_what_is_not_open_is_refused(descriptor: Any, error: type[Exception]) ->
         SocketReader(descriptor)
 
 
-def test_signals_that_reach_the_reading_thread_end_nothing(reading: MailboxReader) -> None:
+def test_signals_that_reach_the_reading_thread_end_nothing(reading: SocketReaderThread) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         reading.start()

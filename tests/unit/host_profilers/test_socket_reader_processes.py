@@ -14,47 +14,47 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from socket_reader_threads import WAIT_S, MailboxReader
+from socket_reader_threads import WAIT_S, SocketReaderThread
 
 from splunk_profiler._context import SocketReader
 
 
 @pytest.fixture
-def reading() -> Iterator[MailboxReader]:
+def reading() -> Iterator[SocketReaderThread]:
     """Yield a reader whose thread is not started."""
-    with MailboxReader() as made:
+    with SocketReaderThread() as made:
         yield made
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
-def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: MailboxReader) -> None:
+def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: SocketReaderThread) -> None:
     reading.start()
     reading.send(b"gathered by the parent")
-    while reading.mailbox.counts() != (1, 0):
-        reading.mailbox.wake()
+    while reading.reader.counts() != (1, 0):
+        reading.reader.wake()
     child = os.fork()
     if child == 0:
-        _answer_of_a_child(reading.mailbox)
+        _answer_of_a_child(reading.reader)
     assert os.waitpid(child, 0)[1] == 0
     reading.send(b"sent after the fork")
     assert reading.take_messages(2) == [b"gathered by the parent", b"sent after the fork"]
 
 
-def _answer_of_a_child(mailbox: SocketReader) -> None:
+def _answer_of_a_child(reader: SocketReader) -> None:
     status = 1
     try:
         signal.alarm(int(WAIT_S))
-        mailbox.wake()
-        right = mailbox.run() is True and mailbox.take(3600) == [] and mailbox.counts() == (0, 0)
-        mailbox.stop()
-        del mailbox
+        reader.wake()
+        right = reader.run() is True and reader.take(3600) == [] and reader.counts() == (0, 0)
+        reader.stop()
+        del reader
         status = 0 if right else 2
     finally:
         os._exit(status)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: MailboxReader) -> None:
+def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: SocketReaderThread) -> None:
     over = threading.Event()
 
     def flood() -> None:
@@ -63,7 +63,7 @@ def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(r
 
     def take() -> None:
         while not over.is_set():
-            reading.mailbox.take(WAIT_S)
+            reading.reader.take(WAIT_S)
 
     reading.start()
     threads = [threading.Thread(target=flood), threading.Thread(target=take)]
@@ -73,20 +73,20 @@ def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(r
     for _ in range(50):
         child = os.fork()
         if child == 0:
-            _answer_of_a_child(reading.mailbox)
+            _answer_of_a_child(reading.reader)
         statuses.append(os.waitpid(child, 0)[1])
     over.set()
     threads[0].join(WAIT_S)
-    reading.mailbox.wake()
+    reading.reader.wake()
     threads[1].join(WAIT_S)
     assert statuses == [0] * 50
 
 
-def test_mailboxes_leave_no_memory_behind(reading: MailboxReader) -> None:
+def test_mailboxes_leave_no_memory_behind(reading: SocketReaderThread) -> None:
     def use() -> None:
         for _ in range(100):
-            mailbox = SocketReader(reading.receiver.fileno())
-            mailbox.take(0)
+            reader = SocketReader(reading.receiver.fileno())
+            reader.take(0)
             with pytest.raises(OSError, match="Bad file"):
                 SocketReader(-1)
 
@@ -105,16 +105,16 @@ _ENDING = """
 import socket, threading
 from splunk_profiler._context import SocketReader
 receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-mailbox = SocketReader(receiver.fileno())
+reader = SocketReader(receiver.fileno())
 def flood():
     while True:
         sender.send(b'x')
 def take():
     while True:
-        mailbox.take(3600)
-for body in (mailbox.run, flood, take):
+        reader.take(3600)
+for body in (reader.run, flood, take):
     threading.Thread(target=body, daemon=True).start()
-while mailbox.counts()[0] < 5000:
+while reader.counts()[0] < 5000:
     pass
 print('ready')
 """

@@ -1,4 +1,4 @@
-"""What an export in flight, a stop and a fork do to each other; threads hand-shake with the test."""
+"""Interplay of an export in flight, a stop and a fork; threads synchronize with the test."""
 
 from __future__ import annotations
 

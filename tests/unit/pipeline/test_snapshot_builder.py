@@ -32,8 +32,8 @@ class Watcher:
     """A walker of one kind and its snapshot builder."""
 
     def __init__(self, choice: WalkerChoice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
-        self.shadow = ContextTracker(spans.runtime_context(), lambda: None)
-        self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.shadow.context_of, max_depth)
+        self.tracker = ContextTracker(spans.runtime_context(), lambda: None)
+        self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.tracker.context_of, max_depth)
         self.capture = SnapshotBuilder(
             spans.span_ref,
             make_idle_tracker(native=choice.name == "native"),
@@ -62,9 +62,9 @@ def choice(request: pytest.FixtureRequest) -> WalkerChoice:
 @pytest.fixture
 def watcher(choice: WalkerChoice) -> Iterator[Watcher]:
     watcher = Watcher(choice)
-    watcher.shadow.install()
+    watcher.tracker.install()
     yield watcher
-    watcher.shadow.remove()
+    watcher.tracker.remove()
 
 
 @contextmanager

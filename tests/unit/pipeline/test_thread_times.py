@@ -201,7 +201,7 @@ def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones
 
 
 @dataclass(frozen=True)
-class Life:
+class ThreadLifetime:
     born_ms: int
     ended_ms: int
     busy: float  # share of its time in which it uses the CPU
@@ -210,8 +210,8 @@ class Life:
         return int(max(min(now_ms, self.ended_ms) - self.born_ms, 0) * self.busy * MS)
 
 
-lives = st.builds(
-    lambda born, length, busy: Life(born, born + length, busy),
+lifetimes = st.builds(
+    lambda born, length, busy: ThreadLifetime(born, born + length, busy),
     st.integers(0, 5_000),
     st.integers(1, 5_000),
     st.floats(0, 1),
@@ -219,39 +219,41 @@ lives = st.builds(
 gaps = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 
-@given(st.lists(lives, max_size=12), gaps)
+@given(st.lists(lifetimes, max_size=12), gaps)
 def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_thread_began_or_ended(
-    population: list[Life], distances: list[int]
+    population: list[ThreadLifetime], distances: list[int]
 ) -> None:
     now_ms = 100
-    thread_times = ThreadTimes(lambda: sum(life.cpu_ns_at(now_ms) for life in population))
+    thread_times = ThreadTimes(lambda: sum(lifetime.cpu_ns_at(now_ms) for lifetime in population))
     begun_ms, wall_ns, cpu_ns, slack_ns = now_ms, 0, 0, 0
-    begun_cpu_ns = sum(life.cpu_ns_at(now_ms) for life in population)
+    begun_cpu_ns = sum(lifetime.cpu_ns_at(now_ms) for lifetime in population)
     instants = [now_ms]
     for distance in distances:
         instants.append(instants[-1] + distance)
     for now_ms in instants:  # which the process's clock reads
-        thread_times.begin(now_ms * MS, sum(life.cpu_ns_at(now_ms) for life in population), 0)
-        for number, life in enumerate(population, 1):
-            if life.born_ms <= now_ms < life.ended_ms:
-                tick = life.born_ms // 10 * 10
-                delta = thread_times.charge(number, StartTime(tick * MS, tick * MS + TICK), life.cpu_ns_at(now_ms))
+        thread_times.begin(now_ms * MS, sum(lifetime.cpu_ns_at(now_ms) for lifetime in population), 0)
+        for number, lifetime in enumerate(population, 1):
+            if lifetime.born_ms <= now_ms < lifetime.ended_ms:
+                tick = lifetime.born_ms // 10 * 10
+                delta = thread_times.charge(number, StartTime(tick * MS, tick * MS + TICK), lifetime.cpu_ns_at(now_ms))
                 wall_ns, cpu_ns = wall_ns + delta.wall_ns, cpu_ns + delta.cpu_ns
         for unattributed_time in thread_times.end(range(1, len(population) + 1)):
             wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
     for unattributed_time in thread_times.close(now_ms * MS):
         wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
-    lived_ns = sum(max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) for life in population) * MS
-    for life in population:
-        seen = [instant for instant in instants if life.born_ms <= instant < life.ended_ms]
+    lived_ns = (
+        sum(max(min(lifetime.ended_ms, now_ms) - max(lifetime.born_ms, begun_ms), 0) for lifetime in population) * MS
+    )
+    for lifetime in population:
+        seen = [instant for instant in instants if lifetime.born_ms <= instant < lifetime.ended_ms]
         if not seen:
-            slack_ns += max(min(life.ended_ms, now_ms) - max(life.born_ms, begun_ms), 0) * MS
+            slack_ns += max(min(lifetime.ended_ms, now_ms) - max(lifetime.born_ms, begun_ms), 0) * MS
             continue
-        earlier = [instant for instant in instants if instant < life.born_ms]
+        earlier = [instant for instant in instants if instant < lifetime.born_ms]
         slack_ns += TICK + (seen[0] - earlier[-1]) * MS if earlier else 0
-        later = [instant for instant in instants if instant >= life.ended_ms]
+        later = [instant for instant in instants if instant >= lifetime.ended_ms]
         slack_ns += (later[0] - seen[-1]) * MS if later else 0
-    assert cpu_ns == sum(life.cpu_ns_at(now_ms) for life in population) - begun_cpu_ns
+    assert cpu_ns == sum(lifetime.cpu_ns_at(now_ms) for lifetime in population) - begun_cpu_ns
     assert abs(wall_ns - lived_ns) <= slack_ns
 
 

@@ -17,7 +17,7 @@ from splunk_profiler.system.threads import WakeEvent
 
 
 class RaisedByHandlerError(BaseException):
-    """What the signal handler of these tests raises."""
+    """The error that the signal handler of these tests raises."""
 
 
 @pytest.fixture

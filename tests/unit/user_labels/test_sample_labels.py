@@ -40,7 +40,7 @@ class Watcher:
 
     def __init__(self, choice: WalkerChoice) -> None:
         self.reads_the_interpreter = choice.name == "native"  # and sees labels without a listener
-        self.shadow = LabelTracker()
+        self.tracker = LabelTracker()
         contexts = ContextTracker(spans.runtime_context(), lambda: None)
         self._ticker = make_ticker(
             choice,
@@ -48,7 +48,7 @@ class Watcher:
             contexts.context_of,
             100,
             labels_var=CURRENT_LABELS,
-            labels_of=self.shadow.labels_of,
+            labels_of=self.tracker.labels_of,
         )
         self._capture = SnapshotBuilder(
             spans.span_ref, make_idle_tracker(native=choice.name == "native"), 1, labels_of=encode_for_samples
@@ -73,9 +73,9 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
         pytest.skip(f"no native walker: {choice.reason}")
     watcher = Watcher(choice)
     if request.param == "portable":
-        watcher.shadow.install()
+        watcher.tracker.install()
     yield watcher
-    watcher.shadow.remove()
+    watcher.tracker.remove()
 
 
 def shown(**pairs: object) -> dict[str, str]:
@@ -160,22 +160,22 @@ def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Wat
 
 
 def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
-    shadow = LabelTracker()
-    shadow.install()
+    tracker = LabelTracker()
+    tracker.install()
     try:
         idents: list[int] = []
 
         def leave_them() -> None:
             labels(route="/").__enter__()  # never left, on purpose
             idents.append(HERE())
-            assert shadow.labels_of(HERE()) is not None
+            assert tracker.labels_of(HERE()) is not None
 
         thread = threading.Thread(target=leave_them)
         thread.start()
         thread.join()
-        assert shadow.labels_of(idents[0]) is None
+        assert tracker.labels_of(idents[0]) is None
     finally:
-        shadow.remove()
+        tracker.remove()
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), *(prefix + "name" for prefix in RESERVED_PREFIXES)])
