@@ -27,6 +27,8 @@ VERBS = {
     "demo": "Profile an example web service under load and report on it.",
 }
 
+TOOLS = {"rich": "rich", "elftools": "pyelftools"}  # modules of the extra `tools`, and their packages
+
 
 class Verbs(click.Group):
     """The group of the verbs; imports the module of a verb when it is called."""
@@ -39,16 +41,8 @@ class Verbs(click.Group):
         """Import the verb `name`; None if there is none."""
         if name not in VERBS:
             return None
-        verb = name.replace("-", "_")
-        try:
-            module = import_module(f"splunk_profiler.cli.{verb}")
-        except ModuleNotFoundError as error:
-            missing = str(error.name).partition(".")[0]
-            if missing == "splunk_profiler":
-                raise
-            message = f"{name} needs {missing}, which is not installed: pip install 'splunk-profiler[tools]'"
-            raise click.ClickException(message) from error
-        command = getattr(module, verb)
+        module = name.replace("-", "_")
+        command = getattr(import_module(f"splunk_profiler.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 
@@ -98,6 +92,13 @@ def main() -> None:
         for line in getattr(error, "details", ()):
             print_line(f"    {line}", error=True)
         sys.exit(getattr(error, "exit_code", 1))
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing not in TOOLS:
+            raise
+        needed = f"this command needs {TOOLS[missing]}, which is not installed"
+        print_line(f"splunk-profiler: error: {needed}: pip install 'splunk-profiler[tools]'", error=True)
+        sys.exit(1)
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`). The flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -237,7 +237,8 @@ def _count_records(path: Path) -> Iterator[int]:
         with path.open("rb") as file:
             file.seek(position)
             for line in file:
-                if line.endswith(b"\n"):
-                    position += len(line)
-                    count += line.count(b'"timeUnixNano"')
+                if not line.endswith(b"\n"):
+                    break  # it is being written
+                position += len(line)
+                count += line.count(b'"timeUnixNano"')
         yield count

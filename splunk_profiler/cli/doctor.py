@@ -50,7 +50,10 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     Exit code 0 if samples would flow, 1 if not.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the findings say what would be logged
-    env = environment() if pid is None else environment_of(pid)
+    own_env = environment()
+    if own_env.get("NO_COLOR"):
+        click.get_current_context().color = False
+    env = own_env if pid is None else environment_of(pid)
     resolved = from_env(env)
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
