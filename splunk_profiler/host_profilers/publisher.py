@@ -81,6 +81,7 @@ class Publisher:
         # Work for `run_pending_work`. It stays until it is done, also for a child forked midway.
         self._pending_attributes: deque[Mapping[str, object]] = deque()  # of resources
         self._needs_correlator = False
+        self._needs_stop = False  # of the correlator, which could not listen
         self._needs_labels_library = config.labels
 
     def install(self) -> None:
@@ -148,6 +149,7 @@ class Publisher:
                 message_socket = self._message_socket if self._correlates else None
                 if message_socket is not None and self._needs_correlator:  # a forked child's
                     self._start_listening(must_reopen=not message_socket.is_open)
+            self._stop_after_failure()
             if message_socket is not None and message_socket is not known_socket:
                 message_socket.remove_stale_sockets()
 
@@ -243,7 +245,7 @@ class Publisher:
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
             if not self._is_visible:
-                self._correlator.stop(0)
+                self._needs_stop = True
                 self._close_socket()  # it has no reader
             setting = f"{self._config.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._warn_once(f"host profilers are not told of this process: {setting}{error}")
@@ -268,6 +270,13 @@ class Publisher:
                     self._start_listening(must_reopen=True)
             finally:
                 self._lock.release()
+            self._stop_after_failure()
+
+    def _stop_after_failure(self) -> None:
+        """Stop the correlator after it could not listen. The lock is not held: exporters of the application may run."""
+        if self._needs_stop:
+            self._needs_stop = False
+            self._correlator.stop(0)
 
     def _start_listening(self, *, must_reopen: bool) -> None:
         """Start the correlator on the socket, or on one in its place. The lock is held."""
@@ -295,7 +304,7 @@ class Publisher:
                 return  # the application has closed it again: the next audit finds it
             self._correlates = False
             self._extension.clear_storage()  # it points to no socket
-            self._correlator.stop(0)
+            self._needs_stop = True
             message_socket.close()
             reason = f"the application has closed its socket, and {error}" if must_reopen else error
             self._warn_once(f"host profilers cannot send to this process any more: {reason}")

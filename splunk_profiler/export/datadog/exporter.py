@@ -118,6 +118,7 @@ class DatadogSink:
         sock = self._connect(deadline_s)
         try:
             connection = HTTPConnection(self._agent.host, self._agent.port or HTTP_PORT)
+            connection.set_debuglevel(0)  # where the application has set it for all, the profile would be printed
             connection.sock = cast(socket.socket, self._stream(sock, deadline_s))
             headers = {"User-Agent": f"{LIBRARY_NAME}/{library_version()}", "Connection": "close", **dict(form.headers)}
             with suppress(BrokenPipeError, ConnectionResetError):  # the agent may refuse early and say why
@@ -155,6 +156,8 @@ class DatadogSink:
         try:
             self._raise_if_cancelled()  # from now on, `_shut_down_socket` finds the socket
             sock.settimeout(min(remaining_s(deadline_s), _CONNECT_TIMEOUT_S))
+            if not self._agent.path:  # head and body are sent apart
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.connect(destination)
             self._raise_if_cancelled()  # a shutdown just before `connect` had no effect
         except BaseException:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_a_profile_is_posted_whole_to_the_intake() -> None:
         assert (fields["Host"], fields["Connection"]) == (f"localhost:{server.port}", "close")
         assert fields["DD-EVP-ORIGIN"] == "splunk-profiler"
         assert read_form(fields["Content-Type"], body).tags["service"] == "shop"
+
+
+def test_nothing_is_printed_where_the_application_debugs_its_own_requests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HTTPConnection, "debuglevel", 1)
+    assert answered(TAKEN).export_status is ExportStatus.DELIVERED
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("status", [200, 202, 204])

@@ -190,10 +190,13 @@ def test_messages_that_came_before_a_flush_are_counted_by_it(make: Any) -> None:
 
 def test_a_stop_ends_its_threads_and_gives_the_processors_back(make: Any) -> None:
     bench = make()
-    names = {thread.name for thread in threading.enumerate()}
-    assert {"splunk-profiler-inbox", "splunk-profiler-correlator"} <= names
+    names = {"splunk-profiler-inbox", "splunk-profiler-correlator"}
+    threads = [thread for thread in threading.enumerate() if thread.name in names]
+    assert {thread.name for thread in threads} == names
     bench.tracer.start_span("waits").end()
     bench.correlator.stop(1)
+    for thread in threads:
+        thread.join(60)
     assert bench.exporter.next().name == "waits"
     assert not {"on_start", "on_end", "force_flush", "shutdown"} & vars(bench.processor).keys()
     assert not {"splunk-profiler-inbox", "splunk-profiler-correlator"} & {one.name for one in threading.enumerate()}

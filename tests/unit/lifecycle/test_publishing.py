@@ -16,15 +16,12 @@ from typing import Any
 import opentelemetry.context as otel_context
 import pytest
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.trace import (
     ConcurrentMultiSpanProcessor,
     SpanProcessor,
     SynchronousMultiSpanProcessor,
     TracerProvider,
 )
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 pytest.importorskip("splunk_profiler._context")
@@ -34,7 +31,6 @@ from published_process import ids_of, provider, published_ids, published_labels,
 
 from splunk_profiler import labels
 from splunk_profiler.host_profilers.message_socket import MessageSocket
-from splunk_profiler.lifecycle.publishing import PeriodicWorker
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 
@@ -110,28 +106,6 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
         assert meanwhile is None
         assert after is not None
         assert after.name == "shop"
-
-
-def test_transactions_wait_from_the_first_one_of_a_forked_child_on(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exporter = InMemorySpanExporter()
-    shop = provider("shop")
-    shop.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = shop.get_tracer("t")
-    with publishing(directory) as life:
-        with tracer.start_as_current_span("first"):
-            life.run_pending_work()
-        life.hold_for_fork(60)
-        child = os.fork()
-        if child == 0:
-            monkeypatch.setattr(PeriodicWorker, "start", lambda _: None)  # its thread comes later
-            life.after_fork()
-            before = len(exporter.get_finished_spans())
-            tracer.start_span("of the child", Context()).end()
-            os._exit(len(exporter.get_finished_spans()) - before)
-        life.release_after_fork()
-        assert os.waitpid(child, 0)[1] == 0, "it was exported before a host profiler could say something of it"
 
 
 def test_a_descriptor_that_is_the_applications_by_now_is_left_open(directory: Path) -> None:
