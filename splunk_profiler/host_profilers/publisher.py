@@ -245,8 +245,8 @@ class Publisher:
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
             if not self._is_visible:
-                self._needs_stop = True
-                self._close_socket()  # it has no reader
+                self._correlator.stop(0)  # it has hardly begun
+                self._close_socket()
             setting = f"{self._config.socket_setting}: " if isinstance(error, MessageSocketError) else ""
             self._warn_once(f"host profilers are not told of this process: {setting}{error}")
             return False
