@@ -122,9 +122,10 @@ class ForkGate:
             self._pid = os.getpid()
             self._forking_threads.clear()
             ident = get_ident()
-            self._has_locked_imports = any(one[0] != ident for one in self._starting_threads)
+            has_lost_start = any(one[0] != ident for one in self._starting_threads)
             self._starting_threads = [_current_thread_ids() for one in self._starting_threads if one[0] == ident]
-            if self._has_locked_imports:
+            if has_lost_start:
+                self._has_locked_imports = True  # in its own children as well
                 sys.modules["logging"].getLogger("splunk_profiler").warning(
                     "this process was forked while the profiler of its parent was starting, and is not profiled;"
                     " fork before that, or later"
