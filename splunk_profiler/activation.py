@@ -155,6 +155,7 @@ def _current_thread_ids() -> tuple[int, int]:
 
 def _read_thread_cpu_ns(native_id: int) -> int:
     """Return the CPU time (ns) of a thread; 0 if it is unknown."""
+    # As in `system.threads`, which must not be imported before the gate.
     try:
         return time.clock_gettime_ns((~native_id << 3) | 6) if sys.platform.startswith("linux") else 0
     except OSError:

@@ -70,29 +70,32 @@ def test_a_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_unprofiled(t
 _IN_THE_FIRST_START = ["splunk_profiler.lifecycle.process", "splunk_profiler.lifecycle.sampling"]
 
 
-@pytest.mark.parametrize("module", _IN_THE_FIRST_START)
-def test_a_fork_waits_for_the_first_start_on_another_thread_as_long_as_that_gets_on(module: str) -> None:
-    with Target("starting_forks.py", module, "busy", env=_off_the_record()) as target:
-        assert target.line("child") == "runs"
+def _fork_in_first_start(module: str, how: str) -> tuple[str, str]:
+    """Return what the child says of the profiler, and all output."""
+    with Target("starting_forks.py", module, how, env=_off_the_record()) as target:
+        child = target.line("child")
         target.line("over")
         assert "Traceback" not in target.output, target.output
+    return child, target.output
+
+
+@pytest.mark.parametrize("module", _IN_THE_FIRST_START)
+def test_a_fork_waits_for_the_first_start_on_another_thread_as_long_as_that_gets_on(module: str) -> None:
+    child, _ = _fork_in_first_start(module, "busy")
+    assert child == "runs"
 
 
 @pytest.mark.parametrize("module", _IN_THE_FIRST_START)
 def test_a_child_forked_in_the_middle_of_its_own_first_start_goes_on_with_it(module: str) -> None:
-    with Target("starting_forks.py", module, "forking", env=_off_the_record()) as target:
-        assert target.line("child") == "runs"
-        target.line("over")
-        assert "Traceback" not in target.output, target.output
+    child, _ = _fork_in_first_start(module, "forking")
+    assert child == "runs"
 
 
 @pytest.mark.parametrize("module", _IN_THE_FIRST_START)
 def test_a_child_forked_by_whom_the_first_start_waits_for_stays_off_and_does_not_hang(module: str) -> None:
-    with Target("starting_forks.py", module, "waiting", env=_off_the_record()) as target:
-        assert target.line("child") == "stays off"
-        target.line("over")
-        assert "was forked while the profiler of its parent was starting" in target.output
-        assert "Traceback" not in target.output, target.output
+    child, output = _fork_in_first_start(module, "waiting")
+    assert child == "stays off"
+    assert "was forked while the profiler of its parent was starting" in output
 
 
 @pytest.mark.parametrize("how", ["subprocess", "gevent"])
