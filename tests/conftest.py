@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
 # The time that an example takes depends on the load of the machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# A shell without job control starts its background jobs with SIGINT ignored, which our processes would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are processors: many tests wait for processes of theirs."""
+    return (os.cpu_count() or 1) + 1
 
 
 def _sockets() -> set[str]:
