@@ -39,8 +39,6 @@ class UserLabels:
     """
 
     def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None: ...
-    @property
-    def pairs(self) -> tuple[tuple[bytes, bytes], ...]: ...
 
 class Library(NamedTuple):
     """A loaded library. Readers can follow its thread-local pointer only if `tls` is ``static``."""
@@ -57,6 +55,24 @@ class SwitchCounters(NamedTuple):
     repaired: int  # threads that `audit` found wrong: switches that no hook saw
     threads: int  # threads with a record now
     failed: int  # discarded exceptions and failed allocations
+
+class AuditResult(NamedTuple):
+    """Numbers of threads whose records were compared with their contexts, and repaired."""
+
+    compared: int
+    repaired: int
+
+class ReceivedMessages(NamedTuple):
+    """Numbers of messages of a socket: received, and of these too long and discarded."""
+
+    received: int
+    too_long: int
+
+class HookProblem(NamedTuple):
+    """A hook that could not be installed, and what cannot be seen without it."""
+
+    hook: str
+    problem: str
 
 @final
 class SocketReader:
@@ -89,8 +105,7 @@ class SocketReader:
         """Make `take` return, this time or the next."""
     def stop(self) -> None:
         """End `run` and `take` and accept no more messages: senders get an error."""
-    def counts(self) -> tuple[int, int]:
-        """Return (messages received, messages too long and discarded)."""
+    def counts(self) -> ReceivedMessages: ...
 
 def install(
     variable: ContextVar[Any],
@@ -99,7 +114,8 @@ def install(
     attribute: str,
     identify: Callable[[Any], Identity | None],
     context_type: type,
-) -> list[tuple[str, str]]:
+    /,
+) -> list[HookProblem]:
     """Publish contexts from now on, at every switch that a hook can see. Replaces what was installed before.
 
     Args:
@@ -110,9 +126,6 @@ def install(
         identify: called once for a span without that attribute; returns None for an unpublished
             one.
         context_type: type of contexts that never change, so that their record may be cached.
-
-    Returns:
-        (hook, what cannot be seen without it) for each hook that could not be installed.
     """
 
 def uninstall() -> None:
@@ -123,9 +136,6 @@ def attach(context: Any) -> Token[Any]:
 
 def detach(token: Token[Any]) -> None:
     """Call `variable.reset(token)`, then publish."""
-
-def trace_greenlets() -> bool:
-    """Publish at greenlet switches of the calling thread; False without greenlet or `install`."""
 
 def publish() -> None:
     """Publish the calling thread's current context."""
@@ -151,7 +161,7 @@ def assign_identity(span: Any, parent_context: Any = None) -> None:
 def refresh() -> None:
     """Look for newly loaded modules that switch contexts in C."""
 
-def load_labels_library(path: str | PathLike[str]) -> Library:
+def load_labels_library(path: str | PathLike[str], /) -> Library:
     """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch).
 
     Raises:
@@ -159,7 +169,7 @@ def load_labels_library(path: str | PathLike[str]) -> Library:
         OSError: it cannot be loaded or is another library.
     """
 
-def load_elastic_library(path: str | PathLike[str], storage: bytes) -> Library:
+def load_elastic_library(path: str | PathLike[str], storage: bytes, /) -> Library:
     """Load ``elastic-jvmti-linux-<arch>.so``, point it to a copy of `storage` and notify readers.
 
     Raises:
@@ -177,8 +187,8 @@ def replace_storage(storage: bytes, /) -> None:
 def clear_storage() -> None:
     """Hide the process storage from readers."""
 
-def audit() -> tuple[int, int]:
-    """Compare each thread's record with its context, repair differences: (compared, repaired)."""
+def audit() -> AuditResult:
+    """Compare each thread's record with its context, and repair differences."""
 
 def counters() -> SwitchCounters: ...
 def reset_after_fork() -> None:

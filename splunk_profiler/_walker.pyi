@@ -6,7 +6,7 @@ from threading import Thread
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
-from splunk_profiler.raw import IdleSpan, RawCollection, RawSnapshot, RawThread, ThreadChange, TickerCounters
+from splunk_profiler.raw import IdleTime, RawCollection, RawSnapshot, RawThread, ThreadChanges, TickerCounters
 
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
@@ -25,18 +25,18 @@ class Ticker(Generic[_Frame, _Stack]):
         trace_filter: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
         threads: dict[int, Thread] = ...,  # by ident, for `RawThread.python_thread`; without it there is none
     ) -> None: ...
-    def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
+    def run(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.
 
-        Captures all threads every `period_ns` (0: never). Captures the focus every
+        Captures all threads every `period_ns` (0: never). Focused captures come every
         `focused_period_ns` in between, after `notify_trace_added` and while the filter has traces.
-        The focus is every thread whose span's trace is in the filter, or cannot be found without
+        They have every thread whose span's trace is in the filter, or cannot be found without
         running Python code.
         """
-    def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
+    def set_periods(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
         """Change the periods of a running ticker; from any thread.
 
-        The next deadline of all threads is one new period after the last. Those of the focus start
+        The next deadline of all threads is one new period after the last. Focused ones start
         anew between them.
         """
     def notify_trace_added(self) -> None:
@@ -45,7 +45,7 @@ class Ticker(Generic[_Frame, _Stack]):
         """Make `run` and `drain` return, for good. Idempotent; safe from any thread."""
     def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot into the ring, on the calling thread. A failure counts as missed."""
-    def drain(self, timeout_ns: int) -> list[RawSnapshot]:
+    def drain(self, timeout_ns: int, /) -> list[RawSnapshot]:
         """Return the ring, oldest first; wait up to `timeout_ns` while it is empty and `run` may fill it."""
     def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
         """Record a collection. Runs no Python code, so that no signal handler can raise in it."""
@@ -66,22 +66,17 @@ class IdleTracker:
     """
 
     def __init__(self, *, skip_idle: bool) -> None: ...
-    def find_changes(
-        self, threads: tuple[RawThread, ...], period_ns: int, /
-    ) -> tuple[list[ThreadChange], list[IdleSpan]]:
+    def find_changes(self, threads: tuple[RawThread, ...], period_ns: int, /) -> ThreadChanges:
         """Compare the threads of a snapshot, which are in the order of their keys, with the previous one.
-
-        Returns:
-            The changed threads, in that order, and the idle spans of threads that have ended.
 
         Raises:
             ValueError: the threads are in another order.
             TypeError: these are no threads.
         """
-    def take_idle_spans(self) -> list[IdleSpan]:
-        """Return the idle span of each idle thread; the next snapshot reports every thread."""
+    def take_idle_times(self) -> list[IdleTime]:
+        """Return the idle time of each idle thread; the next snapshot reports every thread."""
 
-def set_after_fork_in_child(in_child: Callable[[], object] | None) -> None:
+def set_after_fork_in_child(in_child: Callable[[], object] | None, /) -> None:
     """Have `in_child()` called in forked children, even where C code forks without Python's fork hooks."""
 
 def mark_profiler_thread(is_starting: bool, /) -> None:

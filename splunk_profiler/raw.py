@@ -51,9 +51,9 @@ class RawSnapshot(NamedTuple):
         time_ns: time of the capture since the epoch.
         latency_ns: time from the deadline to the capture.
         period_ns: time since the previous deadline of its kind; 0 without a deadline.
-        is_focused: True if only threads of the traces in focus were captured.
-        since_previous_ns: time since the previous capture; 0 for the first. Captures of the focus
-            that found no thread count, although they are not in the ring.
+        is_focused: True if only threads of the traces in the trace filter were captured.
+        since_previous_ns: time since the previous capture; 0 for the first. Focused captures that
+            found no thread count, although they are not in the ring.
         process_cpu_ns: CPU time of the process, read before that of its threads.
     """
 
@@ -118,7 +118,7 @@ class ThreadChange(NamedTuple):
     idle_ns: int
 
 
-class IdleSpan(NamedTuple):
+class IdleTime(NamedTuple):
     """The idle time of a thread: number of snapshots in which it was idle, and sum of their periods."""
 
     key: int
@@ -126,13 +126,16 @@ class IdleSpan(NamedTuple):
     idle_ns: int
 
 
+class ThreadChanges(NamedTuple):
+    """The changed threads of a snapshot, in the order of their keys, and the idle times of those that have ended."""
+
+    changed: list[ThreadChange]
+    ended: list[IdleTime]
+
+
 @dataclass(frozen=True, slots=True)
 class RawEvent:
-    """An event as its source (`capture.events`) recorded it.
-
-    Attributes:
-        time_ns: time of the event, nanoseconds since the epoch.
-    """
+    """An event as its source (`capture.events`) recorded it; `time_ns` is nanoseconds since the epoch."""
 
     time_ns: int
     thread: RawThread
@@ -144,7 +147,7 @@ class Periods:
     """The periods of the two kinds of deadlines; 0: there are none."""
 
     all_ns: int
-    focused_ns: int
+    focused_ns: int = 0
 
     @property
     def is_all_threads_base(self) -> bool:
@@ -155,7 +158,7 @@ class Periods:
     def base_ns(self) -> int:
         """The period that the overhead limit changes; both kinds follow in its ratio.
 
-        It is the period of all threads, at most a second beside a focus, or the only period.
+        It is the period of all threads, at most a second beside focused deadlines, or the only period.
         """
         if self.is_all_threads_base or not self.all_ns:
             return self.all_ns or self.focused_ns
@@ -163,7 +166,7 @@ class Periods:
 
     @property
     def min_focused_ns(self) -> int:
-        """The shortest time between two looks at the focus: captures of all threads serve it as well."""
+        """The shortest time between two captures of a filtered trace: captures of all threads serve it as well."""
         return min(self.base_ns, self.focused_ns)
 
     def stretched(self, base_ns: int) -> Periods:

@@ -1,8 +1,8 @@
 /* The library that readers of the Elastic universal-profiling integration look for, and nothing else.
  *
  * The ABI is its file name, the names and sizes of the two objects, and the access to the first by a TLS
- * descriptor (docs/abi.md). Plain C. Readers inspect it from outside the process; splunk_profiler._context
- * fills it in.
+ * descriptor (docs/host-profilers/abi.md). Plain C. Readers inspect it from outside the process;
+ * splunk_profiler._context fills it in.
  */
 #define EXPORTED __attribute__((visibility("default")))
 

@@ -5,6 +5,8 @@
 #ifndef SPLUNK_PROFILER_COMPAT_GIL_COMPAT_H
 #define SPLUNK_PROFILER_COMPAT_GIL_COMPAT_H
 
+#include "public_compat.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,14 +21,11 @@ static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
 #endif
 }
 
-/* Return true if any thread holds the GIL; read without a lock. */
+/* Return true if any thread holds the GIL; read without a lock. Here and below, versions before 3.13 wrap the same
+ * int or pointer in an atomic type. */
 static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    return _Py_atomic_load_int_relaxed(&gil->locked) > 0;
-#else
-    return _Py_atomic_load_relaxed(&gil->locked) > 0;
-#endif
+    return __atomic_load_n((const int *)&gil->locked, __ATOMIC_RELAXED) > 0;
 }
 
 /* Return the thread that holds the GIL, or NULL; read without a lock. It may end meanwhile: use only its
@@ -37,21 +36,13 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
     if (gil == NULL || !compat_is_gil_locked(gil)) {
         return NULL;
     }
-#if PY_VERSION_HEX >= 0x030D0000
-    return _Py_atomic_load_ptr_relaxed(&gil->last_holder);
-#else
-    return (const PyThreadState *)_Py_atomic_load_relaxed(&gil->last_holder);
-#endif
+    return __atomic_load_n((PyThreadState *const *)&gil->last_holder, __ATOMIC_RELAXED);
 }
 
 /* In a forked child: unlock the GIL, whichever thread held it. */
 static inline void compat_force_release_gil(PyInterpreterState *interp)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    _Py_atomic_store_int_relaxed(&compat_gil(interp)->locked, 0);
-#else
-    _Py_atomic_store_relaxed(&compat_gil(interp)->locked, 0);
-#endif
+    __atomic_store_n((int *)&compat_gil(interp)->locked, 0, __ATOMIC_RELAXED);
 }
 
 /* In a forked child, before anything else runs: discard the GIL's state of threads that no longer exist. A
@@ -75,7 +66,7 @@ static inline void compat_reinit_gil(PyInterpreterState *interp)
 #endif
     pthread_condattr_destroy(&attributes);
 #if PY_VERSION_HEX >= 0x030D0000
-    PyThreadState *self = PyThreadState_GetUnchecked();
+    PyThreadState *self = compat_unchecked_thread();
     if (self != NULL) {
         _Py_atomic_and_uintptr(&self->eval_breaker, ~(uintptr_t)_PY_GIL_DROP_REQUEST_BIT);
     }
@@ -87,14 +78,12 @@ static inline void compat_reinit_gil(PyInterpreterState *interp)
 /* Return true if the calling thread holds the GIL. Needs neither the GIL nor a thread state. */
 static inline bool compat_holds_gil(void)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    return PyThreadState_GetUnchecked() != NULL;
-#elif PY_VERSION_HEX >= 0x030C0000
-    return _PyThreadState_UncheckedGet() != NULL;
+    PyThreadState *running = compat_unchecked_thread();
+#if PY_VERSION_HEX >= 0x030C0000
+    return running != NULL;
 #else
     /* One value for the whole process. Another thread may end and free its state meanwhile: compare only the
      * address. */
-    PyThreadState *running = _PyThreadState_UncheckedGet();
     return running != NULL && (running == PyGILState_GetThisThreadState() || PyGILState_GetThisThreadState() == NULL);
 #endif
 }
@@ -106,7 +95,7 @@ static inline bool compat_can_release_gil(void)
 #if PY_VERSION_HEX >= 0x030C0000
     return compat_holds_gil();
 #else
-    PyThreadState *running = _PyThreadState_UncheckedGet();
+    PyThreadState *running = compat_unchecked_thread();
     return running != NULL && running == PyGILState_GetThisThreadState();
 #endif
 }
@@ -114,23 +103,14 @@ static inline bool compat_can_release_gil(void)
 /* Return true if waiting for one of CPython's locks in this thread may release and retake the GIL. */
 static inline bool compat_locks_detach(void)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    return PyThreadState_GetUnchecked() != NULL;
-#else
-    return false;
-#endif
+    return PY_VERSION_HEX >= 0x030D0000 && compat_unchecked_thread() != NULL;
 }
 
 /* Return true if some thread holds the GIL and runs pending calls; read without a lock, so only a hint. False
  * where only the main thread runs them. Needs neither the GIL nor a thread state. */
 static inline bool compat_has_pending_call_runner(PyInterpreterState *interp)
 {
-#if PY_VERSION_HEX >= 0x030C0000
-    return compat_is_gil_locked(compat_gil(interp));
-#else
-    (void)interp;
-    return false;
-#endif
+    return PY_VERSION_HEX >= 0x030C0000 && compat_is_gil_locked(compat_gil(interp));
 }
 
 #endif

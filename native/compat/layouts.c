@@ -6,7 +6,7 @@
  */
 #include "py_compat.h"
 
-#include "layouts.h"
+#include "module_setup.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -14,15 +14,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The kernel reads the mask before it checks the operation, which is invalid here: nothing changes. */
-static bool is_readable(const void *memory)
+/* The kernel reads 8 bytes of mask before it checks the operation, which is invalid here: nothing changes. */
+static bool is_readable(const void *memory, size_t size)
 {
-    return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT);
-}
-
-static bool is_range_readable(const void *memory, size_t size)
-{
-    return is_readable(memory) && is_readable((const char *)memory + size - 8);
+    return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT)
+           && !(syscall(SYS_rt_sigprocmask, ~0, (const char *)memory + size - 8, NULL, 8) != 0 && errno == EFAULT);
 }
 
 /* Threads that start and end without the GIL change the list between two reads. */
@@ -53,7 +49,7 @@ static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
 static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
-    return is_range_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
+    return is_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
            && compat_is_only_interpreter(PyInterpreterState_Head());
 }
 
@@ -96,12 +92,9 @@ static int contexts_agree(PyThreadState *self)
 {
     PyObject *variable = NULL, *token = NULL;
     PyObject *context = PyContext_New();
-    if (context == NULL) {
-        return -1;
-    }
     PyObject *outer = self->context;
-    if (PyContext_Enter(context) != 0) {
-        Py_DECREF(context);
+    if (context == NULL || PyContext_Enter(context) != 0) {
+        Py_XDECREF(context);
         return -1;
     }
     int result = context_agrees(self, context, outer);
@@ -119,28 +112,18 @@ static int contexts_agree(PyThreadState *self)
     return result;
 }
 
-static bool attribute_is(PyObject *object, const char *name, PyObject *wanted)
-{
-    PyObject *value = PyObject_GetAttrString(object, name);
-    Py_XDECREF(value); /* `object` holds another reference */
-    return value != NULL && value == wanted;
-}
-
-static bool offset_is(PyObject *object, int wanted)
-{
-    PyObject *value = PyObject_GetAttrString(object, "f_lasti");
-    long offset = value == NULL ? -2 : PyLong_AsLong(value);
-    Py_XDECREF(value);
-    return offset == wanted;
-}
-
 /* Compare a frame with the object that CPython makes of it. */
-static bool frame_agrees(compat_frame *frame, PyObject *object)
+static bool frame_agrees(compat_frame *frame, PyFrameObject *object)
 {
-    return is_range_readable(frame, sizeof(*frame))
-           && attribute_is(object, "f_code", (PyObject *)compat_frame_code(frame))
-           && attribute_is(object, "f_globals", compat_frame_globals(frame))
-           && offset_is(object, compat_frame_offset(frame));
+    PyCodeObject *code = PyFrame_GetCode(object);
+    PyObject *globals = PyObject_GetAttrString((PyObject *)object, "f_globals");
+    PyObject *lasti = PyObject_GetAttrString((PyObject *)object, "f_lasti");
+    bool result = lasti != NULL && is_readable(frame, sizeof(*frame)) && code == compat_frame_code(frame)
+                  && globals == compat_frame_globals(frame) && PyLong_AsLong(lasti) == compat_frame_offset(frame);
+    Py_XDECREF(lasti);
+    Py_XDECREF(globals);
+    Py_DECREF(code);
+    return result;
 }
 
 static bool frames_agree(PyThreadState *self)
@@ -148,12 +131,11 @@ static bool frames_agree(PyThreadState *self)
     PyFrameObject *top = PyThreadState_GetFrame(self);
     PyFrameObject *caller = top == NULL ? NULL : PyFrame_GetBack(top);
     compat_frame *const *slot = compat_frame_slot(self);
-    compat_frame *frame = is_readable(slot) ? *slot : NULL;
-    bool result = top == NULL || (frame != NULL && frame_agrees(frame, (PyObject *)top));
+    compat_frame *frame = is_readable(slot, sizeof(*slot)) ? *slot : NULL;
+    bool result = top == NULL || frame_agrees(frame, top);
     if (result && caller != NULL) {
         compat_frame *previous = compat_frame_previous(frame);
-        result = is_range_readable(previous, sizeof(*previous))
-                 && frame_agrees(compat_caller_frame(frame), (PyObject *)caller);
+        result = is_readable(previous, sizeof(*previous)) && frame_agrees(compat_caller_frame(frame), caller);
     }
     Py_XDECREF(caller);
     Py_XDECREF(top);
@@ -187,18 +169,14 @@ int layouts_check(void)
     else if ((contexts = contexts_agree(self)) == 0) {
         mismatch = "contexts";
     }
-    if (contexts < 0) {
-        return -1;
+    if (mismatch == NULL) {
+        return contexts < 0 ? -1 : 0;
     }
-    if (mismatch != NULL) {
-        PyErr_Clear();
-        char running_version[32]; /* without the date and the compiler */
-        PyOS_snprintf(running_version, sizeof(running_version), "%.*s", (int)strcspn(Py_GetVersion(), " "),
-                      Py_GetVersion());
-        PyErr_Format(PyExc_ImportError,
-                     "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s", mismatch,
-                     running_version);
-        return -1;
-    }
-    return 0;
+    PyErr_Clear();
+    char running_version[32]; /* without the date and the compiler */
+    PyOS_snprintf(running_version, sizeof(running_version), "%.*s", (int)strcspn(Py_GetVersion(), " "),
+                  Py_GetVersion());
+    PyErr_Format(PyExc_ImportError, "it was built for CPython " PY_VERSION ", and %s are laid out differently in %s",
+                 mismatch, running_version);
+    return -1;
 }

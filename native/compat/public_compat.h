@@ -11,29 +11,28 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Return 1 and a new reference; 0: there is no such attribute; -1 with an exception. */
-static inline int compat_get_optional_attribute(PyObject *object, PyObject *name, PyObject **value)
-{
+/* The same functions under their old and new names. compat_get_optional_attribute returns 1 and a new reference; 0:
+ * there is no such attribute; -1 with an exception. compat_is_finalizing is true while the interpreter shuts down: do
+ * not touch objects of extensions then. It and compat_unchecked_thread need no GIL. */
 #if PY_VERSION_HEX >= 0x030D0000
-    return PyObject_GetOptionalAttr(object, name, value);
+#define compat_get_optional_attribute PyObject_GetOptionalAttr
+#define compat_is_finalizing          Py_IsFinalizing
+#define compat_unchecked_thread       PyThreadState_GetUnchecked
 #else
-    return _PyObject_LookupAttr(object, name, value);
+#define compat_get_optional_attribute _PyObject_LookupAttr
+#define compat_is_finalizing          _Py_IsFinalizing
+#define compat_unchecked_thread       _PyThreadState_UncheckedGet
 #endif
-}
 
 /* Return a new weak reference without a callback, or NULL. Runs no Python code and leaves no exception. */
 static inline PyObject *compat_new_weakref(PyObject *object)
 {
-#if PY_VERSION_HEX < 0x030C0000
-    /* An allocation may run the collector, and finalisers with it. */
-    int collects = PyGC_Disable();
+    /* Before 3.12 an allocation may run the collector, and finalisers with it. */
+    bool collects = PY_VERSION_HEX < 0x030C0000 && PyGC_Disable();
     PyObject *weakref = PyWeakref_NewRef(object, NULL);
     if (collects) {
         PyGC_Enable();
     }
-#else
-    PyObject *weakref = PyWeakref_NewRef(object, NULL);
-#endif
     if (weakref == NULL) {
         PyErr_Clear();
     }
@@ -50,16 +49,6 @@ static inline bool compat_is_weakref_dead(PyObject *weakref)
     return alive == 0;
 #else
     return PyWeakref_GET_OBJECT(weakref) == Py_None;
-#endif
-}
-
-/* Return true while the interpreter shuts down: do not touch objects of extensions then. Needs no GIL. */
-static inline bool compat_is_finalizing(void)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing();
-#else
-    return _Py_IsFinalizing();
 #endif
 }
 
@@ -122,53 +111,9 @@ static inline PyObject *compat_int_from_bytes(const uint8_t *bytes, size_t size)
 }
 
 /* Since 3.14 the interpreter reports every context switch, including those by C code. */
-#if PY_VERSION_HEX >= 0x030E0000
-#define COMPAT_REPORTS_SWITCHES 1
-#else
-#define COMPAT_REPORTS_SWITCHES 0
-#endif
+#define COMPAT_REPORTS_SWITCHES (PY_VERSION_HEX >= 0x030E0000)
 
 /* Since 3.12 asyncio starts eager tasks by entering their context from C. */
-#if PY_VERSION_HEX >= 0x030C0000
-#define COMPAT_HAS_EAGER_TASKS 1
-#else
-#define COMPAT_HAS_EAGER_TASKS 0
-#endif
-
-/* Watchers of an interpreter's switches. Adding one returns its number, or -1 with an exception. */
-#if PY_VERSION_HEX >= 0x030E0000
-
-typedef PyContextEvent compat_event;
-typedef PyContext_WatchCallback compat_watch_callback;
-#define COMPAT_SWITCHED Py_CONTEXT_SWITCHED
-
-static inline int compat_watch(compat_watch_callback callback)
-{
-    return PyContext_AddWatcher(callback);
-}
-
-static inline int compat_unwatch(int watcher)
-{
-    return PyContext_ClearWatcher(watcher);
-}
-
-#else
-
-typedef int compat_event;
-typedef int (*compat_watch_callback)(compat_event, PyObject *);
-#define COMPAT_SWITCHED 1
-
-static inline int compat_watch(compat_watch_callback Py_UNUSED(callback))
-{
-    PyErr_SetString(PyExc_RuntimeError, "this version of CPython reports no switches");
-    return -1;
-}
-
-static inline int compat_unwatch(int Py_UNUSED(watcher))
-{
-    return 0;
-}
-
-#endif
+#define COMPAT_HAS_EAGER_TASKS (PY_VERSION_HEX >= 0x030C0000)
 
 #endif

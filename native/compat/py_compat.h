@@ -36,10 +36,8 @@
 #endif
 
 #include "gil_compat.h"
-#include "public_compat.h"
 
 #include <sched.h>
-#include <stdbool.h>
 #include <time.h>
 
 /* Maximum wait of a capture for the runtime's head lock. Its holders only link a thread in or out. */
@@ -71,7 +69,6 @@ static inline unsigned long compat_native_id(const PyThreadState *thread)
 #if PY_VERSION_HEX >= 0x030B0000
     return thread->native_thread_id;
 #else
-    (void)thread;
     return 0;
 #endif
 }
@@ -82,7 +79,6 @@ static inline bool compat_is_ending(const PyThreadState *thread)
 #if PY_VERSION_HEX >= 0x030C0000
     return thread->_status.finalizing || thread->_status.cleared;
 #else
-    (void)thread;
     return false;
 #endif
 }
@@ -176,18 +172,6 @@ typedef PyHamtObject compat_variables; /* borrowed from the context */
 static inline compat_variables *compat_variables_of(PyObject *context)
 {
     return ((PyContext *)context)->ctx_vars;
-}
-
-static inline Py_ssize_t compat_variables_size(const compat_variables *variables)
-{
-    return variables->h_count;
-}
-
-/* Return the first weak reference, borrowed, or NULL. The shared one that PyWeakref_NewRef makes without a
- * callback is always first. */
-static inline const PyObject *compat_first_weakref(const compat_variables *variables)
-{
-    return variables->h_weakreflist;
 }
 
 /* Frames: walk from compat_top_frame by compat_caller_frame. Both skip frames that sys._current_frames does

@@ -7,19 +7,17 @@
  */
 #include "py_compat.h"
 
-#include "context_cache.h"
 #include "publisher.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
-    unsigned long ident;
-    PyObject *context;  /* owned: from contextvars; NULL: none */
-    PyObject *value;    /* owned: value of OpenTelemetry's variable; NULL: none */
-    Identity *identity; /* owned, or NULL */
-    UserLabels *labels; /* owned, or NULL */
-    bool is_resolved;   /* identity and labels are those to show */
+    expected_context expected; /* refers to identity and labels */
+    PyObject *context;         /* owned: from contextvars; NULL: none */
+    PyObject *value;           /* owned: value of OpenTelemetry's variable; NULL: none */
+    Identity *identity;        /* owned, or NULL */
+    UserLabels *labels;        /* owned, or NULL */
 } audited_thread;
 
 typedef struct {
@@ -38,7 +36,7 @@ static bool copy_contexts(PyInterpreterState *interp, audited_threads *audited)
             return false;
         }
         audited->threads[audited->count++] =
-            (audited_thread){.ident = state->thread_id, .context = Py_XNewRef(state->context)};
+            (audited_thread){.expected.ident = state->thread_id, .context = Py_XNewRef(state->context)};
     }
     return true;
 }
@@ -94,69 +92,49 @@ static bool is_identity_cached(const publisher_config *config, PyObject *span, I
 static void resolve_thread(const publisher_config *config, audited_thread *thread)
 {
     PyThreadState *self = PyThreadState_Get();
+    expected_context *expected = &thread->expected;
     thread->value = compat_context_value(self, thread->context, config->variable);
     PyObject *span = spans_find(config, thread->value);
-    thread->is_resolved = span == NULL || is_identity_cached(config, span, &thread->identity);
-    if (publisher_has_labels()) {
-        PyObject *labels = compat_context_value(self, thread->context, config->labels);
-        if (labels != NULL && (Py_TYPE(labels) != config->user_labels_type || Py_SIZE(labels) == 0)) {
-            Py_CLEAR(labels);
-        }
-        thread->labels = (UserLabels *)labels;
+    expected->is_resolved = span == NULL || is_identity_cached(config, span, &thread->identity);
+    if (user_labels_exist) {
+        thread->labels = take_user_labels(compat_context_value(self, thread->context, config->labels));
     }
+    expected->span = thread->identity == NULL ? NULL : &thread->identity->bytes;
+    expected->labels = thread->labels == NULL ? NULL : &thread->labels->bytes;
 }
 
-/* Fill `expected`, sorted by ident. Leave out unresolved contexts, and idents that belong to two thread
- * states. */
-static size_t expected_contexts(const audited_threads *audited, expected_context *expected)
+/* Sort by ident. An ident that belongs to two thread states is not resolved. */
+static void sort_threads(audited_threads *audited)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < audited->count; i++) {
-        const audited_thread *thread = &audited->threads[i];
-        expected[i] = (expected_context){
-            thread->ident,
-            thread->identity == NULL ? NULL : &thread->identity->bytes,
-            thread->labels == NULL ? NULL : &thread->labels->bytes,
-            thread->is_resolved,
-        };
-    }
-    qsort(expected, audited->count, sizeof(expected_context), expected_context_compare);
-    for (size_t i = 0; i < audited->count; i++) {
-        bool is_duplicate = (i > 0 && expected[i - 1].ident == expected[i].ident)
-                            || (i + 1 < audited->count && expected[i + 1].ident == expected[i].ident);
-        expected[i].is_resolved = expected[i].is_resolved && !is_duplicate;
-    }
-    for (size_t i = 0; i < audited->count; i++) {
-        if (expected[i].is_resolved) {
-            expected[kept++] = expected[i];
+    qsort(audited->threads, audited->count, sizeof(audited_thread), expected_context_compare);
+    for (size_t i = 1; i < audited->count; i++) {
+        expected_context *previous = &audited->threads[i - 1].expected, *next = &audited->threads[i].expected;
+        if (previous->ident == next->ident) {
+            previous->is_resolved = next->is_resolved = false;
         }
     }
-    return kept;
 }
 
-PyObject *audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *audit(PyObject *module, PyObject *unused)
 {
     const publisher_config *config = publisher_active_config();
     audited_threads audited = {NULL, 0, 0};
-    expected_context *expected = NULL;
-    size_t compared = 0, repaired = 0;
+    repair_result counts = {0, 0};
     int result = config == NULL || thread_records_count() == 0 ? 0 : collect_contexts(&audited);
-    if (result > 0 && audited.count > 0) {
-        expected = malloc(audited.count * sizeof(expected_context));
-        result = expected == NULL ? -1 : 1;
-    }
-    if (result > 0 && audited.count > 0) {
+    if (result > 0) {
         for (size_t i = 0; i < audited.count; i++) {
             resolve_thread(config, &audited.threads[i]);
         }
-        compared = thread_records_repair(expected, expected_contexts(&audited, expected), &repaired);
-        publisher_counters()->repaired += repaired;
-        if (repaired > 0) { /* a wrong entry of the cache may be the cause */
+        sort_threads(&audited);
+        counts = thread_records_repair(audited.threads, audited.count, sizeof(audited_thread));
+        publisher_counters[REPAIRED] += counts.repaired;
+        if (counts.repaired > 0) { /* a wrong entry of the cache may be the cause */
             context_cache_clear();
         }
     }
-    free(expected);
     release_threads(&audited); /* may run Python code */
     free(audited.threads);
-    return result < 0 ? PyErr_NoMemory() : Py_BuildValue("(nn)", (Py_ssize_t)compared, (Py_ssize_t)repaired);
+    return result < 0 ? PyErr_NoMemory()
+                      : PyObject_CallFunction(module_type(module, AUDIT_RESULT_TYPE), "nn", (Py_ssize_t)counts.compared,
+                                              (Py_ssize_t)counts.repaired);
 }

@@ -14,9 +14,10 @@
  * So contexts that exceed the table do not keep replacing each other. Entries of dead mappings stay until
  * their place is needed. A full table has about 200 kB.
  */
-#include "context_cache.h"
+#include "py_compat.h"
 
-#include <stdlib.h>
+#include "publisher.h"
+
 #include <string.h>
 
 #define BUCKET_BITS        9
@@ -35,10 +36,6 @@ typedef struct __attribute__((aligned(64))) {
 
 _Static_assert(sizeof(entry) == 128, "two cache lines");
 
-typedef struct {
-    entry entries[ENTRIES_PER_BUCKET];
-} bucket;
-
 /* The last two of the many mappings that share this place: their addresses, mixed with what they showed. An
  * address may belong to another mapping by now. That one mostly shows something else; if not, an entry is
  * made early. */
@@ -49,7 +46,7 @@ typedef struct {
 static struct {
     bool empty_shows_nothing;  /* contexts without any variable show nothing */
     unsigned replace_attempts; /* attempts to replace a live entry */
-    bucket buckets[BUCKETS];
+    entry buckets[BUCKETS][ENTRIES_PER_BUCKET];
     seen_pair seen_filter[SEEN_FILTER_SIZE];
 } cache; /* GIL */
 
@@ -58,25 +55,24 @@ static uint64_t mix_bits(uint64_t number)
     return number * UINT64_C(0x9E3779B97F4A7C15);
 }
 
-static bucket *bucket_of(const compat_variables *variables)
+static entry *bucket_of(const compat_variables *variables)
 {
-    return &cache.buckets[mix_bits((uintptr_t)variables) >> (64 - BUCKET_BITS)];
+    return cache.buckets[mix_bits((uintptr_t)variables) >> (64 - BUCKET_BITS)];
 }
 
 HOT bool context_cache_find(PyObject *context, cached_context *cached)
 {
     const compat_variables *variables = context == NULL ? NULL : compat_variables_of(context);
     *cached = (cached_context){NULL, NULL};
-    if (variables == NULL || compat_variables_size(variables) == 0) {
+    if (variables == NULL || variables->h_count == 0) {
         return cache.empty_shows_nothing;
     }
-    const PyObject *weakref = compat_first_weakref(variables);
+    const PyObject *weakref = variables->h_weakreflist; /* one without a callback is always first */
     if (weakref == NULL) {
         return false;
     }
-    bucket *candidates = bucket_of(variables);
-    for (int i = 0; i < ENTRIES_PER_BUCKET; i++) {
-        entry *slot = &candidates->entries[i];
+    entry *candidates = bucket_of(variables);
+    for (entry *slot = candidates; slot < candidates + ENTRIES_PER_BUCKET; slot++) {
         if (slot->weakref == weakref) {
             cached->span = slot->span.serial == 0 ? NULL : &slot->span;
             cached->labels = slot->labels == NULL ? NULL : &slot->labels->bytes;
@@ -94,16 +90,15 @@ static void entry_clear(entry *slot)
 }
 
 /* Return a place for a new entry, or NULL. */
-static entry *choose_slot(bucket *candidates)
+static entry *choose_slot(entry *candidates)
 {
-    for (int i = 0; i < ENTRIES_PER_BUCKET; i++) {
-        entry *slot = &candidates->entries[i];
+    for (entry *slot = candidates; slot < candidates + ENTRIES_PER_BUCKET; slot++) {
         if (slot->weakref == NULL || compat_is_weakref_dead(slot->weakref)) {
             return slot;
         }
     }
     unsigned attempt = ++cache.replace_attempts;
-    return attempt % 8 == 0 ? &candidates->entries[attempt / 8 % ENTRIES_PER_BUCKET] : NULL;
+    return attempt % 8 == 0 ? &candidates[attempt / 8 % ENTRIES_PER_BUCKET] : NULL;
 }
 
 static bool is_seen_again(const compat_variables *variables, const Identity *identity, const UserLabels *labels)
@@ -119,9 +114,10 @@ static bool is_seen_again(const compat_variables *variables, const Identity *ide
     return false;
 }
 
-void context_cache_offer(compat_variables *variables, Identity *identity, UserLabels *labels)
+void context_cache_offer(PyObject *mapping, Identity *identity, UserLabels *labels)
 {
-    if (variables == NULL || compat_variables_size(variables) == 0) {
+    const compat_variables *variables = (compat_variables *)mapping;
+    if (variables == NULL || variables->h_count == 0) {
         cache.empty_shows_nothing = identity == NULL && labels == NULL;
         return;
     }
@@ -129,7 +125,7 @@ void context_cache_offer(compat_variables *variables, Identity *identity, UserLa
         return;
     }
     entry *slot = choose_slot(bucket_of(variables));
-    PyObject *weakref = slot == NULL ? NULL : compat_new_weakref((PyObject *)variables);
+    PyObject *weakref = slot == NULL ? NULL : compat_new_weakref(mapping);
     if (weakref != NULL) {
         entry_clear(slot);
         slot->span = identity == NULL ? (encoded_span){.serial = 0} : identity->bytes;
@@ -143,8 +139,8 @@ void context_cache_clear(void)
     cache.empty_shows_nothing = false;
     memset(cache.seen_filter, 0, sizeof(cache.seen_filter));
     for (size_t i = 0; i < BUCKETS; i++) {
-        for (int j = 0; j < ENTRIES_PER_BUCKET; j++) {
-            entry_clear(&cache.buckets[i].entries[j]);
+        for (size_t k = 0; k < ENTRIES_PER_BUCKET; k++) {
+            entry_clear(&cache.buckets[i][k]);
         }
     }
 }

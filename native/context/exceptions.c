@@ -15,7 +15,7 @@ static int reraise_exception(void *saved)
  * may have sent an exception. These belong to the application: they are raised again as soon as it runs. */
 void discard_exception(void)
 {
-    publisher_counters()->failed++;
+    publisher_counters[FAILED]++;
     if (PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
         return;

@@ -1,11 +1,12 @@
 /* The types Identity and UserLabels: the published form of a span and of a user's labels, encoded once. */
 #include "public_compat.h"
 #include "publisher.h"
-#include "hooks.h"
 
 #include <structmember.h>
-#include <stdlib.h>
 #include <string.h>
+
+bool user_labels_exist;      /* GIL */
+static uint64_t last_serial; /* GIL */
 
 static void to_hex(char *text, const uint8_t *bytes, size_t size)
 {
@@ -21,7 +22,7 @@ Identity *identity_new(PyTypeObject *type, const encoded_span *ids)
     Identity *made = (Identity *)type->tp_alloc(type, 0);
     if (made != NULL) {
         made->bytes = *ids;
-        made->bytes.serial = publisher_next_serial();
+        made->bytes.serial = ++last_serial;
         to_hex(made->bytes.trace_hex, ids->trace_id, TRACE_ID_BYTES);
         to_hex(made->bytes.span_hex, ids->span_id, SPAN_ID_BYTES);
         to_hex(made->bytes.local_root_hex, ids->local_root_id, SPAN_ID_BYTES);
@@ -68,11 +69,11 @@ static PyObject *identity_tp_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)identity_new(type, &ids);
 }
 
-static void plain_dealloc(PyObject *self)
+/* The types have no subclasses. So this also accepts those of an earlier import of the module, which are laid out
+ * alike. */
+bool is_identity(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    return Py_TYPE(object)->tp_new == identity_tp_new;
 }
 
 static PyObject *identity_trace_id(Identity *self, void *Py_UNUSED(closure))
@@ -105,7 +106,6 @@ static PyMemberDef identity_members[] = {
 static PyType_Slot identity_slots[] = {
     {Py_tp_doc, "The published form of one span."},
     {Py_tp_new, identity_tp_new},
-    {Py_tp_dealloc, plain_dealloc},
     {Py_tp_getset, identity_properties},
     {Py_tp_members, identity_members},
     {0, NULL},
@@ -117,66 +117,6 @@ PyType_Spec identity_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = identity_slots,
 };
-
-/* Allocated, not on the stack: greenlets of a thread share its stack, and one may switch to another during
- * the call. */
-struct identify_call {
-    const void *greenlet;     /* borrowed: it exists during the call; NULL: unknown */
-    shown_root previous_root; /* what the thread showed before */
-    identify_call *next;
-};
-
-static _Thread_local identify_call *active_calls; /* owned */
-
-/* Return the call that this greenlet is in. A call or a greenlet that is unknown matches any. */
-static identify_call *identify_call_of(const void *greenlet)
-{
-    identify_call *found = active_calls;
-    while (found != NULL && greenlet != NULL && found->greenlet != NULL && found->greenlet != greenlet) {
-        found = found->next;
-    }
-    return found;
-}
-
-identify_call *identify_call_begin(void)
-{
-    const void *greenlet = greenlets_current();
-    identify_call *made = identify_call_of(greenlet) != NULL ? NULL : malloc(sizeof(*made));
-    if (made != NULL) {
-        *made = (identify_call){greenlet, thread_records_begin_update(), active_calls};
-        active_calls = made;
-    }
-    return made;
-}
-
-void identify_call_end(identify_call *call)
-{
-    identify_call **link = &active_calls;
-    while (*link != call) {
-        link = &(*link)->next;
-    }
-    *link = call->next;
-    free(call);
-    thread_records_end_update();
-}
-
-PyObject *identity_previous_local_root(PyObject *Py_UNUSED(module), PyObject *trace_id)
-{
-    uint8_t trace[TRACE_ID_BYTES];
-    if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
-        return NULL;
-    }
-    const identify_call *ours = identify_call_of(greenlets_current());
-    if (ours == NULL || !ours->previous_root.present
-        || memcmp(ours->previous_root.trace_id, trace, sizeof(trace)) != 0) {
-        Py_RETURN_NONE;
-    }
-    uint64_t number = 0;
-    for (size_t i = 0; i < SPAN_ID_BYTES; i++) {
-        number = number << 8 | ours->previous_root.local_root_id[i];
-    }
-    return PyLong_FromUnsignedLongLong(number);
-}
 
 static bool is_reserved(const encoded_label *label)
 {
@@ -274,40 +214,25 @@ static PyObject *user_labels_tp_new(PyTypeObject *type, PyObject *args, PyObject
     if (reject_duplicates(made->labels, count) != 0) {
         goto error;
     }
-    made->bytes = (encoded_labels){publisher_next_serial(), made->labels, (size_t)count};
-    publisher_enable_labels();
+    made->bytes = (encoded_labels){++last_serial, made->labels, (size_t)count};
+    user_labels_exist = true;
     return (PyObject *)made;
 error:
     Py_DECREF(made);
     return NULL;
 }
 
-static PyObject *user_labels_pairs(UserLabels *self, void *Py_UNUSED(closure))
+UserLabels *take_user_labels(PyObject *value)
 {
-    PyObject *pairs = PyTuple_New(Py_SIZE(self));
-    for (Py_ssize_t i = 0; pairs != NULL && i < Py_SIZE(self); i++) {
-        const encoded_label *label = &self->labels[i];
-        PyObject *pair = Py_BuildValue("(y#y#)", label->key, (Py_ssize_t)label->key_length, label->value,
-                                       (Py_ssize_t)label->value_length);
-        if (pair == NULL) {
-            Py_CLEAR(pairs);
-            break;
-        }
-        PyTuple_SET_ITEM(pairs, i, pair);
+    if (value != NULL && (Py_TYPE(value)->tp_new != user_labels_tp_new || Py_SIZE(value) == 0)) {
+        Py_CLEAR(value);
     }
-    return pairs;
+    return (UserLabels *)value;
 }
-
-static PyGetSetDef user_labels_properties[] = {
-    {"pairs", (getter)user_labels_pairs, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
 
 static PyType_Slot user_labels_slots[] = {
     {Py_tp_doc, "The published form of one set of user labels."},
     {Py_tp_new, user_labels_tp_new},
-    {Py_tp_dealloc, plain_dealloc},
-    {Py_tp_getset, user_labels_properties},
     {0, NULL},
 };
 

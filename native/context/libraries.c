@@ -7,9 +7,10 @@
  */
 #include "publisher.h"
 
+#include "loaded_modules.h"
+
 #include <dlfcn.h>
 #include <elf.h>
-#include <link.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,14 +22,6 @@
 #define PR_SET_VMA_ANON_NAME 0
 #endif
 
-#if defined(__x86_64__)
-#define RELOCATION_TLSDESC 36
-#elif defined(__aarch64__)
-#define RELOCATION_TLSDESC 1031
-#else
-#error "readers of the two ABIs exist for x86-64 and aarch64"
-#endif
-
 /* A TLS descriptor in the global offset table. In a static one `argument` is an offset from the thread
  * pointer, which readers add. */
 typedef struct {
@@ -36,116 +29,66 @@ typedef struct {
     intptr_t argument;
 } tls_descriptor;
 
+#define STORAGE_POINTER "elastic_apm_profiling_correlation_process_storage_v1"
+
 static struct {
     /* GIL */
     void **pointer;          /* exported by the library; NULL: the library is not loaded */
     void *current, *retired; /* owned; a reader may still read the retired one */
 } storage;
 
+/* A library's function for the address of the calling thread's pointer, and the pointer's name. */
+static const struct {
+    const char *accessor, *pointer;
+} symbols[LIBRARY_KINDS] = {
+    [ELASTIC] = {"splunk_profiler_elastic_slot", "elastic_apm_profiling_correlation_tls_v1"},
+    [CUSTOM_LABELS] = {"splunk_profiler_labels_slot", "custom_labels_current_set"},
+};
+
+/* A search for the descriptor of a library's thread-local pointer. */
 typedef struct {
-    const ElfW(Rela) * first;
-    size_t bytes;
-} relocation_table;
+    const char *pointer;
+    slot_accessor accessor; /* of the same library */
+    const tls_descriptor *found;
+} descriptor_search;
 
-/* glibc stores addresses in a library's dynamic section; others leave the offsets of the file. */
-static const void *address_of(const struct link_map *library, ElfW(Addr) value)
+static int search_descriptor(struct dl_phdr_info *info, size_t size, void *argument)
 {
-    return (const void *)(value < library->l_addr ? library->l_addr + value : value);
-}
-
-static const tls_descriptor *search_descriptor(const struct link_map *library, relocation_table table,
-                                               const ElfW(Sym) * symbols, const char *names, const char *wanted)
-{
-    for (size_t i = 0; i < table.bytes / sizeof(ElfW(Rela)); i++) {
-        const ElfW(Rela) *relocation = &table.first[i];
-        if (ELF64_R_TYPE(relocation->r_info) == RELOCATION_TLSDESC
-            && strcmp(names + symbols[ELF64_R_SYM(relocation->r_info)].st_name, wanted) == 0) {
-            return (const tls_descriptor *)(library->l_addr + relocation->r_offset);
+    descriptor_search *search = argument;
+    loaded_module m;
+    if (loaded_module_bytes_left(info, (uintptr_t)search->accessor, PF_X) == 0 || !loaded_module_read(&m, info)) {
+        return 0;
+    }
+    for (int table = 0; table < 2; table++) {
+        for (size_t i = 0; search->found == NULL && i < m.counts[table]; i++) {
+            const elf_relocation *relocation = &m.tables[table][i];
+            if (ELF64_R_TYPE(relocation->r_info) == TLS_DESCRIPTOR
+                && relocation_is_of(&m, relocation, search->pointer)) {
+                search->found = (const tls_descriptor *)(info->dlpi_addr + relocation->r_offset);
+            }
         }
     }
-    return NULL;
-}
-
-static const tls_descriptor *find_descriptor(void *handle, const char *symbol)
-{
-    struct link_map *library = NULL;
-    relocation_table data_relocations = {NULL, 0}, plt_relocations = {NULL, 0};
-    const ElfW(Sym) *symbols = NULL;
-    const char *names = NULL;
-    if (dlinfo(handle, RTLD_DI_LINKMAP, &library) != 0) {
-        return NULL;
-    }
-    for (const ElfW(Dyn) *entry = library->l_ld; entry->d_tag != DT_NULL; entry++) {
-        switch (entry->d_tag) {
-        case DT_RELA:
-            data_relocations.first = address_of(library, entry->d_un.d_ptr);
-            break;
-        case DT_RELASZ:
-            data_relocations.bytes = entry->d_un.d_val;
-            break;
-        case DT_JMPREL:
-            plt_relocations.first = address_of(library, entry->d_un.d_ptr);
-            break;
-        case DT_PLTRELSZ:
-            plt_relocations.bytes = entry->d_un.d_val;
-            break;
-        case DT_SYMTAB:
-            symbols = address_of(library, entry->d_un.d_ptr);
-            break;
-        case DT_STRTAB:
-            names = address_of(library, entry->d_un.d_ptr);
-            break;
-        default:
-            break;
-        }
-    }
-    if (symbols == NULL || names == NULL) {
-        return NULL;
-    }
-    const tls_descriptor *found = search_descriptor(library, plt_relocations, symbols, names, symbol);
-    return found != NULL ? found : search_descriptor(library, data_relocations, symbols, names, symbol);
+    return 1;
 }
 
 /* Return "static" if the address that a reader computes is the calling thread's pointer. */
-static const char *tls_kind(void *handle, const char *symbol, slot_accessor accessor)
+static const char *tls_of(library_kind kind, slot_accessor accessor)
 {
-    const tls_descriptor *descriptor = find_descriptor(handle, symbol);
-    if (descriptor == NULL) {
+    descriptor_search search = {symbols[kind].pointer, accessor, NULL};
+    dl_iterate_phdr(search_descriptor, &search);
+    if (search.found == NULL) {
         return "unknown";
     }
-    return thread_records_thread_pointer() + descriptor->argument == (intptr_t)accessor() ? "static" : "dynamic";
+    return thread_records_thread_pointer() + search.found->argument == (intptr_t)accessor() ? "static" : "dynamic";
 }
 
-static void *open_library(PyObject *encoded)
-{
-    void *handle = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
-        PyErr_Format(PyExc_OSError, "%s cannot be loaded: %s", PyBytes_AS_STRING(encoded), dlerror());
-    }
-    return handle;
-}
-
-static void *find_symbol(void *handle, PyObject *encoded, const char *name)
+static void *find_symbol(void *handle, const char *file, const char *name)
 {
     void *found = dlsym(handle, name);
     if (found == NULL) {
-        PyErr_Format(PyExc_OSError, "%s is not the profiler's library: it has no %s", PyBytes_AS_STRING(encoded), name);
+        PyErr_Format(PyExc_OSError, "%s is not the profiler's library: it has no %s", file, name);
     }
     return found;
-}
-
-static PyObject *encode_path(PyObject *path)
-{
-    PyObject *encoded;
-    if (!PyUnicode_FSConverter(path, &encoded)) {
-        return NULL;
-    }
-    if (PyBytes_AS_STRING(encoded)[0] != '/') { /* the loader would search for it */
-        PyErr_Format(PyExc_ValueError, "the path of a library must be absolute, not %.200s",
-                     PyBytes_AS_STRING(encoded));
-        Py_CLEAR(encoded);
-    }
-    return encoded;
 }
 
 /* Make readers look at the process's mappings again: they trace this call. The page and its name do not
@@ -160,44 +103,6 @@ static void notify_readers(void)
         (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page, size, "OTEL_CTX");
         munmap(page, size);
     }
-}
-
-/* Make readers look again after a library and its data are complete. */
-static void announce_library(PyObject *encoded)
-{
-    notify_readers();
-    void *again = dlopen(PyBytes_AS_STRING(encoded), RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
-    if (again != NULL) {
-        dlclose(again);
-    }
-}
-
-static PyObject *new_library(PyTypeObject *type, PyObject *encoded, const char *tls)
-{
-    PyObject *path = PyUnicode_DecodeFSDefault(PyBytes_AS_STRING(encoded));
-    return path == NULL ? NULL : PyObject_CallFunction((PyObject *)type, "Ns", path, tls);
-}
-
-PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path)
-{
-    PyObject *encoded = encode_path(path), *made = NULL;
-    void *handle = encoded == NULL ? NULL : open_library(encoded);
-    if (handle == NULL) {
-        goto error;
-    }
-    slot_accessor accessor = (slot_accessor)find_symbol(handle, encoded, "splunk_profiler_labels_slot");
-    if (accessor == NULL) {
-        dlclose(handle);
-        goto error;
-    }
-    const char *tls = tls_kind(handle, "custom_labels_current_set", accessor);
-    /* From now on the library stays loaded. */
-    thread_records_use_library(CUSTOM_LABELS, accessor, strcmp(tls, "static") == 0);
-    announce_library(encoded);
-    made = new_library(library, encoded, tls);
-error:
-    Py_XDECREF(encoded);
-    return made;
 }
 
 static void *copy_bytes(PyObject *bytes)
@@ -222,38 +127,75 @@ static void set_storage_pointer(void *wanted)
     storage.current = wanted;
 }
 
-PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject *content)
+/* `path` is bytes, and stolen. `content` of the process storage: bytes; NULL: the library has none. */
+static PyObject *load_library(PyObject *module, library_kind kind, PyObject *path, PyObject *content)
 {
-    PyObject *encoded = encode_path(path), *made = NULL;
-    void *copied = encoded == NULL ? NULL : copy_bytes(content);
-    void *handle = copied == NULL ? NULL : open_library(encoded);
-    if (handle == NULL) {
+    const char *file = PyBytes_AS_STRING(path);
+    PyObject *decoded = NULL, *made = NULL;
+    void *copied = NULL;
+    if (file[0] != '/') { /* the loader would search for it */
+        PyErr_Format(PyExc_ValueError, "the path of a library must be absolute, not %.200s", file);
         goto error;
     }
-    void **pointer = find_symbol(handle, encoded, "elastic_apm_profiling_correlation_process_storage_v1");
-    slot_accessor accessor =
-        pointer == NULL ? NULL : (slot_accessor)find_symbol(handle, encoded, "splunk_profiler_elastic_slot");
+    if (content != NULL && (copied = copy_bytes(content)) == NULL) {
+        goto error;
+    }
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        PyErr_Format(PyExc_OSError, "%s cannot be loaded: %s", file, dlerror());
+        goto error;
+    }
+    void **pointer = content == NULL ? NULL : find_symbol(handle, file, STORAGE_POINTER);
+    slot_accessor accessor = NULL;
+    if (content == NULL || pointer != NULL) {
+        accessor = (slot_accessor)find_symbol(handle, file, symbols[kind].accessor);
+    }
     if (accessor == NULL) {
         dlclose(handle);
         goto error;
     }
-    if (storage.pointer != NULL && storage.pointer != pointer) {
-        set_storage_pointer(NULL); /* another file than the previous one */
+    if (content != NULL) {
+        if (storage.pointer != NULL && storage.pointer != pointer) {
+            set_storage_pointer(NULL); /* another file than the previous one */
+        }
+        storage.pointer = pointer;
+        set_storage_pointer(copied);
+        copied = NULL;
     }
-    storage.pointer = pointer;
-    set_storage_pointer(copied);
-    copied = NULL;
-    const char *tls = tls_kind(handle, "elastic_apm_profiling_correlation_tls_v1", accessor);
-    thread_records_use_library(ELASTIC, accessor, strcmp(tls, "static") == 0);
-    announce_library(encoded);
-    made = new_library(library, encoded, tls);
+    const char *tls = tls_of(kind, accessor);
+    thread_records_use_library(kind, accessor, strcmp(tls, "static") == 0); /* from now on it stays loaded */
+    notify_readers();
+    void *again = dlopen(file, RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
+    if (again != NULL) {
+        dlclose(again);
+    }
+    decoded = PyUnicode_DecodeFSDefault(file);
+    if (decoded != NULL) {
+        made = PyObject_CallFunction(module_type(module, LIBRARY_TYPE), "Os", decoded, tls);
+    }
 error:
+    Py_XDECREF(decoded);
     free(copied);
-    Py_XDECREF(encoded);
+    Py_DECREF(path);
     return made;
 }
 
-PyObject *libraries_replace_storage(PyObject *Py_UNUSED(module), PyObject *content)
+PyObject *libraries_load_labels(PyObject *module, PyObject *path)
+{
+    PyObject *encoded;
+    return PyUnicode_FSConverter(path, &encoded) ? load_library(module, CUSTOM_LABELS, encoded, NULL) : NULL;
+}
+
+PyObject *libraries_load_elastic(PyObject *module, PyObject *args)
+{
+    PyObject *encoded, *content;
+    if (!PyArg_ParseTuple(args, "O&S:load_elastic_library", PyUnicode_FSConverter, &encoded, &content)) {
+        return NULL;
+    }
+    return load_library(module, ELASTIC, encoded, content);
+}
+
+PyObject *libraries_replace_storage(PyObject *module, PyObject *content)
 {
     if (!PyBytes_Check(content)) {
         return PyErr_Format(PyExc_TypeError, "storage must be bytes, not %.100s", Py_TYPE(content)->tp_name);
@@ -271,7 +213,7 @@ PyObject *libraries_replace_storage(PyObject *Py_UNUSED(module), PyObject *conte
     Py_RETURN_NONE;
 }
 
-PyObject *libraries_clear_storage(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *libraries_clear_storage(PyObject *module, PyObject *unused)
 {
     if (storage.pointer != NULL && storage.current != NULL) {
         set_storage_pointer(NULL);

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 
 size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags)
@@ -43,18 +44,18 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
         if (header->p_type != PT_DYNAMIC || loaded_module_bytes_left(info, start, PF_R) < header->p_memsz) {
             continue;
         }
-        const elf_dynamic *entry = (const elf_dynamic *)start;
+        const ElfW(Dyn) *entry = (const ElfW(Dyn) *)start;
         for (size_t k = header->p_memsz / sizeof(*entry); k > 0 && entry->d_tag != DT_NULL; k--, entry++) {
             if (entry->d_tag > 0 && entry->d_tag < DT_NUM) {
                 values[entry->d_tag] = entry->d_un.d_val;
             }
         }
     }
-    if (values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 || values[DT_SYMENT] != sizeof(elf_symbol)) {
+    if (values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 || values[DT_SYMENT] != sizeof(ElfW(Sym))) {
         return false;
     }
-    m->symbols = (const elf_symbol *)address_of(info, values[DT_SYMTAB]);
-    m->max_symbols = loaded_module_bytes_left(info, (uintptr_t)m->symbols, PF_R) / sizeof(elf_symbol);
+    m->symbols = (const ElfW(Sym) *)address_of(info, values[DT_SYMTAB]);
+    m->max_symbols = loaded_module_bytes_left(info, (uintptr_t)m->symbols, PF_R) / sizeof(ElfW(Sym));
     m->strings = (const char *)address_of(info, values[DT_STRTAB]);
     m->strings_size = values[DT_STRSZ];
     if (values[DT_PLTREL] == DT_RELA) {
@@ -64,6 +65,16 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
         read_table(m, 1, values[DT_RELA], values[DT_RELASZ]);
     }
     return loaded_module_bytes_left(info, (uintptr_t)m->strings, PF_R) >= m->strings_size;
+}
+
+bool relocation_is_of(const loaded_module *m, const elf_relocation *relocation, const char *name)
+{
+    size_t number = ELF64_R_SYM(relocation->r_info), size = strlen(name) + 1;
+    if (number == 0 || number >= m->max_symbols) {
+        return false;
+    }
+    size_t start = m->symbols[number].st_name;
+    return start < m->strings_size && m->strings_size - start >= size && memcmp(m->strings + start, name, size) == 0;
 }
 
 int page_protection(uintptr_t address)

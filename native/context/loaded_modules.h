@@ -14,14 +14,21 @@
 
 #pragma GCC visibility push(hidden)
 
-typedef ElfW(Sym) elf_symbol;
+/* The kinds of relocations of calls, of data and of thread-local variables. */
+#if defined(__x86_64__)
+enum { JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT, TLS_DESCRIPTOR = R_X86_64_TLSDESC };
+#elif defined(__aarch64__)
+enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT, TLS_DESCRIPTOR = R_AARCH64_TLSDESC };
+#else
+#error "call sites, and readers of the two ABIs, are known on x86-64 and aarch64"
+#endif
+
 typedef ElfW(Rela) elf_relocation;
-typedef ElfW(Dyn) elf_dynamic;
 
 /* The mapped tables of a module that its relocations refer to. All borrowed. */
 typedef struct {
     const struct dl_phdr_info *info;
-    const elf_symbol *symbols;
+    const ElfW(Sym) * symbols;
     size_t max_symbols; /* how many fit in their segment: the real number is not stored */
     const char *strings;
     size_t strings_size;
@@ -31,6 +38,9 @@ typedef struct {
 
 /* Return false if the module has no tables, or they lie outside its segments. */
 bool loaded_module_read(loaded_module *module, const struct dl_phdr_info *info);
+
+/* Return true if the relocation refers to the symbol with this name. */
+bool relocation_is_of(const loaded_module *module, const elf_relocation *relocation, const char *name);
 
 /* Return the number of bytes from `address` to the end of its segment; 0: it is in no segment with these
  * flags. */

@@ -5,61 +5,27 @@
  */
 #include "py_compat.h"
 
-#include "context_cache.h"
 #include "publisher.h"
 #include "hooks.h"
 
 #include <string.h>
 
+unsigned long long publisher_counters[COUNTER_COUNT]; /* GIL */
+
 static struct {
-    bool active;
-    PyInterpreterState *interp; /* the interpreter whose contexts are published */
-    publisher_config config;    /* owned */
-    unsigned install_count;     /* number of installs */
-    uint64_t last_serial;
-    bool has_labels;
-    publisher_counts counts;
-} publisher; /* GIL */
-
-uint64_t publisher_next_serial(void)
-{
-    return ++publisher.last_serial;
-}
-
-void publisher_enable_labels(void)
-{
-    publisher.has_labels = true;
-}
-
-bool publisher_has_labels(void)
-{
-    return publisher.has_labels;
-}
-
-publisher_counts *publisher_counters(void)
-{
-    return &publisher.counts;
-}
+    publisher_config config; /* owned; of the installed hooks */
+    unsigned install_count;  /* number of installs */
+} publisher;                 /* GIL */
 
 /* All interpreters of the process call the hooks inside CPython; objects belong to one interpreter. */
 const publisher_config *publisher_active_config(void)
 {
-    return publisher.active && PyInterpreterState_Get() == publisher.interp ? &publisher.config : NULL;
+    return hooks_is_active() ? &publisher.config : NULL;
 }
 
 static void show_record(const encoded_span *span, const encoded_labels *labels)
 {
-    switch (thread_records_show(span, labels)) {
-    case SHOWN:
-        publisher.counts.published++;
-        break;
-    case UNCHANGED:
-        publisher.counts.unchanged++;
-        break;
-    case NO_MEMORY:
-        publisher.counts.failed++;
-        break;
-    }
+    publisher_counters[thread_records_show(span, labels)]++;
 }
 
 /* Return the user's labels of the calling thread's context; new reference or NULL. Leaves no exception. */
@@ -68,43 +34,34 @@ static UserLabels *current_labels(const publisher_config *config)
     PyObject *labels = NULL;
     if (PyContextVar_Get(config->labels, NULL, &labels) < 0) {
         discard_exception();
-        return NULL;
     }
-    if (labels != NULL && (Py_TYPE(labels) != config->user_labels_type || Py_SIZE(labels) == 0)) {
-        Py_CLEAR(labels);
-    }
-    return (UserLabels *)labels;
+    return take_user_labels(labels);
 }
 
 /* Return true if the result for a value of OpenTelemetry's variable cannot change. It can if the value is
  * mutable, or if the span's attribute access runs Python. */
 static bool is_cacheable(const publisher_config *config, PyObject *context, PyObject *span)
 {
-    return (context == NULL || Py_TYPE(context) == config->context_type)
+    return (context == NULL || (PyObject *)Py_TYPE(context) == config->context_type)
            && (span == NULL || Py_TYPE(span)->tp_getattro == PyObject_GenericGetAttr);
 }
 
 /* Borrowed; NULL: the thread has no context. */
-static compat_variables *current_variables(void)
+static PyObject *current_variables(void)
 {
     PyObject *context = PyThreadState_Get()->context;
-    return context == NULL ? NULL : compat_variables_of(context);
+    return context == NULL ? NULL : (PyObject *)compat_variables_of(context);
 }
 
 /* No exception is pending before and after. */
 static void publish_current(bool is_switch)
 {
-    const publisher_config *config = publisher_active_config();
-    compat_variables *variables = NULL;                /* owned: the variables of the look-ups */
+    PyObject *variables = NULL;                        /* owned: the variables of the look-ups */
     PyObject *context = NULL, *identified_span = NULL; /* owned */
     Identity *identity = NULL, *new_identity = NULL;   /* owned */
-    while (config != NULL) {
-        Py_CLEAR(identity);
-        Py_CLEAR(context);
-        Py_CLEAR(variables);
-        if (is_switch) {
-            variables = (compat_variables *)Py_XNewRef((PyObject *)current_variables());
-        }
+    const publisher_config *config;
+    while ((config = publisher_active_config()) != NULL) {
+        variables = is_switch ? Py_XNewRef(current_variables()) : NULL;
         if (PyContextVar_Get(config->variable, NULL, &context) < 0) {
             discard_exception();
             break;
@@ -120,7 +77,8 @@ static void publish_current(bool is_switch)
             if (identified_span == NULL) {
                 identified_span = Py_NewRef(span);
                 spans_identify(config, identified_span, &new_identity);
-                config = publisher_active_config();
+                Py_CLEAR(context);
+                Py_CLEAR(variables);
                 continue;
             }
             if (span == identified_span) { /* its attributes cannot be set */
@@ -128,10 +86,11 @@ static void publish_current(bool is_switch)
             }
             cacheable = false;
         }
-        UserLabels *labels = publisher.active && publisher.has_labels ? current_labels(config) : NULL;
-        if (publisher.active) {
-            show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
+        if (!hooks_is_active()) {
+            break;
         }
+        UserLabels *labels = user_labels_exist ? current_labels(config) : NULL;
+        show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
         /* The results belong to these variables unless an attribute ran Python code meanwhile. */
         if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
             context_cache_offer(variables, identity, labels);
@@ -143,7 +102,7 @@ static void publish_current(bool is_switch)
     Py_XDECREF(new_identity);
     Py_XDECREF(identified_span);
     Py_XDECREF(context);
-    Py_XDECREF((PyObject *)variables);
+    Py_XDECREF(variables);
 }
 
 static COLD void publish(bool is_switch)
@@ -155,20 +114,15 @@ static COLD void publish(bool is_switch)
 
 void publisher_publish(void)
 {
-    if (publisher.active) {
-        publish(false);
-    }
+    publish(false);
 }
 
 /* The most frequent function here: each step of an asyncio task calls it twice. */
 static HOT void on_switch(PyObject *context)
 {
     cached_context cached;
-    if (!publisher.active) {
-        return;
-    }
     if (context_cache_find(context, &cached)) {
-        publisher.counts.cache_hits++;
+        publisher_counters[CACHE_HITS]++;
         show_record(cached.span, cached.labels);
     }
     else {
@@ -176,62 +130,46 @@ static HOT void on_switch(PyObject *context)
     }
 }
 
-static void retain_config(const publisher_config *config)
-{
-    publisher.config = *config;
-    Py_INCREF(config->variable);
-    Py_INCREF(config->span_key);
-    Py_INCREF(config->labels);
-    Py_INCREF(config->attribute);
-    Py_INCREF(config->identify);
-    Py_INCREF(config->context_type);
-    Py_INCREF(config->identity_type);
-    Py_INCREF(config->user_labels_type);
-}
-
 void publisher_uninstall(void)
 {
-    if (!publisher.active || PyInterpreterState_Get() != publisher.interp) {
+    if (!hooks_is_active()) {
         return;
     }
-    publisher.active = false;
+    publisher_config old_config = publisher.config;
+    memset(&publisher.config, 0, sizeof(publisher.config)); /* before code that may run Python, and install anew */
     hooks_remove();
     context_cache_clear();
     thread_records_hide_all();
-    publisher_config old_config = publisher.config;
-    memset(&publisher.config, 0, sizeof(publisher.config));
-    Py_DECREF(old_config.variable);
-    Py_DECREF(old_config.span_key);
-    Py_DECREF(old_config.labels);
-    Py_DECREF(old_config.attribute);
-    Py_DECREF(old_config.identify);
-    Py_DECREF(old_config.context_type);
-    Py_DECREF(old_config.identity_type);
-    Py_DECREF(old_config.user_labels_type);
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(old_config.all); i++) {
+        Py_DECREF(old_config.all[i]);
+    }
 }
 
-void publisher_finalize(void)
+PyObject *publisher_install(PyObject *module, PyObject *args)
 {
-    publisher_uninstall();
-    spans_finalize();
-}
-
-PyObject *publisher_install(const publisher_config *config)
-{
+    publisher_config config;
+    if (!PyArg_ParseTuple(args, "O!UO!UOO!:install", &PyContextVar_Type, &config.variable, &config.span_key,
+                          &PyContextVar_Type, &config.labels, &config.attribute, &config.identify, &PyType_Type,
+                          &config.context_type)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(config.identify)) {
+        return PyErr_Format(PyExc_TypeError, "identify must be callable, not %.100s",
+                            Py_TYPE(config.identify)->tp_name);
+    }
     int problem = thread_records_prepare_process();
     if (problem != 0) {
         errno = problem;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    if (!spans_prepare()) {
-        return NULL;
-    }
     publisher_uninstall();
-    retain_config(config);
-    publisher.interp = PyInterpreterState_Get();
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all); i++) {
+        Py_INCREF(config.all[i]);
+    }
+    publisher.config = config;
     publisher.install_count++;
-    publisher.active = true;
-    PyObject *problems = hooks_install(config->variable, (switch_callbacks){on_switch, publisher_publish});
+    PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish},
+                                       module_type(module, HOOK_PROBLEM_TYPE));
     if (problems == NULL) {
         compat_exception failure = compat_save_exception();
         publisher_uninstall();

@@ -1,9 +1,5 @@
-/* The publisher of contexts, shared by the C files of splunk_profiler._context. All of it expects the GIL to
- * be held.
- *
- * publisher.c reads the calling thread's context and shows it; context_cache.c caches the results; audit.c checks
- * all threads; spans.c finds the identities of spans; identities.c has the published types; libraries.c loads the
- * libraries for readers; thread_records.c owns the memory that they read; hooks.h notices context changes.
+/* The interfaces between the C files of splunk_profiler._context, apart from hooks.h and thread_records.h. All of it
+ * expects the GIL to be held. Functions with a `module` argument are methods of the module.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_PUBLISHER_H
 #define SPLUNK_PROFILER_CONTEXT_PUBLISHER_H
@@ -16,6 +12,21 @@
 
 #include "thread_records.h"
 
+/* module.c: the types that the module makes; its state is one owned reference to each. */
+typedef enum {
+    IDENTITY_TYPE,
+    USER_LABELS_TYPE,
+    SOCKET_READER_TYPE,
+    LIBRARY_TYPE,
+    SWITCH_COUNTERS_TYPE,
+    AUDIT_RESULT_TYPE,
+    RECEIVED_MESSAGES_TYPE,
+    HOOK_PROBLEM_TYPE,
+    TYPE_COUNT
+} type_index;
+HIDDEN PyObject *module_type(PyObject *module, type_index index); /* borrowed; NULL: the module was cleared */
+
+/* identities.c */
 /* The published form of one span. Immutable. */
 typedef struct {
     PyObject_HEAD
@@ -29,46 +40,55 @@ typedef struct {
     encoded_label labels[];
 } UserLabels;
 
-/* identities.c */
 HIDDEN extern PyType_Spec identity_spec;
 HIDDEN extern PyType_Spec user_labels_spec;
 /* Make one from an encoded_span without serial and hex text. New reference. */
 HIDDEN Identity *identity_new(PyTypeObject *type, const encoded_span *ids);
-/* Begin a call of `identify`, for the calling greenlet, or the thread if there are none. NULL: it is in a
- * call already, or there is no memory; then do not identify spans. May run Python; leaves no exception. */
-typedef struct identify_call identify_call;
-HIDDEN identify_call *identify_call_begin(void);
-HIDDEN void identify_call_end(identify_call *ended);
-/* A method of the module: for `identify`, the local root that was current before, if it belongs to this trace. */
-HIDDEN PyObject *identity_previous_local_root(PyObject *module, PyObject *trace_id);
+HIDDEN bool is_identity(PyObject *object);
+/* Return a context's value for the user's labels if it is labels; else release it and return NULL. Steals the
+ * reference, which may be NULL. */
+HIDDEN UserLabels *take_user_labels(PyObject *value);
+HIDDEN extern bool user_labels_exist; /* false: no context needs to be searched for labels */
 
 /* publisher.c: the arguments of install, borrowed from the publisher. */
-typedef struct {
-    PyObject *variable; /* OpenTelemetry's ContextVar */
-    PyObject *span_key; /* key of the span in a Context */
-    PyObject *labels;   /* the ContextVar of UserLabels */
-    /* Attribute of a span with its Identity, or None for a span that has none. */
-    PyObject *attribute;
-    PyObject *identify;          /* the callable that makes an Identity */
-    PyTypeObject *context_type;  /* an instance of exactly this type never changes */
-    PyTypeObject *identity_type; /* only exactly this type is accepted */
-    PyTypeObject *user_labels_type;
+typedef union {
+    struct {
+        PyObject *variable;     /* OpenTelemetry's ContextVar */
+        PyObject *span_key;     /* key of the span in a Context */
+        PyObject *labels;       /* the ContextVar of UserLabels */
+        PyObject *attribute;    /* of a span, with its Identity, or None for a span that has none */
+        PyObject *identify;     /* the callable that makes an Identity */
+        PyObject *context_type; /* an instance of exactly this type never changes */
+    };
+    PyObject *all[6];
 } publisher_config;
 
-HIDDEN PyObject *publisher_install(const publisher_config *config); /* list of (hook name, problem) */
+HIDDEN PyObject *publisher_install(PyObject *module, PyObject *args);
 HIDDEN void publisher_uninstall(void);
-HIDDEN void publisher_finalize(void);                         /* the interpreter ends: release all its objects */
 HIDDEN const publisher_config *publisher_active_config(void); /* NULL: not installed in this interpreter */
 HIDDEN void publisher_publish(void); /* show the calling thread's current context; never raises */
-HIDDEN uint64_t publisher_next_serial(void);
-HIDDEN void publisher_enable_labels(void); /* from now on contexts are searched for labels */
-HIDDEN bool publisher_has_labels(void);
 
+/* Counters by show_result, and of these: */
+enum { CACHE_HITS = FAILED + 1, REPAIRED, COUNTER_COUNT };
+HIDDEN extern unsigned long long publisher_counters[COUNTER_COUNT];
+
+/* context_cache.c: what known contexts show, so that returning to one costs no look-up. It says when an entry is
+ * valid. No function runs Python code or leaves an exception. */
 typedef struct {
-    unsigned long long published, unchanged, repaired, failed;
-    unsigned long long cache_hits; /* those of the first two without a look-up */
-} publisher_counts;
-HIDDEN publisher_counts *publisher_counters(void);
+    const encoded_span *span;     /* NULL: none */
+    const encoded_labels *labels; /* NULL: none */
+} cached_context;
+/* Find what a context shows; borrowed until the next call of the other functions here. Return false if it
+ * must be looked up. `context` is a thread's current one; NULL: none. */
+HIDDEN bool context_cache_find(PyObject *context, cached_context *cached);
+/* Offer what a thread shows in a context with these variables (NULL: no context). An entry is made from the
+ * second offer on. */
+HIDDEN void context_cache_offer(PyObject *variables, Identity *identity, UserLabels *labels);
+HIDDEN void context_cache_clear(void);
+
+/* exceptions.c: discard the pending exception, where none may propagate. Those that are not errors are raised
+ * again later. */
+HIDDEN void discard_exception(void);
 
 /* spans.c */
 typedef enum { UNKNOWN = -1, MISSING, FOUND } lookup_result;
@@ -80,21 +100,19 @@ HIDDEN lookup_result spans_cached_identity(const publisher_config *config, PyObj
 /* Identify a span without a cached identity, by a Python call. Return FOUND, or UNKNOWN on failure. Afterwards the
  * context may be another, and the publisher uninstalled. Leaves no exception. */
 HIDDEN lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity);
+HIDDEN PyObject *spans_previous_local_root(PyObject *module, PyObject *trace_id);
 HIDDEN PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-HIDDEN bool spans_prepare(void);  /* called at each install; false with an exception */
-HIDDEN void spans_finalize(void); /* the interpreter ends: release all its objects */
-
-/* exceptions.c: discard the pending exception, where none may propagate. Those that are not errors are raised
- * again later. */
-HIDDEN void discard_exception(void);
 
 /* audit.c */
 HIDDEN PyObject *audit(PyObject *module, PyObject *unused);
 
-/* libraries.c: methods of the module. The module's state has the type of their results. */
-HIDDEN PyObject *libraries_load_labels(PyTypeObject *library, PyObject *path);
-HIDDEN PyObject *libraries_load_elastic(PyTypeObject *library, PyObject *path, PyObject *storage);
+/* libraries.c */
+HIDDEN PyObject *libraries_load_labels(PyObject *module, PyObject *path);
+HIDDEN PyObject *libraries_load_elastic(PyObject *module, PyObject *args);
 HIDDEN PyObject *libraries_replace_storage(PyObject *module, PyObject *storage);
 HIDDEN PyObject *libraries_clear_storage(PyObject *module, PyObject *unused);
+
+/* socket_reader.c */
+HIDDEN extern PyType_Spec socket_reader_spec;
 
 #endif

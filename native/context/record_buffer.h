@@ -1,11 +1,54 @@
 /* One complete context for readers, in both layouts. A thread alternates between two buffers. Plain C.
  *
- * docs/abi.md has the layouts and the order of writes.
+ * docs/host-profilers/abi.md has the layouts and the order of writes.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_RECORD_BUFFER_H
 #define SPLUNK_PROFILER_CONTEXT_RECORD_BUFFER_H
 
-#include "thread_records.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+/* Code that runs at every switch is placed together, apart from rare code. Between two switches the
+ * application's code evicts it from the processor's caches, so each cache line costs. */
+#define HOT  __attribute__((hot))
+#define COLD __attribute__((cold, noinline))
+
+/* The parts of a label that readers keep; they read the first ten labels. */
+#define LABEL_KEY_BYTES   25
+#define LABEL_VALUE_BYTES 53
+#define TRACE_LABELS      3 /* trace_id, span_id, local_root_span_id */
+#define MAX_USER_LABELS   (10 - TRACE_LABELS)
+
+#define TRACE_ID_BYTES 16
+#define SPAN_ID_BYTES  8
+
+/* The published form of one span, encoded once. `serial` belongs to this span alone and is never 0; unlike an
+ * address it is not reused. */
+typedef struct {
+    uint64_t serial;
+    uint8_t trace_flags;
+    uint8_t trace_id[TRACE_ID_BYTES]; /* big-endian, as W3C writes them */
+    uint8_t span_id[SPAN_ID_BYTES];
+    uint8_t local_root_id[SPAN_ID_BYTES];
+    char trace_hex[2 * TRACE_ID_BYTES];
+    char span_hex[2 * SPAN_ID_BYTES];
+    char local_root_hex[2 * SPAN_ID_BYTES];
+} encoded_span;
+
+typedef struct {
+    uint8_t key_length, value_length;
+    char key[LABEL_KEY_BYTES];
+    char value[LABEL_VALUE_BYTES];
+} encoded_label;
+
+/* The user's labels, encoded once; `serial` as above. */
+typedef struct {
+    uint64_t serial;
+    const encoded_label *labels; /* borrowed */
+    size_t count;
+} encoded_labels;
 
 /* Elastic's thread-local layout: 37 bytes, no gaps. */
 typedef struct __attribute__((packed)) {

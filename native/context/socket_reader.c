@@ -8,7 +8,7 @@
  *
  * A forked child cannot use its parent's reader: the thread is missing, and the lock may be held for ever.
  */
-#include "socket_reader.h"
+#include "publisher.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,19 +20,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    MAX_MESSAGE_BYTES = 64 * 1024, /* bytes; messages have 46, or 12 plus a host's name */
-    /* Bytes read into one of the two buffers; a buffer with more is full. */
-    FULL_BYTES = 64 * 1024,
-    MAX_MESSAGES = 1024, /* in one of the two buffers, including those that were too long */
-    MAX_WAIT_S = 3600,
-};
-
 typedef uint32_t length_prefix;
 
 enum {
+    MAX_MESSAGE_BYTES = 64 * 1024, /* messages have 46, or 12 plus a host's name */
+    FULL_BYTES = 64 * 1024,        /* read into one of the two buffers; a buffer with more is full */
+    MAX_MESSAGES = 1024,           /* in one of the two buffers, including those that were too long */
     /* A buffer that is not full has room for any message. */
-    BUFFER_BYTES = FULL_BYTES + sizeof(length_prefix) + MAX_MESSAGE_BYTES
+    BUFFER_BYTES = FULL_BYTES + sizeof(length_prefix) + MAX_MESSAGE_BYTES,
+    MAX_WAIT_S = 3600,
 };
 
 typedef struct {
@@ -48,7 +44,6 @@ typedef struct {
     dev_t device;   /* with `inode`: identity of the descriptor's file at construction */
     ino_t inode;
     pid_t pid;
-    bool has_lock;
     pthread_mutex_t lock;   /* for the fields below */
     pthread_cond_t arrived; /* for `take`: messages, `wake` or the end */
     pthread_cond_t emptied; /* for `run`: room, or the end */
@@ -174,23 +169,14 @@ static PyObject *socket_reader_run(SocketReader *self, PyObject *Py_UNUSED(unuse
     return PyBool_FromLong(stopped);
 }
 
-static struct timespec deadline_after(double seconds)
-{
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds; /* NaN: 0 */
-    at.tv_sec += (time_t)seconds;
-    at.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-    if (at.tv_nsec >= 1000000000) {
-        at.tv_sec++;
-        at.tv_nsec -= 1000000000;
-    }
-    return at;
-}
-
 static void wait_for_messages(SocketReader *self, double seconds)
 {
-    struct timespec until = deadline_after(seconds);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds; /* NaN: 0 */
+    long long until_ns = until.tv_nsec + (long long)(seconds * 1e9);
+    until.tv_sec += until_ns / 1000000000;
+    until.tv_nsec = until_ns % 1000000000;
     pthread_mutex_lock(&self->lock);
     while (self->filling.arrived == 0 && !self->is_woken && !atomic_load(&self->stopping)) {
         if (pthread_cond_timedwait(&self->arrived, &self->lock, &until) != 0) {
@@ -287,33 +273,28 @@ static PyObject *socket_reader_counts(SocketReader *self, PyObject *Py_UNUSED(un
         too_long = self->too_long;
         pthread_mutex_unlock(&self->lock);
     }
-    return Py_BuildValue("(KK)", received, too_long);
+    PyObject *module = PyType_GetModule(Py_TYPE(self));
+    return module == NULL
+               ? NULL
+               : PyObject_CallFunction(module_type(module, RECEIVED_MESSAGES_TYPE), "KK", received, too_long);
 }
 
-static int init_lock(SocketReader *self)
+/* On Linux none of the calls can fail, and nothing needs to be destroyed. */
+static void init_lock(SocketReader *self)
 {
     pthread_condattr_t attributes;
-    int problem = pthread_condattr_init(&attributes);
-    if (problem != 0) {
-        return problem;
-    }
-    problem = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    if (problem == 0) {
-        problem = pthread_mutex_init(&self->lock, NULL);
-    }
-    if (problem == 0) {
-        pthread_cond_init(&self->arrived, &attributes); /* cannot fail on Linux */
-        pthread_cond_init(&self->emptied, NULL);
-        self->has_lock = true;
-    }
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->arrived, &attributes);
+    pthread_cond_init(&self->emptied, NULL);
     pthread_condattr_destroy(&attributes);
-    return problem;
 }
 
 static PyObject *socket_reader_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"descriptor", NULL};
-    int descriptor, problem;
+    int descriptor;
     struct stat found;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:SocketReader", names, &descriptor)) {
         return NULL;
@@ -329,43 +310,29 @@ static PyObject *socket_reader_tp_new(PyTypeObject *type, PyObject *args, PyObje
     self->device = found.st_dev;
     self->inode = found.st_ino;
     self->pid = getpid();
+    init_lock(self);
     self->filling.bytes = PyMem_RawMalloc(BUFFER_BYTES);
     if (self->filling.bytes == NULL) {
-        PyErr_NoMemory();
-        goto error;
-    }
-    problem = init_lock(self);
-    if (problem != 0) {
-        errno = problem;
-        PyErr_SetFromErrno(PyExc_OSError);
-        goto error;
+        Py_DECREF(self);
+        return PyErr_NoMemory();
     }
     return (PyObject *)self;
-error:
-    Py_DECREF(self);
-    return NULL;
 }
 
 static void socket_reader_dealloc(SocketReader *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->has_lock && is_own_process(self)) {
-        pthread_cond_destroy(&self->arrived);
-        pthread_cond_destroy(&self->emptied);
-        pthread_mutex_destroy(&self->lock);
-    }
     PyMem_RawFree(self->filling.bytes);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
 
 static PyMethodDef socket_reader_methods[] = {
-    {"run", (PyCFunction)socket_reader_run, METH_NOARGS, "run($self)\n--\n\nRead until `stop`."},
-    {"take", (PyCFunction)socket_reader_take, METH_O,
-     "take($self, timeout_s, /)\n--\n\nReturn the messages since the last take."},
-    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "wake($self)\n--\n\nMake `take` return."},
-    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS, "stop($self)\n--\n\nEnd `run` and `take`."},
-    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "counts($self)\n--\n\nReturn (received, too long)."},
+    {"run", (PyCFunction)socket_reader_run, METH_NOARGS, "Read until `stop`."},
+    {"take", (PyCFunction)socket_reader_take, METH_O, "Return the messages since the last take."},
+    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "Make `take` return."},
+    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS, "End `run` and `take`."},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "Return the numbers of messages."},
     {NULL, NULL, 0, NULL},
 };
 

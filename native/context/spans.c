@@ -6,24 +6,10 @@
 #include "public_compat.h"
 
 #include "publisher.h"
+#include "hooks.h"
 
+#include <stdlib.h>
 #include <string.h>
-
-/* Owned until the interpreter ends: "_context", the attribute of the SDK's spans with their span context. */
-static PyObject *context_name;
-
-bool spans_prepare(void)
-{
-    if (context_name == NULL) {
-        context_name = PyUnicode_InternFromString("_context");
-    }
-    return context_name != NULL;
-}
-
-void spans_finalize(void)
-{
-    Py_CLEAR(context_name); /* the next interpreter makes its own */
-}
 
 PyObject *spans_find(const publisher_config *config, PyObject *context)
 {
@@ -47,13 +33,13 @@ lookup_result spans_cached_identity(const publisher_config *config, PyObject *sp
     if (found <= 0) {
         return found < 0 ? UNKNOWN : MISSING;
     }
-    if (Py_TYPE(cached) == config->identity_type) {
+    if (is_identity(cached)) {
         *identity = (Identity *)cached;
         return FOUND;
     }
     bool none = cached == Py_None;
     Py_DECREF(cached);
-    return none ? FOUND : UNKNOWN; /* its type may be of an earlier import of this module */
+    return none ? FOUND : UNKNOWN;
 }
 
 /* Read the ids of a span from its SpanContext, a tuple (trace id, span id, is remote, flags, ...). MISSING:
@@ -63,7 +49,8 @@ static lookup_result read_span_context(PyObject *span, encoded_span *ids)
     static const uint8_t zero[TRACE_ID_BYTES];
     lookup_result result = UNKNOWN;
     PyObject *context = NULL;
-    if (compat_get_optional_attribute(span, context_name, &context) <= 0) {
+    PyObject *name = PyUnicode_InternFromString("_context"); /* the attribute of the SDK's spans */
+    if (name == NULL || compat_get_optional_attribute(span, name, &context) <= 0) {
         goto error;
     }
     if (!PyTuple_Check(context) || PyTuple_GET_SIZE(context) < 4 || !PyBool_Check(PyTuple_GET_ITEM(context, 2))) {
@@ -80,6 +67,7 @@ static lookup_result read_span_context(PyObject *span, encoded_span *ids)
     result = valid && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
 error:
     Py_XDECREF(context);
+    Py_XDECREF(name);
     if (PyErr_Occurred()) {
         discard_exception();
     }
@@ -100,42 +88,101 @@ static void cache_identity(const publisher_config *config, PyObject *span, PyObj
     Py_DECREF(attribute);
 }
 
+/* A call of `identify`. Allocated, not on the stack: greenlets of a thread share its stack, and one may switch to
+ * another during the call. */
+typedef struct identify_call {
+    const void *greenlet;    /* borrowed: it exists during the call; NULL: unknown, or there are none */
+    elastic_record previous; /* what the thread showed before */
+    struct identify_call *next;
+} identify_call;
+
+static _Thread_local identify_call *active_calls; /* owned */
+
+/* Return the call that this greenlet is in. A call or a greenlet that is unknown matches any. */
+static identify_call *find_call(const void *greenlet)
+{
+    identify_call *found = active_calls;
+    while (found != NULL && greenlet != NULL && found->greenlet != NULL && found->greenlet != greenlet) {
+        found = found->next;
+    }
+    return found;
+}
+
+/* Return NULL if the calling greenlet is in a call already, or there is no memory; then do not identify spans.
+ * May run Python; leaves no exception. */
+static identify_call *begin_call(void)
+{
+    const void *greenlet = greenlets_current();
+    identify_call *made = find_call(greenlet) != NULL ? NULL : malloc(sizeof(*made));
+    if (made != NULL) {
+        *made = (identify_call){greenlet, thread_records_begin_update(), active_calls};
+        active_calls = made;
+    }
+    return made;
+}
+
+static void end_call(identify_call *call)
+{
+    identify_call **link = &active_calls;
+    while (*link != call) {
+        link = &(*link)->next;
+    }
+    *link = call->next;
+    free(call);
+    thread_records_end_update();
+}
+
+PyObject *spans_previous_local_root(PyObject *module, PyObject *trace_id)
+{
+    uint8_t trace[TRACE_ID_BYTES];
+    if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
+        return NULL;
+    }
+    const identify_call *call = find_call(greenlets_current());
+    if (call == NULL || !call->previous.trace_present || memcmp(call->previous.trace_id, trace, sizeof(trace)) != 0) {
+        Py_RETURN_NONE;
+    }
+    return compat_int_from_bytes(call->previous.transaction_id, SPAN_ID_BYTES);
+}
+
 lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity)
 {
     encoded_span ids;
     lookup_result result = UNKNOWN;
+    PyObject *identify = NULL, *made = NULL;
     *identity = NULL;
-    identify_call *call = identify_call_begin();
-    if (call == NULL) { /* spans met inside `identify` are not identified */
+    identify_call *call = begin_call();
+    if (call == NULL) {
         return UNKNOWN;
     }
     lookup_result found = read_span_context(span, &ids);
-    if (publisher_active_config() == NULL) { /* reading may have run Python code, which may uninstall */
-        identify_call_end(call);
-        return UNKNOWN;
+    if (publisher_active_config() == NULL) {
+        goto error; /* reading may have run Python code, which may uninstall */
     }
     if (found == MISSING) {
-        identify_call_end(call);
-        cache_identity(config, span, Py_None);
-        return FOUND;
+        made = Py_NewRef(Py_None);
     }
-    PyObject *identify = Py_NewRef(config->identify);
-    PyObject *made = PyObject_CallFunctionObjArgs(identify, span, NULL);
-    identify_call_end(call);
-    Py_DECREF(identify);
-    if (made == NULL) {
+    else {
+        identify = Py_NewRef(config->identify);
+        made = PyObject_CallFunctionObjArgs(identify, span, NULL);
+    }
+error:
+    end_call(call);
+    Py_XDECREF(identify);
+    if (PyErr_Occurred()) {
         discard_exception();
-        return UNKNOWN;
     }
-    if (publisher_active_config() != NULL && made != Py_None && Py_TYPE(made) != config->identity_type) {
-        publisher_counters()->failed++;
+    if (made != NULL && publisher_active_config() != NULL) {
+        if (made == Py_None || is_identity(made)) {
+            cache_identity(config, span, made);
+            *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
+            result = FOUND;
+        }
+        else {
+            publisher_counters[FAILED]++;
+        }
     }
-    else if (publisher_active_config() != NULL) {
-        cache_identity(config, span, made);
-        *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
-        result = FOUND;
-    }
-    Py_DECREF(made);
+    Py_XDECREF(made);
     return result;
 }
 
@@ -165,7 +212,8 @@ static void inherit_local_root(const publisher_config *config, PyObject *context
     Py_DECREF(parent);
 }
 
-static void assign_identity(const publisher_config *config, PyObject *span, PyObject *parent_context)
+static void assign_identity(PyTypeObject *type, const publisher_config *config, PyObject *span,
+                            PyObject *parent_context)
 {
     encoded_span ids;
     PyObject *context = NULL;
@@ -180,7 +228,7 @@ static void assign_identity(const publisher_config *config, PyObject *span, PyOb
     }
     inherit_local_root(config, context, &ids);
     if (publisher_active_config() != NULL) {
-        PyObject *identity = (PyObject *)identity_new(config->identity_type, &ids);
+        PyObject *identity = (PyObject *)identity_new(type, &ids);
         if (identity == NULL) {
             discard_exception();
         }
@@ -192,7 +240,7 @@ static void assign_identity(const publisher_config *config, PyObject *span, PyOb
     Py_XDECREF(context);
 }
 
-PyObject *spans_assign_identity(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
     PyObject *parent_context = count > 1 ? args[1] : Py_None;
@@ -205,8 +253,10 @@ PyObject *spans_assign_identity(PyObject *Py_UNUSED(module), PyObject *const *ar
         return NULL;
     }
     const publisher_config *config = publisher_active_config();
-    if (config != NULL) {
-        assign_identity(config, args[0], parent_context);
+    PyObject *type = Py_XNewRef(module_type(module, IDENTITY_TYPE)); /* NULL: the interpreter ends */
+    if (config != NULL && type != NULL) {
+        assign_identity((PyTypeObject *)type, config, args[0], parent_context);
     }
+    Py_XDECREF(type);
     Py_RETURN_NONE;
 }

@@ -2,8 +2,6 @@
  * Plain C. */
 #include "thread_records.h"
 
-#include "record_buffer.h"
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -199,7 +197,7 @@ HOT show_result thread_records_show(const encoded_span *span, const encoded_labe
         bool is_needed = span != NULL || labels != NULL;
         record = get_record(is_needed);
         if (record == NULL) {
-            return is_needed && !this_thread.has_ended ? NO_MEMORY : UNCHANGED;
+            return is_needed && !this_thread.has_ended ? FAILED : UNCHANGED;
         }
     }
     if (record->generation != registry.generation) {
@@ -210,17 +208,14 @@ HOT show_result thread_records_show(const encoded_span *span, const encoded_labe
         return UNCHANGED;
     }
     show_buffer(record, wanted);
-    return SHOWN;
+    return PUBLISHED;
 }
 
-shown_root thread_records_begin_update(void)
+elastic_record thread_records_begin_update(void)
 {
-    shown_root before = {.present = false};
+    elastic_record before = {.trace_present = false};
     if (this_thread.record != NULL) {
-        const elastic_record *current = &this_thread.record->current->elastic;
-        before.present = current->trace_present;
-        memcpy(before.trace_id, current->trace_id, sizeof(before.trace_id));
-        memcpy(before.local_root_id, current->transaction_id, sizeof(before.local_root_id));
+        before = this_thread.record->current->elastic;
         this_thread.record->updates_in_progress++;
         if (this_thread.record->is_shown) {
             show_buffer(this_thread.record, &this_thread.record->empty);
@@ -297,27 +292,25 @@ int expected_context_compare(const void *left, const void *right)
     return (one > other) - (one < other);
 }
 
-size_t thread_records_repair(const expected_context *threads, size_t count, size_t *repaired)
+repair_result thread_records_repair(const void *threads, size_t count, size_t size)
 {
-    size_t compared = 0;
-    *repaired = 0;
+    repair_result result = {0, 0};
     pthread_mutex_lock(&registry.mutex);
     for (thread_record *record = registry.first; record != NULL; record = record->next) {
         const expected_context wanted = {.ident = record->ident};
-        const expected_context *found =
-            bsearch(&wanted, threads, count, sizeof(expected_context), expected_context_compare);
-        if (found == NULL || record->updates_in_progress > 0) {
+        const expected_context *found = bsearch(&wanted, threads, count, size, expected_context_compare);
+        if (found == NULL || !found->is_resolved || record->updates_in_progress > 0) {
             continue;
         }
-        compared += record->is_shown;
+        result.compared += record->is_shown;
         record_buffer *right = buffer_with(record, found->span, found->labels);
         if (!record->is_shown || right != record->current) {
-            *repaired += record->is_shown;
+            result.repaired += record->is_shown;
             show_buffer(record, right);
         }
     }
     pthread_mutex_unlock(&registry.mutex);
-    return compared;
+    return result;
 }
 
 size_t thread_records_count(void)

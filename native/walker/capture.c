@@ -17,30 +17,24 @@ static raw_stack *stack_new(ticker_state *ticker, const scratch_thread *thread)
     if (stack == NULL) {
         return NULL;
     }
-    memcpy(stack->frames, ticker->frames + thread->first, thread->depth * sizeof(raw_frame));
+    *stack = (raw_stack){.depth = thread->depth, .truncated = thread->truncated, .next = ticker->ring.stacks};
+    memcpy(stack->frames, ticker->scratch.frames + thread->first, thread->depth * sizeof(raw_frame));
     for (size_t i = 0; i < thread->depth; i++) {
         Py_INCREF(stack->frames[i].code);
         Py_INCREF(stack->frames[i].globals);
     }
-    stack->depth = thread->depth;
-    stack->truncated = thread->truncated;
-    stack->stack = NULL;
-    stack->refcount = 0;
-    stack->next_unreferenced = NULL;
-    stack->previous = NULL;
-    stack->next = ticker->stacks;
-    if (ticker->stacks != NULL) {
-        ticker->stacks->previous = stack;
+    if (stack->next != NULL) {
+        stack->next->previous = stack;
     }
-    ticker->stacks = stack;
+    ticker->ring.stacks = stack;
     return stack;
 }
 
 void stack_unref(ticker_state *ticker, raw_stack *stack)
 {
     if (--stack->refcount == 0) {
-        stack->next_unreferenced = ticker->unreferenced_stacks;
-        ticker->unreferenced_stacks = stack;
+        stack->next_unreferenced = ticker->ring.unreferenced_stacks;
+        ticker->ring.unreferenced_stacks = stack;
     }
 }
 
@@ -48,16 +42,16 @@ void stack_unref(ticker_state *ticker, raw_stack *stack)
  * wait for the next capture of all. */
 static void save_previous_focused(ticker_state *ticker, const raw_snapshot *snapshot)
 {
-    size_t left = ticker->last_count;
+    size_t left = ticker->previous.count;
     for (size_t i = 0; i < snapshot->count; i++) {
         const raw_thread *thread = &snapshot->threads[i];
-        while (left > 0 && ticker->last_stacks[left - 1].key < thread->key) {
+        while (left > 0 && ticker->previous.stacks[left - 1].key < thread->key) {
             left--;
         }
-        if (left > 0 && ticker->last_stacks[left - 1].key == thread->key) {
+        if (left > 0 && ticker->previous.stacks[left - 1].key == thread->key) {
             thread->stack->refcount++;
-            stack_unref(ticker, ticker->last_stacks[left - 1].stack);
-            ticker->last_stacks[left - 1].stack = thread->stack;
+            stack_unref(ticker, ticker->previous.stacks[left - 1].stack);
+            ticker->previous.stacks[left - 1].stack = thread->stack;
         }
     }
 }
@@ -65,64 +59,96 @@ static void save_previous_focused(ticker_state *ticker, const raw_snapshot *snap
 /* Keep the stacks of this capture for the next one to compare with. */
 static void save_previous(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns)
 {
-    bool is_last = !snapshot->is_focused || !atomic_load(&ticker->has_full_captures);
+    bool is_last = !snapshot->is_focused || !atomic_load(&ticker->loop.has_full_captures);
     clocks_fill(ticker, snapshot, deadline_ns, is_last);
     if (!is_last) {
         save_previous_focused(ticker, snapshot);
         return;
     }
+    /* Before the old ones are released: many are the same. */
     for (size_t i = 0; i < snapshot->count; i++) {
         snapshot->threads[i].stack->refcount++;
     }
-    for (size_t i = 0; i < ticker->last_count; i++) {
-        stack_unref(ticker, ticker->last_stacks[i].stack);
+    for (size_t i = 0; i < ticker->previous.count; i++) {
+        stack_unref(ticker, ticker->previous.stacks[i].stack);
     }
-    ticker->last_count = snapshot->count;
+    ticker->previous.count = snapshot->count;
     for (size_t i = 0; i < snapshot->count; i++) {
         const raw_thread *thread = &snapshot->threads[snapshot->count - 1 - i];
-        ticker->last_stacks[i] = (last_stack){thread->key, thread->native_id, thread->stack};
+        ticker->previous.stacks[i] = (last_stack){thread->key, thread->native_id, thread->stack};
     }
+}
+
+/* Return the threading.Thread, a new reference, or NULL. It is looked up at the instant of the capture: later
+ * the ident may belong to another thread. */
+static PyObject *find_python_thread(const ticker_state *ticker, unsigned long ident)
+{
+    PyObject *key = ticker->arguments.threads == NULL ? NULL : PyLong_FromUnsignedLong(ident);
+    PyObject *found = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(ticker->arguments.threads, key));
+    Py_XDECREF(key);
+    if (found == NULL) {
+        PyErr_Clear();
+    }
+    return found;
+}
+
+/* Return the kernel's id that a threading.Thread stores; 0: unknown. */
+static unsigned long find_native_id(const ticker_state *ticker, PyObject *python_thread)
+{
+    pid_t native_id = 0;
+    PyObject *found = python_thread == NULL ? NULL : read_attribute(python_thread, ticker->names[NAME_NATIVE_ID]);
+    if (found != NULL && PyLong_CheckExact(found)) {
+        (void)native_id_parse(&native_id, found); /* cannot fail for an int */
+    }
+    Py_XDECREF(found); /* not the last reference: the thread has one */
+    return (unsigned long)native_id;
 }
 
 static void materialize_thread(ticker_state *ticker, PyThreadState *self, const scratch_thread *scratch,
                                raw_stack *stack, raw_thread *thread)
 {
     /* Look up only threads that are new or have moved: idle threads cost nothing. */
-    PyObject *python_thread = scratch->unchanged_stack != NULL ? NULL : thread_objects_find(ticker, scratch->ident);
+    PyObject *python_thread = scratch->unchanged_stack != NULL ? NULL : find_python_thread(ticker, scratch->ident);
     /* A thread in a span without labels has one variable: then no labels are looked up. */
     Py_ssize_t variables = compat_context_size(scratch->context);
-    PyObject *context = variables > 0 ? compat_context_value(self, scratch->context, ticker->context_var) : NULL;
+    PyObject *context =
+        variables > 0 ? compat_context_value(self, scratch->context, ticker->arguments.context_var) : NULL;
     bool has_more = variables > (context != NULL);
     stack->refcount++;
     *thread = (raw_thread){
         .key = scratch->key,
         .ident = scratch->ident,
-        .native_id = scratch->native_id != 0 ? scratch->native_id : thread_objects_native_id(ticker, python_thread),
+        .native_id = scratch->native_id != 0 ? scratch->native_id : find_native_id(ticker, python_thread),
         .stack = stack,
         .context = context,
-        .labels = has_more ? compat_context_value(self, scratch->context, ticker->labels_var) : NULL,
+        .labels = has_more ? compat_context_value(self, scratch->context, ticker->arguments.labels_var) : NULL,
         .python_thread = python_thread,
         .state = scratch->is_gil_holder ? THREAD_RUNNING : THREAD_UNKNOWN,
     };
 }
 
-static raw_snapshot *materialize_snapshot(ticker_state *ticker, size_t count)
+/* Leave the references of a snapshot to the next drain. */
+static void discard_snapshot(snapshot_ring *ring, raw_snapshot *snapshot)
 {
+    snapshot->next = ring->discarded;
+    ring->discarded = snapshot;
+    ring->discarded_count++;
+}
+
+static raw_snapshot *materialize_snapshot(ticker_state *ticker)
+{
+    size_t count = ticker->scratch.count;
     raw_snapshot *snapshot = malloc(sizeof(raw_snapshot) + count * sizeof(raw_thread));
     if (snapshot == NULL) {
         return NULL;
     }
     PyThreadState *self = PyThreadState_Get();
-    snapshot->next = NULL;
-    snapshot->count = 0;
+    *snapshot = (raw_snapshot){.count = 0};
     for (size_t i = 0; i < count; i++) {
-        const scratch_thread *scratch = &ticker->scratch_threads[count - 1 - i];
+        const scratch_thread *scratch = &ticker->scratch.threads[count - 1 - i];
         raw_stack *stack = scratch->unchanged_stack != NULL ? scratch->unchanged_stack : stack_new(ticker, scratch);
         if (stack == NULL) {
-            /* drain releases the references, as those of an overwritten snapshot. */
-            snapshot->next = ticker->discarded;
-            ticker->discarded = snapshot;
-            ticker->discarded_count++;
+            discard_snapshot(&ticker->ring, snapshot);
             return NULL;
         }
         materialize_thread(ticker, self, scratch, stack, &snapshot->threads[snapshot->count++]);
@@ -133,10 +159,7 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker, size_t count)
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread)
 {
     scratch_thread scratch = {.first = 0};
-    if (!walk_calling_thread(ticker, &scratch)) {
-        return false;
-    }
-    raw_stack *stack = stack_new(ticker, &scratch);
+    raw_stack *stack = walk_calling_thread(ticker, &scratch) ? stack_new(ticker, &scratch) : NULL;
     if (stack == NULL) {
         return false;
     }
@@ -144,64 +167,61 @@ bool capture_calling_thread(ticker_state *ticker, raw_thread *thread)
     return true;
 }
 
-static void ring_append(ticker_state *ticker, raw_snapshot *snapshot)
+static void store_snapshot(ticker_state *ticker, raw_snapshot *snapshot)
 {
-    size_t ready = atomic_load(&ticker->ready);
-    if (ready == ticker->ring_size) {
-        raw_snapshot *oldest = ticker->ring[ticker->ring_first];
-        ticker->ring[ticker->ring_first] = snapshot;
-        ticker->ring_first = (ticker->ring_first + 1) % ticker->ring_size;
-        oldest->next = ticker->discarded;
-        ticker->discarded = oldest;
-        ticker->discarded_count++;
-        atomic_fetch_add(&ticker->overwrites, 1);
+    snapshot_ring *ring = &ticker->ring;
+    *ring->end = snapshot;
+    ring->end = &snapshot->next;
+    if (atomic_load(&ring->ready) < (size_t)ticker->arguments.ring_size) {
+        atomic_fetch_add(&ring->ready, 1);
         return;
     }
-    ticker->ring[(ticker->ring_first + ready) % ticker->ring_size] = snapshot;
-    atomic_store(&ticker->ready, ready + 1);
+    raw_snapshot *oldest = ring->oldest;
+    ring->oldest = oldest->next;
+    discard_snapshot(ring, oldest);
+    ticker_state_count(ticker, COUNTERS_overwritten, 1);
+}
+
+static void count_latency(ticker_state *ticker, int64_t latency_ns)
+{
+    ticker_state_count(ticker, COUNTERS_latency_ns_sum, latency_ns);
+    if (latency_ns > atomic_load(&ticker->counters[COUNTERS_latency_ns_max])) {
+        atomic_store(&ticker->counters[COUNTERS_latency_ns_max], latency_ns);
+    }
 }
 
 /* A focused snapshot without threads is not stored, so it wakes no thread. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
-    size_t count;
-    int64_t start_ns = monotonic_ns();
-    int64_t time_ns = time_of_day_ns(),
-            since_previous_ns = ticker->previous_capture_ns == 0 ? 0 : start_ns - ticker->previous_capture_ns;
+    int64_t start_ns = monotonic_ns(), time_ns = clock_ns(CLOCK_REALTIME), previous_ns = ticker->previous.time_ns;
     /* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
-    if (atomic_load(&ticker->is_closed) || ticker->discarded_count >= ticker->ring_size
-        || !walk_stacks(ticker, is_focused, gil_holder, &count)) {
+    if (atomic_load(&ticker->loop.is_closed) || ticker->ring.discarded_count >= (size_t)ticker->arguments.ring_size
+        || !walk_stacks(ticker, is_focused, gil_holder)) {
         return false;
     }
-    ticker->previous_capture_ns = start_ns;
-    if (is_focused && count == 0) {
-        if (filter_is_empty(ticker)) {
-            /* A trace is added first and notified after that, with the GIL. So no notification is lost
-             * between these two lines. */
-            atomic_store(&ticker->is_focus_active, false);
+    ticker->previous.time_ns = start_ns;
+    if (!is_focused || ticker->scratch.count > 0) {
+        raw_snapshot *snapshot = materialize_snapshot(ticker);
+        if (snapshot == NULL) {
+            return false;
         }
-        atomic_fetch_add(&ticker->captured, 1);
-        atomic_fetch_add(&ticker->gil_held_ns_sum, monotonic_ns() - start_ns);
-        return true;
-    }
-    raw_snapshot *snapshot = materialize_snapshot(ticker, count);
-    if (snapshot == NULL) {
-        return false;
-    }
-    snapshot->time_ns = time_ns;
-    snapshot->is_focused = is_focused;
-    snapshot->since_previous_ns = since_previous_ns;
-    snapshot->latency_ns = deadline_ns == 0 ? 0 : start_ns - deadline_ns;
-    snapshot->period_ns = deadline_ns == 0 ? 0 : atomic_load(&ticker->pending_period_ns);
-    save_previous(ticker, snapshot, deadline_ns);
-    ring_append(ticker, snapshot);
-    atomic_fetch_add(&ticker->captured, 1);
-    if (deadline_ns != 0) {
-        atomic_fetch_add(&ticker->latency_ns_sum, snapshot->latency_ns);
-        if (snapshot->latency_ns > atomic_load(&ticker->latency_ns_max)) {
-            atomic_store(&ticker->latency_ns_max, snapshot->latency_ns);
+        snapshot->time_ns = time_ns;
+        snapshot->is_focused = is_focused;
+        snapshot->since_previous_ns = previous_ns == 0 ? 0 : start_ns - previous_ns;
+        if (deadline_ns != 0) {
+            snapshot->latency_ns = start_ns - deadline_ns;
+            snapshot->period_ns = atomic_load(&ticker->pending.period_ns);
+            count_latency(ticker, snapshot->latency_ns);
         }
+        save_previous(ticker, snapshot, deadline_ns);
+        store_snapshot(ticker, snapshot);
     }
-    atomic_fetch_add(&ticker->gil_held_ns_sum, monotonic_ns() - start_ns);
+    else if (filter_is_empty(ticker)) {
+        /* A trace is added first and notified after that, with the GIL. So no notification is lost between
+         * these two lines. */
+        atomic_store(&ticker->loop.may_have_traces, false);
+    }
+    ticker_state_count(ticker, COUNTERS_captured, 1);
+    ticker_state_count(ticker, COUNTERS_gil_held_ns_sum, monotonic_ns() - start_ns);
     return true;
 }

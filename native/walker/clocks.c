@@ -18,11 +18,10 @@
 #define GOLDEN_STEP  2654435769u /* 2^32 times the golden section */
 #define BUSY_DIVISOR 8           /* a thread that used an eighth of a processor may be ready; others are not checked */
 
-static int64_t clock_ns(clockid_t clock)
+int64_t clock_ns(clockid_t clock)
 {
-    struct timespec at;
-    clock_gettime(clock, &at);
-    return at.tv_sec * 1000000000LL + at.tv_nsec;
+    struct timespec time;
+    return clock_gettime(clock, &time) == 0 ? time.tv_sec * SECOND_NS + time.tv_nsec : 0;
 }
 
 int64_t monotonic_ns(void)
@@ -30,26 +29,25 @@ int64_t monotonic_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-int64_t time_of_day_ns(void)
+void init_condition(pthread_cond_t *condition)
 {
-    return clock_ns(CLOCK_REALTIME);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
 }
 
-static int64_t clock_or_zero(clockid_t clock)
+void wait_on_condition(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t until_ns)
 {
-    struct timespec used;
-    return clock_gettime(clock, &used) == 0 ? used.tv_sec * 1000000000LL + used.tv_nsec : 0;
-}
-
-static int64_t process_cpu_ns(void)
-{
-    return clock_or_zero(CLOCK_PROCESS_CPUTIME_ID);
+    struct timespec until = {.tv_sec = until_ns / SECOND_NS, .tv_nsec = until_ns % SECOND_NS};
+    pthread_cond_timedwait(condition, mutex, &until);
 }
 
 /* The kernel derives a thread's CPU clock from its id. The clock of an ended thread is an error. */
 static int64_t thread_cpu_ns(pid_t native_id)
 {
-    return native_id <= 0 ? 0 : clock_or_zero((clockid_t)((~(unsigned)native_id << 3) | 6));
+    return native_id <= 0 ? 0 : clock_ns((clockid_t)((~(unsigned)native_id << 3) | 6));
 }
 
 bool thread_is_runnable(pid_t native_id)
@@ -83,21 +81,20 @@ bool native_id_parse(pid_t *native_id, PyObject *given)
 }
 
 /* The ticker and the captures share one table. An atomic exchange hands it over. */
-
 static void return_table(ticker_state *ticker, clock_table *table)
 {
-    free(atomic_exchange(&ticker->clocks, table));
+    free(atomic_exchange(&ticker->clocks.table, table));
 }
 
 bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
 {
     bool has_run = false;
-    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
+    clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     if (table == NULL) {
         return false; /* the next capture reads the clocks itself */
     }
     table->deadline_ns = deadline_ns;
-    table->process_ns = process_cpu_ns();
+    table->process_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
@@ -105,7 +102,7 @@ bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
         entry->is_busy = used_ns > (now_ns - entry->read_ns) / BUSY_DIVISOR;
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
-        entry->reader_cpu_ns = entry->has_run ? clock_or_zero(CLOCK_THREAD_CPUTIME_ID) : 0;
+        entry->reader_cpu_ns = entry->has_run ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
         entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until the second reading */
         has_run = has_run || entry->has_run;
     }
@@ -115,12 +112,12 @@ bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
 
 void clocks_read_again(ticker_state *ticker)
 {
-    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
+    clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     if (table == NULL) {
         return;
     }
     /* Modulo 2^32: no two phases are close, and none matches a period of the application. */
-    ticker->probe_phase += GOLDEN_STEP;
+    ticker->clocks.probe_phase += GOLDEN_STEP;
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         if (!entry->has_run) {
@@ -128,9 +125,9 @@ void clocks_read_again(ticker_state *ticker)
         }
         int64_t used_ns = thread_cpu_ns(entry->native_id) - entry->cpu_ns;
         /* The reader may share the thread's processor. */
-        int64_t reader_cpu_ns = clock_or_zero(CLOCK_THREAD_CPUTIME_ID) - entry->reader_cpu_ns;
+        int64_t reader_cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - entry->reader_cpu_ns;
         int64_t probe_ns = monotonic_ns() - entry->read_ns - reader_cpu_ns;
-        if (used_ns > 0 && used_ns > (int64_t)((double)probe_ns * ticker->probe_phase / UINT32_MAX)) {
+        if (used_ns > 0 && used_ns > (int64_t)((double)probe_ns * ticker->clocks.probe_phase / UINT32_MAX)) {
             entry->state = THREAD_RUNNING;
         }
         else {
@@ -164,27 +161,32 @@ static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot
     return table;
 }
 
+/* Return the thread's reading, or NULL. `index` is where to go on: both lists have the oldest thread first. */
+static const clock_entry *find_entry(const clock_table *table, size_t *index, const raw_thread *thread)
+{
+    while (*index < table->count && table->entries[*index].key < thread->key) {
+        (*index)++;
+    }
+    const clock_entry *entry = *index < table->count ? &table->entries[*index] : NULL;
+    bool matches = entry != NULL && entry->key == thread->key && entry->native_id == (pid_t)thread->native_id;
+    return matches ? entry : NULL;
+}
+
 void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last)
 {
-    clock_table *table = atomic_exchange(&ticker->clocks, NULL);
+    size_t index = 0;
+    clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     bool fits = table != NULL && !snapshot->is_focused && table->deadline_ns == deadline_ns;
-    size_t next = 0, known = fits ? table->count : 0;
-    snapshot->process_cpu_ns = fits ? table->process_ns : process_cpu_ns();
+    snapshot->process_cpu_ns = fits ? table->process_ns : clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < snapshot->count; i++) {
         raw_thread *thread = &snapshot->threads[i];
-        while (next < known && table->entries[next].key < thread->key) {
-            next++;
-        }
-        const clock_entry *entry =
-            next < known && table->entries[next].key == thread->key ? &table->entries[next] : NULL;
-        if (entry != NULL && entry->native_id == (pid_t)thread->native_id) {
-            thread->cpu_ns = entry->cpu_ns;
-            thread->state =
-                thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
-        }
-        else {
+        const clock_entry *entry = fits ? find_entry(table, &index, thread) : NULL;
+        if (entry == NULL) {
             thread->cpu_ns = thread_cpu_ns((pid_t)thread->native_id);
+            continue;
         }
+        thread->cpu_ns = entry->cpu_ns;
+        thread->state = thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
     }
     return_table(ticker, is_last ? build_table(table, snapshot) : table);
 }

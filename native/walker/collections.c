@@ -8,95 +8,84 @@
 #include "py_compat.h"
 
 #include "ticker_state.h"
-#include "raw_fields.h"
 
 #include <stdlib.h>
 
-#define RING_SIZE 256
-/* Places of the ring for slow collections only. Without them the next collection, perhaps on another thread,
- * would carry their time. */
+#define MAX_COLLECTIONS 256
+/* Places for slow collections only. Without them the next collection, perhaps on another thread, would carry
+ * their time. */
 #define SLOW_RESERVE 64
 #define MIN_SLOW_NS  10000000LL
 
 static void append_collection(ticker_state *ticker, int generation, int64_t now_ns)
 {
-    pending_collections *pending = &ticker->pending[generation];
-    raw_collection kept = {
-        .time_ns = time_of_day_ns(),
-        .generation = generation,
-        .count = pending->count,
-        .duration_ns = pending->duration_ns,
-    };
-    if (ticker->collections == NULL) {
-        ticker->collections = malloc(RING_SIZE * sizeof(raw_collection));
-    }
-    if (ticker->collections == NULL || !capture_calling_thread(ticker, &kept.thread)) {
+    collection_log *log = &ticker->collections;
+    pending_collections *pending = &log->pending[generation];
+    raw_collection *kept = malloc(sizeof(raw_collection));
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread)) {
+        free(kept);
         return; /* the next one carries its counts */
     }
-    ticker->collections[(ticker->collections_first + ticker->collections_ready++) % RING_SIZE] = kept;
+    kept->next = NULL;
+    kept->time_ns = clock_ns(CLOCK_REALTIME);
+    kept->generation = generation;
+    kept->count = pending->count;
+    kept->duration_ns = pending->duration_ns;
+    *log->end = kept;
+    log->end = &kept->next;
+    log->count++;
     *pending = (pending_collections){.last_recorded_ns = now_ns};
 }
 
 static void record_end(ticker_state *ticker, long generation)
 {
-    int64_t start_ns = ticker->collection_start_ns;
-    ticker->collection_start_ns = 0;
-    if (start_ns == 0 || generation < 0 || generation >= GENERATION_COUNT || ticker_state_is_ended(ticker)) {
+    collection_log *log = &ticker->collections;
+    int64_t start_ns = log->start_ns, now_ns = monotonic_ns();
+    log->start_ns = 0;
+    if (start_ns == 0 || generation < 0 || generation >= GENERATION_COUNT) {
         return;
     }
-    int64_t now_ns = monotonic_ns();
-    pending_collections *pending = &ticker->pending[generation];
+    pending_collections *pending = &log->pending[generation];
     pending->count++;
     pending->duration_ns += now_ns - start_ns;
-    size_t capacity = now_ns - start_ns < MIN_SLOW_NS ? RING_SIZE - SLOW_RESERVE : RING_SIZE;
-    if (ticker->collections_ready < capacity
-        && now_ns - pending->last_recorded_ns >= ticker->min_collection_interval_ns) {
+    size_t capacity = now_ns - start_ns < MIN_SLOW_NS ? MAX_COLLECTIONS - SLOW_RESERVE : MAX_COLLECTIONS;
+    if (log->count < capacity && now_ns - pending->last_recorded_ns >= ticker->arguments.min_collection_interval_ns) {
         append_collection(ticker, (int)generation, now_ns);
     }
 }
 
-PyObject *collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *info)
+bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *info)
 {
     if (PyUnicode_CompareWithASCIIString(phase, "start") == 0) {
-        ticker->collection_start_ns = monotonic_ns();
+        ticker->collections.start_ns = monotonic_ns();
     }
-    else if (ticker->generation_key != NULL) {
-        PyObject *number = PyDict_GetItemWithError(info, ticker->generation_key); /* borrowed */
+    else if (!ticker_state_is_ended(ticker)) {
+        PyObject *number = PyDict_GetItemWithError(info, ticker->names[NAME_GENERATION]); /* borrowed */
         long generation = number == NULL ? -1 : PyLong_AsLong(number);
         if (PyErr_Occurred()) {
-            return NULL;
+            return false;
         }
         record_end(ticker, generation);
     }
-    Py_RETURN_NONE;
-}
-
-bool collections_pop(ticker_state *ticker, raw_collection *taken)
-{
-    if (ticker->collections_ready == 0) {
-        return false;
-    }
-    *taken = ticker->collections[ticker->collections_first];
-    ticker->collections_first = (ticker->collections_first + 1) % RING_SIZE;
-    ticker->collections_ready--;
     return true;
 }
 
-int collections_traverse(ticker_state *ticker, visitproc visit, void *arg)
+raw_collection *collections_pop(ticker_state *ticker)
 {
-    for (size_t i = 0; i < ticker->collections_ready; i++) {
-        const raw_collection *kept = &ticker->collections[(ticker->collections_first + i) % RING_SIZE];
-        Py_VISIT(kept->thread.context);
-        Py_VISIT(kept->thread.labels);
-        Py_VISIT(kept->thread.python_thread);
+    collection_log *log = &ticker->collections;
+    raw_collection *taken = log->oldest;
+    if (taken != NULL) {
+        log->oldest = taken->next;
+        log->end = log->oldest == NULL ? &log->oldest : log->end;
+        log->count--;
     }
-    return 0;
+    return taken;
 }
 
 /* Return a new reference. */
-static PyObject *convert_collection(ticker_state *ticker, const value_types *types, const raw_collection *raw)
+static PyObject *convert_collection(ticker_state *ticker, const module_state *module, const raw_collection *raw)
 {
-    PyObject *thread = convert_thread(ticker, types, &raw->thread);
+    PyObject *thread = convert_thread(ticker, module, &raw->thread);
     if (thread == NULL) {
         return NULL;
     }
@@ -107,29 +96,23 @@ static PyObject *convert_collection(ticker_state *ticker, const value_types *typ
         [COLLECTION_collection_count] = PyLong_FromUnsignedLongLong(raw->count),
         [COLLECTION_duration_ns] = PyLong_FromLongLong(raw->duration_ns),
     };
-    return make_tuple(types->raw_collection, items, COLLECTION_FIELD_COUNT);
+    return make_tuple(module->types[RAW_COLLECTION], items, COLLECTION_FIELD_COUNT);
 }
 
-PyObject *collections_drain(ticker_state *ticker, const value_types *types)
+PyObject *collections_drain(ticker_state *ticker, const module_state *module)
 {
-    raw_collection taken;
     ticker_state_free_unreferenced(ticker);
     PyObject *drained = PyList_New(0);
     /* Collections that arrive meanwhile are for the next drain. */
-    for (size_t left = ticker->collections_ready; drained != NULL && left > 0 && collections_pop(ticker, &taken);
-         left--) {
-        PyObject *made = convert_collection(ticker, types, &taken);
-        bool failed = made == NULL || PyList_Append(drained, made) != 0;
-        compat_exception pending = compat_save_exception(); /* finalisers run below */
-        if (failed) {
-            Py_CLEAR(drained);
+    for (size_t left = ticker->collections.count; drained != NULL && left > 0; left--) {
+        raw_collection *taken = collections_pop(ticker);
+        if (taken == NULL) {
+            break; /* another drain took it meanwhile */
         }
-        Py_XDECREF(made);
-        thread_release(ticker, &taken.thread);
-        compat_restore_exception(pending);
+        (void)append_item(&drained, convert_collection(ticker, module, taken));
+        thread_release(ticker, &taken->thread);
+        free(taken);
     }
-    compat_exception pending = compat_save_exception();
     ticker_state_free_unreferenced(ticker);
-    compat_restore_exception(pending);
     return drained;
 }

@@ -30,17 +30,6 @@ static struct {
     fork_survivor survivor;      /* written only in the child, before it has a second thread */
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-void ticker_state_init_locks(ticker_state *ticker)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_mutex_init(&ticker->mutex, NULL);
-    pthread_cond_init(&ticker->wake_cond, &attributes);
-    pthread_cond_init(&ticker->ready_cond, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 void forks_lock(pthread_mutex_t *mutex)
 {
     while (pthread_mutex_trylock(mutex) != 0) {
@@ -53,7 +42,6 @@ void forks_lock(pthread_mutex_t *mutex)
 
 static int run_child_callback(void *unused)
 {
-    (void)unused;
     atomic_store(&process.is_call_posted, false);
     if (PyInterpreterState_Get() != atomic_load(&process.interp) || !atomic_exchange(&process.is_callback_due, false)) {
         return 0;
@@ -81,19 +69,16 @@ static void post_child_callback(void)
     }
 }
 
-/* Called without the GIL; see gil_keeper.c. Any running ticker can hold it. */
+/* Called without the GIL, after the request; see gil_keeper.c. Any running ticker can hold it. */
 static void hold_gil_for_fork(PyInterpreterState *interp)
 {
     bool has_running_ticker = false;
-    if (!gil_keeper_request()) {
-        return;
-    }
     pthread_mutex_lock(&process.mutex);
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
-        pthread_mutex_lock(&ticker->mutex);
-        has_running_ticker = has_running_ticker || ticker->is_running;
-        pthread_cond_broadcast(&ticker->wake_cond);
-        pthread_mutex_unlock(&ticker->mutex);
+        pthread_mutex_lock(&ticker->loop.mutex);
+        has_running_ticker = has_running_ticker || ticker->loop.is_running;
+        pthread_cond_broadcast(&ticker->loop.changed);
+        pthread_mutex_unlock(&ticker->loop.mutex);
     }
     pthread_mutex_unlock(&process.mutex);
     gil_keeper_wait(interp, has_running_ticker);
@@ -102,7 +87,7 @@ static void hold_gil_for_fork(PyInterpreterState *interp)
 static void before_fork(void)
 {
     PyInterpreterState *interp = atomic_load(&process.interp);
-    if (interp != NULL && !compat_is_finalizing() && gil_keeper_is_needed(interp)) {
+    if (interp != NULL && !compat_is_finalizing() && gil_keeper_request(interp)) {
         hold_gil_for_fork(interp);
     }
     bool has_gil = compat_can_release_gil();
@@ -123,14 +108,14 @@ static void before_fork(void)
     }
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
         /* Others hold it briefly: another forking thread would hold the mutex above. */
-        pthread_mutex_lock(&ticker->mutex);
+        pthread_mutex_lock(&ticker->loop.mutex);
     }
 }
 
 static void after_fork_in_parent(void)
 {
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
-        pthread_mutex_unlock(&ticker->mutex);
+        pthread_mutex_unlock(&ticker->loop.mutex);
     }
     pthread_mutex_unlock(&process.mutex);
     gil_keeper_release();
@@ -141,10 +126,11 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
-        ticker_state_init_locks(ticker);
-        ticker->is_running = false;
-        atomic_store(&ticker->is_stopped, true);
-        atomic_store(&ticker->is_closed, true);
+        pthread_mutex_init(&ticker->loop.mutex, NULL);
+        init_condition(&ticker->loop.changed);
+        ticker->loop.is_running = false;
+        atomic_store(&ticker->loop.is_stopped, true);
+        atomic_store(&ticker->loop.is_closed, true);
     }
     pthread_mutex_init(&process.mutex, NULL);
     PyInterpreterState *interp = PyInterpreterState_Main();
@@ -158,37 +144,36 @@ static void after_fork_in_child(void)
     atomic_store(&process.is_callback_due, true);
 }
 
-int forks_register_handlers(void)
+/* Needs the mutex. Registers once; false: the system refuses. */
+static bool register_handlers(void)
 {
-    forks_lock(&process.mutex);
     if (!process.has_handlers) {
         gil_keeper_init();
         process.has_handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     }
-    bool done = process.has_handlers;
-    pthread_mutex_unlock(&process.mutex);
-    return done ? 0 : -1;
+    return process.has_handlers;
 }
 
-void forks_add(ticker_state *ticker)
+bool forks_add(ticker_state *ticker)
 {
     forks_lock(&process.mutex);
-    ticker->next_ticker = process.tickers;
-    ticker->link = &process.tickers;
-    if (process.tickers != NULL) {
-        process.tickers->link = &ticker->next_ticker;
+    bool has_handlers = register_handlers();
+    if (has_handlers) {
+        ticker->next_ticker = process.tickers;
+        process.tickers = ticker;
     }
-    process.tickers = ticker;
     pthread_mutex_unlock(&process.mutex);
+    return has_handlers;
 }
 
 void forks_remove(ticker_state *ticker)
 {
     forks_lock(&process.mutex);
-    *ticker->link = ticker->next_ticker;
-    if (ticker->next_ticker != NULL) {
-        ticker->next_ticker->link = ticker->link;
+    ticker_state **link = &process.tickers;
+    while (*link != ticker) {
+        link = &(*link)->next_ticker;
     }
+    *link = ticker->next_ticker;
     pthread_mutex_unlock(&process.mutex);
 }
 
@@ -197,24 +182,28 @@ void forks_close_all(void)
     forks_lock(&process.mutex);
     atomic_store(&process.interp, NULL);
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
-        pthread_mutex_lock(&ticker->mutex);
-        atomic_store(&ticker->is_closed, true);
-        pthread_cond_broadcast(&ticker->wake_cond);
-        pthread_cond_broadcast(&ticker->ready_cond);
-        pthread_mutex_unlock(&ticker->mutex);
+        pthread_mutex_lock(&ticker->loop.mutex);
+        atomic_store(&ticker->loop.is_closed, true);
+        pthread_cond_broadcast(&ticker->loop.changed);
+        pthread_mutex_unlock(&ticker->loop.mutex);
     }
     pthread_mutex_unlock(&process.mutex);
     Py_CLEAR(process.in_child);
 }
 
-void forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child)
+bool forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child)
 {
     forks_lock(&process.mutex);
-    PyObject *before = process.in_child;
-    process.in_child = Py_XNewRef(in_child);
-    atomic_store(&process.interp, in_child == NULL ? NULL : interp);
+    bool has_handlers = register_handlers();
+    PyObject *before = NULL;
+    if (has_handlers) {
+        before = process.in_child;
+        process.in_child = Py_XNewRef(in_child);
+        atomic_store(&process.interp, in_child == NULL ? NULL : interp);
+    }
     pthread_mutex_unlock(&process.mutex);
     Py_XDECREF(before);
+    return has_handlers;
 }
 
 const fork_survivor *forks_survivor(void)

@@ -37,7 +37,7 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     _Atomic gil_request state; /* changed with the mutex */
-    clockid_t clock;           /* mutex: CPU clock of the requesting thread */
+    clockid_t clock;           /* mutex: CPU clock of the requesting thread, which may have ended */
     pid_t native_id;           /* mutex: the same thread's id */
     struct {
         _Atomic(const void *) state; /* compared as an address; NULL: the place is free */
@@ -50,20 +50,14 @@ static _Thread_local bool has_requested;
 
 void gil_keeper_init(void)
 {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&keeper.mutex, NULL);
-    pthread_cond_init(&keeper.changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    init_condition(&keeper.changed);
 }
 
 /* Needs the mutex. */
 static void wait_for_change(int64_t timeout_ns)
 {
-    int64_t at_ns = monotonic_ns() + timeout_ns;
-    struct timespec at = {.tv_sec = at_ns / 1000000000LL, .tv_nsec = at_ns % 1000000000LL};
-    pthread_cond_timedwait(&keeper.changed, &keeper.mutex, &at);
+    wait_on_condition(&keeper.changed, &keeper.mutex, monotonic_ns() + timeout_ns);
 }
 
 /* Needs the mutex. */
@@ -106,7 +100,7 @@ static const void *gil_holder(PyInterpreterState *interp)
     return holder;
 }
 
-bool gil_keeper_is_needed(PyInterpreterState *interp)
+static bool is_needed(PyInterpreterState *interp)
 {
     if (compat_holds_gil() || PyGILState_GetThisThreadState() == NULL) { /* either way this thread does not need us */
         return false;
@@ -115,8 +109,11 @@ bool gil_keeper_is_needed(PyInterpreterState *interp)
     return holder == NULL || is_profiler_thread(holder);
 }
 
-bool gil_keeper_request(void)
+bool gil_keeper_request(PyInterpreterState *interp)
 {
+    if (!is_needed(interp)) {
+        return false;
+    }
     pthread_mutex_lock(&keeper.mutex);
     has_requested = atomic_load(&keeper.state) == GIL_NOT_REQUESTED;
     if (has_requested) {
@@ -192,24 +189,16 @@ bool gil_keeper_is_requested(void)
     return atomic_load(&keeper.state) == GIL_REQUESTED;
 }
 
-/* Needs the mutex. Return the CPU time of the requesting thread. */
-static int64_t requester_cpu_ns(void)
-{
-    struct timespec used = {0};
-    (void)clock_gettime(keeper.clock, &used); /* it may have ended */
-    return used.tv_sec * 1000000000LL + used.tv_nsec;
-}
-
 /* Needs the mutex. Return when the other thread has forked, or appears to wait for the GIL. */
 static void wait_for_fork(void)
 {
-    int64_t now_ns = requester_cpu_ns(), began_ns = monotonic_ns(), until_ns = began_ns + MAX_RUNNABLE_NS;
+    int64_t now_ns = clock_ns(keeper.clock), began_ns = monotonic_ns(), until_ns = began_ns + MAX_RUNNABLE_NS;
     for (int idle_waits = 0; idle_waits < MAX_IDLE_WAITS && atomic_load(&keeper.state) == GIL_HELD
                              && monotonic_ns() - began_ns < MAX_FORK_NS;
          idle_waits++) {
         int64_t before_ns = now_ns;
         wait_for_change(HOLD_WAIT_NS);
-        now_ns = requester_cpu_ns();
+        now_ns = clock_ns(keeper.clock);
         if (now_ns - before_ns >= MIN_WORK_NS) {
             idle_waits = -1;
             until_ns = monotonic_ns() + MAX_RUNNABLE_NS;

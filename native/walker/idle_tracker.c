@@ -7,21 +7,23 @@
  * One thread uses an IdleTracker. A second thread, or a finaliser in the middle, gets complete answers and
  * does not corrupt memory. For this a call takes the entries out of the object while it works on them.
  */
-#include "module_state.h"
-#include "raw_fields.h"
+#include "ticker_state.h"
 
 #include "public_compat.h"
 
 /* With more threads than this, reading the priorities takes longer than releasing the GIL and taking it again. */
 #define MAX_PRIORITIES_WITH_GIL 64
 
-/* One thread of the last snapshot. */
+/* One thread of a snapshot. */
 typedef struct {
+    PyObject *thread; /* owned: the RawThread; its items are compared by identity */
     uint64_t key;
-    PyObject *thread; /* owned: the RawThread reported last; its items are compared by identity */
-    int64_t cpu_ns;
-    bool is_idle;               /* it was idle when reported last, so the receiver knows its state */
-    unsigned long long count;   /* idle snapshots since then */
+    pid_t native_id;
+    int nice;
+    int64_t cpu_ns; /* the last that could be read */
+    bool is_waiting;
+    bool is_idle;               /* it is reported no more while it stays so: the receiver knows its state */
+    unsigned long long count;   /* idle snapshots since it was reported */
     unsigned long long idle_ns; /* sum of their periods */
 } idle_entry;
 
@@ -30,234 +32,199 @@ typedef struct {
     idle_entry entries[]; /* in the order of the snapshot: by key */
 } idle_table;
 
-typedef struct {
-    uint64_t key;
-    PyObject *thread; /* borrowed from the tuple */
-    pid_t native_id;
-    int64_t cpu_ns;
-    bool is_waiting;
-    int nice;
-} current_thread;
+static const idle_table no_threads;
 
 typedef struct {
     PyObject_HEAD
-    idle_table *previous_table; /* NULL: no snapshot yet, or a call works on it */
-    bool skip_idle;             /* false: every call reports all threads, with priorities */
+    idle_table *previous; /* NULL: no snapshot yet, or a call works on it */
+    bool skip_idle;       /* false: every call reports all threads, with priorities */
 } IdleTracker;
 
-static void read_priorities(current_thread *current, size_t count)
+/* Replace the table of the tracker; return the one that it had. */
+static idle_table *exchange_table(IdleTracker *self, idle_table *table)
 {
-    PyThreadState *state = count > MAX_PRIORITIES_WITH_GIL ? PyEval_SaveThread() : NULL;
-    for (size_t i = 0; i < count; i++) {
-        current[i].nice = thread_nice(current[i].native_id);
+    idle_table *replaced = self->previous;
+    self->previous = table;
+    return replaced;
+}
+
+static void table_free(idle_table *table)
+{
+    for (size_t i = 0; table != NULL && i < table->count; i++) {
+        Py_DECREF(table->entries[i].thread);
+    }
+    PyMem_Free(table);
+}
+
+static void read_priorities(idle_table *table)
+{
+    PyThreadState *state = table->count > MAX_PRIORITIES_WITH_GIL ? PyEval_SaveThread() : NULL;
+    for (size_t i = 0; i < table->count; i++) {
+        table->entries[i].nice = thread_nice(table->entries[i].native_id);
     }
     if (state != NULL) {
         PyEval_RestoreThread(state);
     }
 }
 
-static void table_free(idle_table *entries)
+/* Return false with an exception if this is no RawThread. */
+static bool parse_thread(PyObject *thread, idle_entry *entry)
 {
-    if (entries == NULL) {
-        return;
+    if (!PyTuple_Check(thread) || PyTuple_GET_SIZE(thread) != THREAD_FIELD_COUNT) {
+        PyErr_Format(PyExc_TypeError, "threads must be RawThreads, not %.100s", Py_TYPE(thread)->tp_name);
+        return false;
     }
-    for (size_t i = 0; i < entries->count; i++) {
-        Py_DECREF(entries->entries[i].thread);
+    PyObject *state = PyTuple_GET_ITEM(thread, THREAD_state);
+    entry->key = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(thread, THREAD_key));
+    if (PyErr_Occurred()) {
+        return false;
     }
-    PyMem_Free(entries);
+    entry->cpu_ns = PyLong_AsLongLong(PyTuple_GET_ITEM(thread, THREAD_cpu_ns));
+    if (PyErr_Occurred()) {
+        return false;
+    }
+    entry->is_waiting = state == Py_None || PyLong_AsLong(state) == THREAD_WAITING;
+    return !PyErr_Occurred() && native_id_parse(&entry->native_id, PyTuple_GET_ITEM(thread, THREAD_native_id));
 }
 
-/* Fill `current`. Return false with an exception if an item is no RawThread, or the keys are not in order. */
-static bool parse_threads(PyObject *threads, current_thread *current)
+/* Return the table of a snapshot, or NULL with an exception: an item is no RawThread, or out of order. */
+static idle_table *parse_threads(PyObject *threads)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(threads); i++) {
-        PyObject *thread = PyTuple_GET_ITEM(threads, i);
-        if (!PyTuple_Check(thread) || PyTuple_GET_SIZE(thread) != THREAD_FIELD_COUNT) {
-            PyErr_Format(PyExc_TypeError, "threads must be RawThreads, not %.100s", Py_TYPE(thread)->tp_name);
-            return false;
+    Py_ssize_t count = PyTuple_GET_SIZE(threads);
+    idle_table *table = PyMem_Calloc(1, sizeof(idle_table) + (size_t)count * sizeof(idle_entry));
+    if (table == NULL) {
+        return (idle_table *)PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        idle_entry *entry = &table->entries[i];
+        if (!parse_thread(PyTuple_GET_ITEM(threads, i), entry)) {
+            goto error;
         }
-        current[i] = (current_thread){.thread = thread, .is_waiting = true};
-        current[i].key = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(thread, THREAD_key));
-        if (PyErr_Occurred()) {
-            return false;
-        }
-        if (i > 0 && current[i].key <= current[i - 1].key) {
+        if (i > 0 && entry->key <= table->entries[i - 1].key) {
             PyErr_SetString(PyExc_ValueError, "threads must be in the order of their keys");
-            return false;
+            goto error;
         }
-        current[i].cpu_ns = PyLong_AsLongLong(PyTuple_GET_ITEM(thread, THREAD_cpu_ns));
-        if (PyTuple_GET_ITEM(thread, THREAD_state) != Py_None) {
-            current[i].is_waiting = PyLong_AsLong(PyTuple_GET_ITEM(thread, THREAD_state)) == THREAD_WAITING;
-        }
-        if (PyErr_Occurred() || !native_id_parse(&current[i].native_id, PyTuple_GET_ITEM(thread, THREAD_native_id))) {
-            return false;
-        }
+        entry->thread = Py_NewRef(PyTuple_GET_ITEM(threads, i));
+        table->count++;
     }
-    return true;
+    return table;
+error:
+    table_free(table);
+    return NULL;
 }
 
-static bool is_unchanged(PyObject *one, PyObject *other)
+/* Count another idle snapshot of a thread. Return false if it must be reported instead. */
+static bool count_idle(const IdleTracker *self, idle_entry *entry, const idle_entry *previous,
+                       unsigned long long period_ns)
 {
+    entry->is_idle = self->skip_idle && previous != NULL && entry->is_waiting && entry->cpu_ns <= previous->cpu_ns;
+    if (previous != NULL && entry->cpu_ns == 0) {
+        entry->cpu_ns = previous->cpu_ns; /* the clock could not be read */
+    }
+    if (!entry->is_idle || !previous->is_idle) {
+        return false;
+    }
     for (int field = THREAD_stack; field <= THREAD_labels; field++) {
-        if (PyTuple_GET_ITEM(one, field) != PyTuple_GET_ITEM(other, field)) {
+        if (PyTuple_GET_ITEM(entry->thread, field) != PyTuple_GET_ITEM(previous->thread, field)) {
             return false;
         }
     }
+    entry->count = previous->count + 1;
+    entry->idle_ns = previous->idle_ns + period_ns;
     return true;
 }
 
-static bool append_and_release(PyObject *list, PyObject *item)
-{
-    bool appended = item != NULL && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return appended;
-}
-
-static bool append_change(const value_types *types, PyObject *list, const current_thread *current,
+/* `previous`: the thread in the previous snapshot, or NULL. On failure set the list to NULL. */
+static bool append_change(const module_state *module, PyObject **list, const idle_entry *entry,
                           const idle_entry *previous)
 {
     PyObject *items[] = {
-        [CHANGE_thread] = Py_NewRef(current->thread),
-        [CHANGE_nice] = PyLong_FromLong(current->nice),
+        [CHANGE_thread] = Py_NewRef(entry->thread),
+        [CHANGE_nice] = PyLong_FromLong(entry->nice),
         [CHANGE_idle_count] = PyLong_FromUnsignedLongLong(previous == NULL ? 0 : previous->count),
         [CHANGE_idle_ns] = PyLong_FromUnsignedLongLong(previous == NULL ? 0 : previous->idle_ns),
     };
-    return append_and_release(list, make_tuple(types->thread_change, items, CHANGE_FIELD_COUNT));
+    return append_item(list, make_tuple(module->types[THREAD_CHANGE], items, CHANGE_FIELD_COUNT));
 }
 
-static bool append_idle_span(const value_types *types, PyObject *list, const idle_entry *entry)
+static bool append_idle_time(const module_state *module, PyObject **list, const idle_entry *entry)
 {
     PyObject *items[] = {
-        [IDLE_SPAN_key] = PyLong_FromUnsignedLongLong(entry->key),
-        [IDLE_SPAN_idle_count] = PyLong_FromUnsignedLongLong(entry->count),
-        [IDLE_SPAN_idle_ns] = PyLong_FromUnsignedLongLong(entry->idle_ns),
+        [IDLE_TIME_key] = PyLong_FromUnsignedLongLong(entry->key),
+        [IDLE_TIME_idle_count] = PyLong_FromUnsignedLongLong(entry->count),
+        [IDLE_TIME_idle_ns] = PyLong_FromUnsignedLongLong(entry->idle_ns),
     };
-    return append_and_release(list, make_tuple(types->idle_span, items, IDLE_SPAN_FIELD_COUNT));
+    return append_item(list, make_tuple(module->types[IDLE_TIME], items, IDLE_TIME_FIELD_COUNT));
 }
 
-/* Compare two snapshots, both in the order of their keys. Return false with an exception if there is no
- * memory; `new_table` is consistent in either case. */
-static bool compare_threads(const value_types *types, const IdleTracker *self, const idle_table *previous_table,
-                            const current_thread *current, size_t count, unsigned long long period_ns,
-                            idle_table *new_table, PyObject *changed, PyObject *ended_spans)
+/* Append the idle times of the threads before `end_key`, which have ended; `index` is where to go on. */
+static bool append_ended(const module_state *module, PyObject **list, const idle_table *previous, size_t *index,
+                         uint64_t end_key)
 {
-    size_t previous_index = 0, previous_count = previous_table == NULL ? 0 : previous_table->count;
-    for (size_t i = 0; i < count; i++) {
-        for (; previous_index < previous_count && previous_table->entries[previous_index].key < current[i].key;
-             previous_index++) {
-            if (!append_idle_span(types, ended_spans, &previous_table->entries[previous_index])) {
-                return false;
-            }
-        }
-        const idle_entry *previous =
-            previous_index < previous_count && previous_table->entries[previous_index].key == current[i].key
-                ? &previous_table->entries[previous_index++]
-                : NULL;
-        bool has_run = previous == NULL || current[i].cpu_ns > previous->cpu_ns || !current[i].is_waiting;
-        idle_entry *updated = &new_table->entries[i];
-        *updated =
-            (idle_entry){.key = current[i].key, .cpu_ns = current[i].cpu_ns, .is_idle = !has_run && self->skip_idle};
-        if (previous != NULL && current[i].cpu_ns == 0) {
-            updated->cpu_ns = previous->cpu_ns; /* the clock could not be read */
-        }
-        bool is_repeat = !has_run && previous->is_idle && is_unchanged(current[i].thread, previous->thread);
-        if (is_repeat) {
-            updated->count = previous->count + 1;
-            updated->idle_ns = previous->idle_ns + period_ns;
-        }
-        updated->thread = Py_NewRef(current[i].thread);
-        new_table->count++;
-        if (!is_repeat && !append_change(types, changed, &current[i], previous)) {
-            return false;
-        }
-    }
-    for (; previous_index < previous_count; previous_index++) {
-        if (!append_idle_span(types, ended_spans, &previous_table->entries[previous_index])) {
+    while (*index < previous->count && previous->entries[*index].key < end_key) {
+        if (!append_idle_time(module, list, &previous->entries[(*index)++])) {
             return false;
         }
     }
     return true;
+}
+
+/* Return the ThreadChanges, or NULL with an exception. Both tables are in the order of their keys. */
+static PyObject *compare_tables(IdleTracker *self, const idle_table *previous, idle_table *current,
+                                unsigned long long period_ns)
+{
+    const module_state *module = state_of((PyObject *)self);
+    PyObject *changed = PyList_New(0), *ended = PyList_New(0);
+    bool done = changed != NULL && ended != NULL;
+    size_t index = 0;
+    for (size_t i = 0; done && i < current->count; i++) {
+        idle_entry *entry = &current->entries[i];
+        done = append_ended(module, &ended, previous, &index, entry->key);
+        bool is_known = index < previous->count && previous->entries[index].key == entry->key;
+        const idle_entry *before = is_known ? &previous->entries[index++] : NULL;
+        done = done && (count_idle(self, entry, before, period_ns) || append_change(module, &changed, entry, before));
+    }
+    if (done) {
+        (void)append_ended(module, &ended, previous, &index, UINT64_MAX);
+    }
+    PyObject *items[] = {[CHANGES_changed] = changed, [CHANGES_ended] = ended};
+    return make_tuple(module->types[THREAD_CHANGES], items, CHANGES_FIELD_COUNT);
 }
 
 static PyObject *idle_tracker_find_changes(IdleTracker *self, PyObject *args)
 {
-    PyObject *threads, *changed = NULL, *ended_spans = NULL, *made = NULL;
+    PyObject *threads, *made = NULL;
     unsigned long long period_ns;
-    current_thread *current = NULL;
-    idle_table *previous_table = NULL, *new_table = NULL;
-    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
-    if (state == NULL || !PyArg_ParseTuple(args, "O!K:find_changes", &PyTuple_Type, &threads, &period_ns)) {
+    if (!PyArg_ParseTuple(args, "O!K:find_changes", &PyTuple_Type, &threads, &period_ns)) {
         return NULL;
     }
-    size_t count = (size_t)PyTuple_GET_SIZE(threads);
-    current = PyMem_Malloc((count + 1) * sizeof(current_thread));
-    new_table = PyMem_Malloc(sizeof(idle_table) + count * sizeof(idle_entry));
-    changed = PyList_New(0);
-    ended_spans = PyList_New(0);
-    if (new_table != NULL) {
-        new_table->count = 0;
-    }
-    if (current == NULL || new_table == NULL || changed == NULL || ended_spans == NULL) {
-        PyErr_NoMemory();
-        goto error;
-    }
-    previous_table = self->previous_table;
     /* From here on Python code may run. If this call fails, the next one reports every thread. */
-    self->previous_table = NULL;
-    if (!parse_threads(threads, current)) {
-        goto error;
+    idle_table *previous = exchange_table(self, NULL), *current = parse_threads(threads);
+    if (current != NULL) {
+        if (!self->skip_idle) {
+            read_priorities(current);
+        }
+        made = compare_tables(self, previous == NULL ? &no_threads : previous, current, period_ns);
+        table_free(made == NULL ? current : exchange_table(self, current));
     }
-    if (!self->skip_idle) {
-        read_priorities(current, count);
-    }
-    if (!compare_threads(&state->types, self, previous_table, current, count, period_ns, new_table, changed,
-                         ended_spans)) {
-        goto error;
-    }
-    made = Py_BuildValue("(OO)", changed, ended_spans);
-    if (made != NULL) {
-        idle_table *replaced_table = self->previous_table;
-        self->previous_table = new_table;
-        new_table = replaced_table;
-    }
-error:;
-    compat_exception pending = compat_save_exception(); /* finalisers run below */
-    PyMem_Free(current);
-    Py_XDECREF(changed);
-    Py_XDECREF(ended_spans);
-    table_free(previous_table);
-    table_free(new_table);
-    compat_restore_exception(pending);
+    table_free(previous);
     return made;
 }
 
-static PyObject *idle_tracker_take_idle_spans(IdleTracker *self, PyObject *Py_UNUSED(unused))
+static PyObject *idle_tracker_take_idle_times(IdleTracker *self, PyObject *Py_UNUSED(unused))
 {
-    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
-    if (state == NULL) {
-        return NULL;
-    }
-    PyObject *idle_spans = PyList_New(0);
-    idle_table *previous_table = self->previous_table;
-    self->previous_table = NULL;
-    for (size_t i = 0; idle_spans != NULL && previous_table != NULL && i < previous_table->count; i++) {
-        idle_entry *idle = &previous_table->entries[i];
-        if (idle->count > 0 && !append_idle_span(&state->types, idle_spans, idle)) {
-            Py_CLEAR(idle_spans);
+    PyObject *idle_times = PyList_New(0);
+    idle_table *table = exchange_table(self, NULL);
+    for (size_t i = 0; idle_times != NULL && table != NULL && i < table->count; i++) {
+        idle_entry *entry = &table->entries[i];
+        if (entry->count > 0 && !append_idle_time(state_of((PyObject *)self), &idle_times, entry)) {
             break;
         }
-        idle->is_idle = false;
-        idle->count = idle->idle_ns = 0;
+        entry->is_idle = false;
+        entry->count = entry->idle_ns = 0;
     }
-    idle_table *replaced_table = self->previous_table;
-    if (idle_spans != NULL) {
-        self->previous_table = previous_table;
-        previous_table = replaced_table;
-    }
-    compat_exception pending = compat_save_exception();
-    table_free(previous_table);
-    compat_restore_exception(pending);
-    return idle_spans;
+    table_free(idle_times == NULL ? table : exchange_table(self, table));
+    return idle_times;
 }
 
 static PyObject *idle_tracker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -277,17 +244,15 @@ static PyObject *idle_tracker_new(PyTypeObject *type, PyObject *args, PyObject *
 static int idle_tracker_traverse(IdleTracker *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    for (size_t i = 0; self->previous_table != NULL && i < self->previous_table->count; i++) {
-        Py_VISIT(self->previous_table->entries[i].thread);
+    for (size_t i = 0; self->previous != NULL && i < self->previous->count; i++) {
+        Py_VISIT(self->previous->entries[i].thread);
     }
     return 0;
 }
 
 static int idle_tracker_clear(IdleTracker *self)
 {
-    idle_table *previous_table = self->previous_table;
-    self->previous_table = NULL;
-    table_free(previous_table);
+    table_free(exchange_table(self, NULL));
     return 0;
 }
 
@@ -303,9 +268,9 @@ static void idle_tracker_dealloc(IdleTracker *self)
 static PyMethodDef idle_tracker_methods[] = {
     {"find_changes", (PyCFunction)idle_tracker_find_changes, METH_VARARGS,
      "find_changes($self, threads, period_ns, /)\n--\n\nReturn the changed threads of a snapshot."},
-    {"take_idle_spans", (PyCFunction)idle_tracker_take_idle_spans, METH_NOARGS,
-     "take_idle_spans($self, /)\n--\n\nReturn the idle spans; the next find_changes() reports all."},
-    {NULL, NULL, 0, NULL},
+    {"take_idle_times", (PyCFunction)idle_tracker_take_idle_times, METH_NOARGS,
+     "take_idle_times($self, /)\n--\n\nReturn the idle times; the next find_changes() reports all."},
+    {NULL},
 };
 
 static PyType_Slot idle_tracker_slots[] = {

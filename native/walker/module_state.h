@@ -1,16 +1,75 @@
-/* The state of the extension splunk_profiler._walker and its types. */
+/* The state of the extension splunk_profiler._walker: the named tuples of splunk_profiler/raw.py.
+ *
+ * Their fields are listed here in order. If those of raw.py differ, the import of the extension fails. */
 #ifndef SPLUNK_PROFILER_WALKER_MODULE_STATE_H
 #define SPLUNK_PROFILER_WALKER_MODULE_STATE_H
 
-#include "ticker_state.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+
+/* clang-format off */
+#define RAW_THREAD_FIELDS(X) \
+    X(THREAD, key) X(THREAD, ident) X(THREAD, native_id) X(THREAD, stack) X(THREAD, context) X(THREAD, labels) \
+    X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread)
+#define RAW_SNAPSHOT_FIELDS(X) \
+    X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
+    X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns)
+#define RAW_COLLECTION_FIELDS(X) \
+    X(COLLECTION, time_ns) X(COLLECTION, thread) X(COLLECTION, generation) X(COLLECTION, collection_count) \
+    X(COLLECTION, duration_ns)
+#define TICKER_COUNTERS_FIELDS(X) \
+    X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
+    X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum)
+#define THREAD_CHANGE_FIELDS(X) X(CHANGE, thread) X(CHANGE, nice) X(CHANGE, idle_count) X(CHANGE, idle_ns)
+#define IDLE_TIME_FIELDS(X) X(IDLE_TIME, key) X(IDLE_TIME, idle_count) X(IDLE_TIME, idle_ns)
+#define THREAD_CHANGES_FIELDS(X) X(CHANGES, changed) X(CHANGES, ended)
+/* clang-format on */
+
+#define FIELD_INDEX(tuple, field) tuple##_##field,
+#define FIELD_NAME(tuple, field)  " " #field
+
+enum { RAW_THREAD_FIELDS(FIELD_INDEX) THREAD_FIELD_COUNT };
+enum { RAW_SNAPSHOT_FIELDS(FIELD_INDEX) SNAPSHOT_FIELD_COUNT };
+enum { RAW_COLLECTION_FIELDS(FIELD_INDEX) COLLECTION_FIELD_COUNT };
+enum { TICKER_COUNTERS_FIELDS(FIELD_INDEX) COUNTERS_FIELD_COUNT };
+enum { THREAD_CHANGE_FIELDS(FIELD_INDEX) CHANGE_FIELD_COUNT };
+enum { IDLE_TIME_FIELDS(FIELD_INDEX) IDLE_TIME_FIELD_COUNT };
+enum { THREAD_CHANGES_FIELDS(FIELD_INDEX) CHANGES_FIELD_COUNT };
+
+enum {
+    RAW_THREAD,
+    RAW_SNAPSHOT,
+    RAW_COLLECTION,
+    TICKER_COUNTERS,
+    THREAD_CHANGE,
+    IDLE_TIME,
+    THREAD_CHANGES,
+    TUPLE_TYPE_COUNT
+};
 
 typedef struct {
-    PyTypeObject *ticker;       /* owned */
-    PyTypeObject *idle_tracker; /* owned */
-    value_types types;          /* owned */
+    PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */
 } module_state;
 
-extern PyType_Spec ticker_spec HIDDEN;
-extern PyType_Spec idle_tracker_spec HIDDEN;
+/* The module of an instance. Never NULL: its type is made for a module, and has no subclasses. */
+static inline const module_state *state_of(PyObject *self)
+{
+    return PyType_GetModuleState(Py_TYPE(self));
+}
+
+#pragma GCC visibility push(hidden)
+
+extern PyType_Spec ticker_spec;
+extern PyType_Spec idle_tracker_spec;
+extern PyMethodDef sigterm_methods[];
+
+/* Steals the references, even if one is NULL: then it returns NULL, with the exception that is set. */
+PyObject *make_tuple(PyTypeObject *type, PyObject **items, Py_ssize_t count);
+/* Append `item`, whose reference it steals; NULL: an exception is set. On failure set the list to NULL. */
+bool append_item(PyObject **list, PyObject *item);
+
+#pragma GCC visibility pop
 
 #endif

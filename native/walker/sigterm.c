@@ -10,13 +10,15 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "module_state.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -47,8 +49,6 @@ static void wake_waiter(void)
 /* Async-signal-safe. A child after vfork shares our memory; in such a child this writes nothing. */
 static void on_sigterm(int number, siginfo_t *info, void *context)
 {
-    (void)number;
-    (void)context;
     const int saved = errno;
     const pid_t pid = getpid();
     if (pid != atomic_load(&sigterm_watch.pid)) {
@@ -115,7 +115,6 @@ static void start_watchdog(int limit_ms)
  * it. */
 static int park_main_thread(void *unused)
 {
-    (void)unused;
     if (getpid() == atomic_load(&sigterm_watch.pid) && atomic_load(&sigterm_watch.is_received)) {
         Py_BEGIN_ALLOW_THREADS
         for (;;) {
@@ -126,7 +125,7 @@ static int park_main_thread(void *unused)
     return 0;
 }
 
-PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     const pid_t pid = getpid();
     if (pid != atomic_load(&sigterm_watch.pid)) { /* the parent may be ending; this process got no signal */
@@ -141,7 +140,7 @@ PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 /* The GIL is held here and in the application's signal.signal, so the action does not change between check
  * and change. */
-PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     struct sigaction now;
     const pid_t pid = getpid();
@@ -160,7 +159,7 @@ PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
     return PyBool_FromLong(sigaction(SIGTERM, &action, NULL) == 0);
 }
 
-PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
 {
     unsigned int watch_id;
     int limit_ms;
@@ -191,7 +190,7 @@ PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
     return PyBool_FromLong(is_received);
 }
 
-PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     struct sigaction now;
     const pid_t pid = getpid();
@@ -216,8 +215,20 @@ PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     Py_RETURN_TRUE;
 }
 
-PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     end_by_sigterm();
     Py_RETURN_NONE;
 }
+
+PyMethodDef sigterm_methods[] = {
+    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nOpen a watch and return its number."},
+    {"sigterm_install", sigterm_install, METH_NOARGS,
+     "sigterm_install($module)\n--\n\nHave SIGTERM end the wait, if its action is the default."},
+    {"sigterm_wait", sigterm_wait, METH_VARARGS,
+     "sigterm_wait($module, watch_id, limit_ms, /)\n--\n\nWait for SIGTERM; return False if the watch has ended."},
+    {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
+    {"sigterm_end_process", sigterm_end_process, METH_NOARGS,
+     "sigterm_end_process($module)\n--\n\nEnd the process by SIGTERM."},
+    {NULL},
+};

@@ -1,9 +1,8 @@
-/* A ticker's lifetime and schedule. The loop runs on a thread made by Python, and holds the GIL only to
- * capture.
+/* A ticker's lifetime and loop. The loop runs on a thread made by Python, and holds the GIL only to capture.
  *
- * At a deadline the loop stores it in `pending_deadline_ns` and posts a pending call. The thread that runs
+ * At a deadline the loop stores it in `pending.deadline_ns` and posts a pending call. The thread that runs
  * Python next takes the deadline out and captures. If none does so within a short time, the loop takes the
- * GIL and captures itself. The exchange of `pending_deadline_ns` decides which thread captures. So each
+ * GIL and captures itself. The exchange of `pending.deadline_ns` decides which thread captures. So each
  * deadline is captured once, and neither thread waits for the other.
  */
 #include "py_compat.h"
@@ -11,30 +10,56 @@
 #include "ticker_state.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 
 #define PENDING_CALL_TIMEOUT_NS 1000000LL /* time for the pending call before the loop takes the GIL */
-#define MAX_PERIOD_NS           (86400LL * 1000000000LL)
-#define MAX_WAIT_NS (86400LL * 1000000000LL) /* keeps deadlines inside time_t; every wait is repeated in a loop */
+#define MAX_PERIOD_NS           (86400LL * SECOND_NS)
+#define MAX_WAIT_NS             MAX_PERIOD_NS /* keeps deadlines inside time_t; every wait is repeated in a loop */
 
-ticker_state *ticker_state_new(PyInterpreterState *interp, size_t ring_size)
+static int64_t min_ns(int64_t one, int64_t other)
+{
+    return one < other ? one : other;
+}
+
+/* Return false with an exception. */
+static bool set_references(ticker_state *ticker, const ticker_arguments *given, PyObject *keywords)
+{
+    static const char *const names[NAME_COUNT] = {"__name__", "_native_id", "generation", "_context"};
+    for (int i = 0; i < NAME_COUNT; i++) {
+        ticker->names[i] = PyUnicode_InternFromString(names[i]);
+        if (ticker->names[i] == NULL) {
+            return false;
+        }
+    }
+    ticker->arguments = *given;
+    PyObject *values = PyDict_Values(keywords);
+    ticker->arguments.owner = values == NULL ? NULL : PyList_AsTuple(values);
+    Py_XDECREF(values);
+    return ticker->arguments.owner != NULL;
+}
+
+ticker_state *ticker_state_new(const ticker_arguments *given, PyObject *keywords)
 {
     ticker_state *ticker = calloc(1, sizeof(ticker_state));
     if (ticker == NULL) {
-        return NULL;
+        return (ticker_state *)PyErr_NoMemory();
     }
-    ticker->ring = calloc(ring_size, sizeof(raw_snapshot *));
-    if (ticker->ring == NULL) {
-        free(ticker);
-        return NULL;
-    }
-    ticker->ring_size = ring_size;
-    ticker->interp = interp;
     atomic_store(&ticker->refcount, 1);
-    atomic_store(&ticker->has_full_captures, true);
-    ticker_state_init_locks(ticker);
-    forks_add(ticker);
+    ticker->interp = PyInterpreterState_Get();
+    pthread_mutex_init(&ticker->loop.mutex, NULL);
+    init_condition(&ticker->loop.changed);
+    atomic_store(&ticker->loop.has_full_captures, true);
+    ticker->ring.end = &ticker->ring.oldest;
+    ticker->collections.end = &ticker->collections.oldest;
+    if (!forks_add(ticker)) {
+        free(ticker);
+        return (ticker_state *)PyErr_NoMemory();
+    }
+    if (!set_references(ticker, given, keywords)) {
+        ticker_state_release_all(ticker);
+        ticker_state_unref(ticker);
+        return NULL;
+    }
     return ticker;
 }
 
@@ -46,31 +71,26 @@ void ticker_state_unref(ticker_state *ticker)
         return;
     }
     forks_remove(ticker);
-    pthread_cond_destroy(&ticker->wake_cond);
-    pthread_cond_destroy(&ticker->ready_cond);
-    pthread_mutex_destroy(&ticker->mutex);
-    free(ticker->scratch_threads);
-    free(ticker->last_stacks);
-    free(ticker->selected_keys);
-    free(ticker->frames);
-    free(ticker->ring);
-    free(ticker->collections);
-    free(atomic_load(&ticker->clocks));
+    pthread_cond_destroy(&ticker->loop.changed);
+    pthread_mutex_destroy(&ticker->loop.mutex);
+    free(ticker->scratch.threads);
+    free(ticker->scratch.selected_keys);
+    free(ticker->scratch.frames);
+    free(ticker->previous.stacks);
+    free(atomic_load(&ticker->clocks.table));
     free(ticker);
 }
 
-static struct timespec timespec_of(int64_t at_ns)
+/* Needs the GIL. Take the pending deadline out and capture. Return false without a snapshot. */
+static bool capture_pending(ticker_state *ticker, const PyThreadState *gil_holder)
 {
-    return (struct timespec){.tv_sec = at_ns / 1000000000LL, .tv_nsec = at_ns % 1000000000LL};
-}
-
-/* Needs the GIL. Return false if nothing could be captured. */
-static bool capture_at_deadline(ticker_state *ticker, int64_t pending_deadline_ns, const PyThreadState *gil_holder)
-{
-    bool done = capture_snapshot(ticker, pending_deadline_ns < 0 ? -pending_deadline_ns : pending_deadline_ns,
-                                 pending_deadline_ns < 0, gil_holder);
+    int64_t signed_ns = ticker_state_is_ended(ticker) ? 0 : atomic_exchange(&ticker->pending.deadline_ns, 0);
+    if (signed_ns == 0) {
+        return false;
+    }
+    bool done = capture_snapshot(ticker, signed_ns < 0 ? -signed_ns : signed_ns, signed_ns < 0, gil_holder);
     if (!done) {
-        atomic_fetch_add(&ticker->missed, 1);
+        ticker_state_count(ticker, COUNTERS_missed, 1);
     }
     return done;
 }
@@ -79,13 +99,10 @@ static bool capture_at_deadline(ticker_state *ticker, int64_t pending_deadline_n
 static int run_pending_call(void *argument)
 {
     ticker_state *ticker = argument;
-    atomic_store(&ticker->is_call_posted, false);
+    atomic_store(&ticker->pending.is_posted, false);
     /* On 3.10 and 3.11 the main thread runs these calls in any interpreter that it is in. */
-    if (!ticker_state_is_ended(ticker) && PyInterpreterState_Get() == ticker->interp) {
-        int64_t signed_deadline_ns = atomic_exchange(&ticker->pending_deadline_ns, 0);
-        if (signed_deadline_ns != 0 && capture_at_deadline(ticker, signed_deadline_ns, PyThreadState_Get())) {
-            atomic_fetch_add(&ticker->by_pending_call, 1);
-        }
+    if (PyInterpreterState_Get() == ticker->interp && capture_pending(ticker, PyThreadState_Get())) {
+        ticker_state_count(ticker, COUNTERS_by_pending_call, 1);
     }
     ticker_state_unref(ticker);
     return 0;
@@ -95,175 +112,120 @@ static int run_pending_call(void *argument)
  * and the interpreter does not end. */
 static void post_pending_call(ticker_state *ticker)
 {
-    if (atomic_load(&ticker->is_closed) || compat_is_finalizing() || atomic_exchange(&ticker->is_call_posted, true)) {
+    if (atomic_load(&ticker->loop.is_closed) || compat_is_finalizing()
+        || atomic_exchange(&ticker->pending.is_posted, true)) {
         return;
     }
     atomic_fetch_add(&ticker->refcount, 1);
     if (compat_add_pending_call(ticker->interp, run_pending_call, ticker) != 0) {
-        atomic_store(&ticker->is_call_posted, false); /* the queue is full; the loop takes the GIL */
+        atomic_store(&ticker->pending.is_posted, false); /* the queue is full; the loop takes the GIL */
         atomic_fetch_sub(&ticker->refcount, 1);
     }
 }
 
-static void capture_in_loop(ticker_state *ticker, const PyThreadState *gil_holder)
-{
-    int64_t signed_deadline_ns = atomic_exchange(&ticker->pending_deadline_ns, 0);
-    if (signed_deadline_ns != 0 && !ticker_state_is_ended(ticker)) {
-        (void)capture_at_deadline(ticker, signed_deadline_ns, gil_holder);
-    }
-}
-
 /* Needs the mutex, and releases it for longer while a thread forks without the GIL. */
-static void wait_on_condition(ticker_state *ticker, PyThreadState *self, const struct timespec *until)
+static void wait_for_change(ticker_state *ticker, PyThreadState *self, int64_t until_ns)
 {
     if (gil_keeper_is_requested() && !compat_is_finalizing()) {
-        pthread_mutex_unlock(&ticker->mutex);
+        pthread_mutex_unlock(&ticker->loop.mutex);
         gil_keeper_hold_gil(self);
-        pthread_mutex_lock(&ticker->mutex);
+        pthread_mutex_lock(&ticker->loop.mutex);
     }
     else {
-        pthread_cond_timedwait(&ticker->wake_cond, &ticker->mutex, until);
+        wait_on_condition(&ticker->loop.changed, &ticker->loop.mutex, until_ns);
     }
 }
 
 /* Needs the mutex. Return false if the ticker has ended. */
-static bool wait_until(ticker_state *ticker, PyThreadState *self, int64_t at_ns)
+static bool wait_until(ticker_state *ticker, PyThreadState *self, int64_t until_ns)
 {
-    struct timespec at = timespec_of(at_ns);
-    while (!ticker_state_is_ended(ticker) && monotonic_ns() < at_ns) {
-        wait_on_condition(ticker, self, &at);
+    while (!ticker_state_is_ended(ticker) && monotonic_ns() < until_ns) {
+        wait_for_change(ticker, self, until_ns);
     }
     return !ticker_state_is_ended(ticker);
 }
 
-/* Needs the mutex. Wait `call_timeout_ns` for the pending call, and longer while a thread runs Python: that
- * thread captures at its next check. A request for the GIL could instead cost all other threads their turns,
- * and the deadlines meanwhile. Return when the capture is done, the GIL is free or `until_ns` is reached.
+/* Needs the mutex. Return the due deadline; one without a period: the ticker has ended. */
+static schedule_tick wait_for_tick(ticker_state *ticker, PyThreadState *self)
+{
+    while (!ticker_state_is_ended(ticker)) {
+        int64_t deadline_ns = schedule_next_ns(&ticker->schedule, atomic_load(&ticker->loop.may_have_traces));
+        int64_t now_ns = monotonic_ns();
+        if (now_ns >= deadline_ns) {
+            return schedule_pop(&ticker->schedule, now_ns);
+        }
+        wait_for_change(ticker, self, min_ns(deadline_ns, now_ns + MAX_WAIT_NS));
+    }
+    return (schedule_tick){0};
+}
+
+/* Needs the mutex. Wait a quarter of the period, at most PENDING_CALL_TIMEOUT_NS, for the pending call, and
+ * longer while a thread runs Python: that thread captures at its next check. A request for the GIL could
+ * instead cost all other threads their turns, and the deadlines meanwhile. Return when the capture is done,
+ * the GIL is free or `until_ns` is reached.
  *
  * If the GIL is free from the start, do not wait. Otherwise a thread that returns from a system call would be
  * seen after it, not in it.
  */
-static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t call_timeout_ns, int64_t until_ns)
+static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t period_ns, int64_t until_ns)
 {
-    if (compat_gil_holder(ticker->interp) == NULL) {
-        return;
-    }
-    int64_t now = monotonic_ns();
-    bool is_active = wait_until(ticker, self, now + call_timeout_ns < until_ns ? now + call_timeout_ns : until_ns);
-    while (is_active && atomic_load(&ticker->pending_deadline_ns) != 0 && compat_has_pending_call_runner(ticker->interp)
-           && (now = monotonic_ns()) < until_ns) {
-        is_active = wait_until(ticker, self, now + call_timeout_ns < until_ns ? now + call_timeout_ns : until_ns);
+    int64_t timeout_ns = min_ns(period_ns / 4, PENDING_CALL_TIMEOUT_NS);
+    bool is_active = compat_gil_holder(ticker->interp) != NULL;
+    while (is_active) {
+        is_active = wait_until(ticker, self, min_ns(monotonic_ns() + timeout_ns, until_ns))
+                    && atomic_load(&ticker->pending.deadline_ns) != 0 && compat_has_pending_call_runner(ticker->interp)
+                    && monotonic_ns() < until_ns;
     }
 }
 
-/* The two periods, on one grid. A capture of all threads is due one period after the previous one, and
- * focused captures at multiples of their period in between. A capture of all threads replaces a focused one. */
-typedef struct {
-    int64_t all_ns, focused_ns; /* current periods; 0: no such captures */
-    int64_t grid_start_ns;      /* start of the grid: the last deadline of all threads */
-    int64_t next_focused_ns;    /* next deadline of a focused capture, or NEVER */
-} schedule_state;
-
-#define NEVER INT64_MAX
-
-/* Needs the mutex. Changed periods move the next deadlines at once. The deadline of all threads counts from
- * the previous one; the focused grid starts again. */
-static void apply_periods(const ticker_state *ticker, schedule_state *schedule)
+/* Needs the mutex, and releases it to take the GIL. If the interpreter ends while this thread waits for the
+ * GIL, CPython ends or parks the thread there; it holds no lock then. */
+static void capture_in_loop(ticker_state *ticker, PyThreadState *self)
 {
-    if (schedule->all_ns == 0 && ticker->period_ns > 0) {
-        schedule->grid_start_ns = monotonic_ns(); /* there were no such deadlines until now */
-    }
-    if (schedule->focused_ns != ticker->focused_period_ns) {
-        schedule->next_focused_ns = NEVER;
-    }
-    schedule->all_ns = ticker->period_ns;
-    schedule->focused_ns = ticker->focused_period_ns;
+    /* The thread that this preempts; only compared. */
+    const PyThreadState *gil_holder = compat_gil_holder(ticker->interp);
+    pthread_mutex_unlock(&ticker->loop.mutex);
+    PyEval_RestoreThread(self);
+    (void)capture_pending(ticker, gil_holder);
+    PyEval_SaveThread();
+    pthread_mutex_lock(&ticker->loop.mutex);
 }
 
-static int64_t next_full_deadline(const schedule_state *schedule)
+/* Needs the mutex. Have a thread capture before the next deadline. */
+static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
 {
-    return schedule->all_ns > 0 ? schedule->grid_start_ns + schedule->all_ns : NEVER;
+    int64_t missed = tick->skipped;
+    if (!tick->is_focused && clocks_read(ticker, tick->deadline_ns)
+        && wait_until(ticker, self, monotonic_ns() + CLOCKS_PROBE_NS)) {
+        clocks_read_again(ticker);
+    }
+    ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
+    atomic_store(&ticker->pending.period_ns, tick->period_ns);
+    if (atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns) != 0) {
+        missed++; /* no thread took the previous deadline */
+    }
+    ticker_state_count(ticker, COUNTERS_missed, missed);
+    post_pending_call(ticker);
+    wait_for_capture(ticker, self, tick->period_ns, tick->next_ns);
+    if (atomic_load(&ticker->pending.deadline_ns) != 0 && monotonic_ns() < tick->next_ns
+        && !ticker_state_is_ended(ticker) && !compat_is_finalizing()) {
+        capture_in_loop(ticker, self);
+    }
+    pthread_cond_broadcast(&ticker->loop.changed);
 }
 
-/* Needs the mutex. Starts or stops the focused deadlines as traces enter or leave the filter, at any moment. */
-static int64_t next_deadline(ticker_state *ticker, schedule_state *schedule)
-{
-    apply_periods(ticker, schedule);
-    if (schedule->focused_ns == 0 || !atomic_load(&ticker->is_focus_active)) {
-        schedule->next_focused_ns = NEVER;
-    }
-    else if (schedule->next_focused_ns == NEVER) {
-        schedule->next_focused_ns =
-            schedule->grid_start_ns
-            + ((monotonic_ns() - schedule->grid_start_ns) / schedule->focused_ns + 1) * schedule->focused_ns;
-    }
-    int64_t next_full_ns = next_full_deadline(schedule);
-    return next_full_ns <= schedule->next_focused_ns ? next_full_ns : schedule->next_focused_ns;
-}
-
-/* Needs the mutex. Return false if the ticker has ended. */
-static bool wait_for_tick(ticker_state *ticker, PyThreadState *self, schedule_state *schedule)
+/* Needs the mutex, and not the GIL. Return when the ticker has ended. */
+static void run_loop(ticker_state *ticker, PyThreadState *self)
 {
     for (;;) {
-        int64_t now = monotonic_ns(), deadline = next_deadline(ticker, schedule);
-        if (ticker_state_is_ended(ticker)) {
-            return false;
+        schedule_tick tick = wait_for_tick(ticker, self);
+        if (tick.period_ns == 0) {
+            break;
         }
-        if (now >= deadline) {
-            return true;
-        }
-        struct timespec at = timespec_of(deadline - now < MAX_WAIT_NS ? deadline : now + MAX_WAIT_NS);
-        wait_on_condition(ticker, self, &at);
+        handle_tick(ticker, self, &tick);
     }
-}
-
-/* Needs the mutex, and not the GIL. Return when the ticker has ended. If the interpreter ends while this
- * thread waits for the GIL, CPython ends or parks the thread there; it holds no lock then. */
-static void run_schedule(ticker_state *ticker, PyThreadState *self)
-{
-    schedule_state schedule = {ticker->period_ns, ticker->focused_period_ns, monotonic_ns(), NEVER};
-    while (wait_for_tick(ticker, self, &schedule)) {
-        int64_t now = monotonic_ns(), next_full_ns = next_full_deadline(&schedule);
-        bool all = now >= next_full_ns;
-        int64_t period_ns = all ? schedule.all_ns : schedule.focused_ns;
-        int64_t deadline = all ? next_full_ns : schedule.next_focused_ns;
-        int64_t call_timeout_ns = period_ns / 4 < PENDING_CALL_TIMEOUT_NS ? period_ns / 4 : PENDING_CALL_TIMEOUT_NS;
-        int64_t skipped = (now - deadline) / period_ns;
-        deadline += skipped * period_ns; /* one capture after a stall, not a burst */
-        int64_t next = deadline + period_ns;
-        if (all) {
-            schedule.grid_start_ns = deadline;
-            schedule.next_focused_ns = NEVER;
-        }
-        else {
-            schedule.next_focused_ns = next;
-            next = next < next_full_ns ? next : next_full_ns;
-        }
-        if (all && clocks_read(ticker, deadline) && wait_until(ticker, self, monotonic_ns() + CLOCKS_PROBE_NS)) {
-            clocks_read_again(ticker);
-        }
-        atomic_fetch_add(&ticker->due, (unsigned long long)skipped + 1);
-        atomic_store(&ticker->pending_period_ns, period_ns);
-        if (atomic_exchange(&ticker->pending_deadline_ns, all ? deadline : -deadline) != 0) {
-            skipped++; /* no thread took the previous deadline */
-        }
-        atomic_fetch_add(&ticker->missed, (unsigned long long)skipped);
-        post_pending_call(ticker);
-        wait_for_capture(ticker, self, call_timeout_ns, next);
-        if (atomic_load(&ticker->pending_deadline_ns) != 0 && monotonic_ns() < next && !ticker_state_is_ended(ticker)
-            && !compat_is_finalizing()) {
-            /* The thread that this preempts; only compared. */
-            const PyThreadState *holder = compat_gil_holder(ticker->interp);
-            pthread_mutex_unlock(&ticker->mutex);
-            PyEval_RestoreThread(self);
-            capture_in_loop(ticker, holder);
-            PyEval_SaveThread();
-            pthread_mutex_lock(&ticker->mutex);
-        }
-        pthread_cond_broadcast(&ticker->ready_cond);
-    }
-    if (atomic_exchange(&ticker->pending_deadline_ns, 0) != 0) {
-        atomic_fetch_add(&ticker->missed, 1);
+    if (atomic_exchange(&ticker->pending.deadline_ns, 0) != 0) {
+        ticker_state_count(ticker, COUNTERS_missed, 1);
     }
 }
 
@@ -272,92 +234,88 @@ static bool check_periods(const ticker_state *ticker, int64_t period_ns, int64_t
 {
     if (period_ns < 0 || period_ns > MAX_PERIOD_NS || (period_ns == 0 && focused_period_ns == 0)) {
         PyErr_Format(PyExc_ValueError, "period_ns must be 1 to a day, not %lld", (long long)period_ns);
-        return false;
     }
-    if (focused_period_ns < 0 || focused_period_ns > MAX_PERIOD_NS) {
+    else if (focused_period_ns < 0 || focused_period_ns > MAX_PERIOD_NS) {
         PyErr_Format(PyExc_ValueError, "focused_period_ns must be 0 to a day, not %lld", (long long)focused_period_ns);
-        return false;
     }
-    if (focused_period_ns > 0 && ticker->traces == NULL) {
+    else if (focused_period_ns > 0 && ticker->arguments.traces == NULL) {
         PyErr_SetString(PyExc_ValueError, "a ticker without trace_filter has no focused_period_ns");
-        return false;
     }
-    return true;
+    else {
+        return true;
+    }
+    return false;
 }
 
-/* Needs the mutex. */
-static void store_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
-{
-    ticker->period_ns = period_ns;
-    ticker->focused_period_ns = focused_period_ns;
-    atomic_store(&ticker->has_full_captures, period_ns > 0);
-}
-
-int ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
+bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
 {
     if (!check_periods(ticker, period_ns, focused_period_ns)) {
-        return -1;
+        return false;
     }
-    forks_lock(&ticker->mutex);
-    bool already = ticker->is_running;
-    ticker->is_running = true;
-    if (!already) {
-        store_periods(ticker, period_ns, focused_period_ns);
+    forks_lock(&ticker->loop.mutex);
+    bool is_first = !ticker->loop.is_running;
+    if (is_first) {
+        ticker->loop.is_running = true;
+        atomic_store(&ticker->loop.has_full_captures, period_ns > 0);
+        schedule_start(&ticker->schedule, period_ns, focused_period_ns);
     }
-    pthread_mutex_unlock(&ticker->mutex);
-    if (already) {
+    pthread_mutex_unlock(&ticker->loop.mutex);
+    if (!is_first) {
         PyErr_SetString(PyExc_RuntimeError, "the ticker is running already");
-        return -1;
+        return false;
     }
     gil_keeper_mark_thread(true);
     PyThreadState *self = PyEval_SaveThread();
     int slack_ns = prctl(PR_GET_TIMERSLACK);
     /* Without this the kernel ends our waits together with those of the application's threads. */
     (void)prctl(PR_SET_TIMERSLACK, 1UL);
-    pthread_mutex_lock(&ticker->mutex);
-    run_schedule(ticker, self);
-    ticker->is_running = false;
-    pthread_cond_broadcast(&ticker->ready_cond);
-    pthread_mutex_unlock(&ticker->mutex);
+    pthread_mutex_lock(&ticker->loop.mutex);
+    run_loop(ticker, self);
+    ticker->loop.is_running = false;
+    pthread_cond_broadcast(&ticker->loop.changed);
+    pthread_mutex_unlock(&ticker->loop.mutex);
     if (slack_ns > 0) {
         (void)prctl(PR_SET_TIMERSLACK, (unsigned long)slack_ns);
     }
     PyEval_RestoreThread(self);
     gil_keeper_mark_thread(false);
-    return 0;
+    return true;
 }
 
-int ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
+/* Needs the mutex, and unlocks it. */
+static void announce_change(ticker_state *ticker)
+{
+    pthread_cond_broadcast(&ticker->loop.changed);
+    pthread_mutex_unlock(&ticker->loop.mutex);
+}
+
+bool ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
 {
     if (!check_periods(ticker, period_ns, focused_period_ns)) {
-        return -1;
+        return false;
     }
-    forks_lock(&ticker->mutex);
-    store_periods(ticker, period_ns, focused_period_ns);
-    pthread_cond_broadcast(&ticker->wake_cond);
-    pthread_mutex_unlock(&ticker->mutex);
-    return 0;
+    forks_lock(&ticker->loop.mutex);
+    atomic_store(&ticker->loop.has_full_captures, period_ns > 0);
+    schedule_set_periods(&ticker->schedule, period_ns, focused_period_ns);
+    announce_change(ticker);
+    return true;
 }
 
 /* Called for each span that enters the filter; usually the flag is set already. */
 void ticker_state_notify_trace_added(ticker_state *ticker)
 {
-    if (atomic_load(&ticker->is_focus_active)) {
-        return;
+    if (!atomic_load(&ticker->loop.may_have_traces)) {
+        forks_lock(&ticker->loop.mutex);
+        atomic_store(&ticker->loop.may_have_traces, true);
+        announce_change(ticker);
     }
-    forks_lock(&ticker->mutex);
-    atomic_store(&ticker->is_focus_active, true);
-    pthread_cond_broadcast(&ticker->wake_cond);
-    pthread_mutex_unlock(&ticker->mutex);
 }
 
 void ticker_state_stop(ticker_state *ticker)
 {
-    forks_lock(&ticker->mutex);
-    atomic_store(&ticker->is_stopped, true);
-    pthread_cond_broadcast(&ticker->wake_cond);
-    pthread_cond_broadcast(&ticker->ready_cond);
-    pthread_mutex_unlock(&ticker->mutex);
+    forks_lock(&ticker->loop.mutex);
+    atomic_store(&ticker->loop.is_stopped, true);
+    announce_change(ticker);
 }
 
 void ticker_state_capture_now(ticker_state *ticker, bool is_focused)
@@ -367,20 +325,18 @@ void ticker_state_capture_now(ticker_state *ticker, bool is_focused)
         clocks_read_again(ticker);
     }
     if (!capture_snapshot(ticker, 0, is_focused, PyThreadState_Get())) {
-        atomic_fetch_add(&ticker->missed, 1);
+        ticker_state_count(ticker, COUNTERS_missed, 1);
     }
-    forks_lock(&ticker->mutex);
-    pthread_cond_broadcast(&ticker->ready_cond);
-    pthread_mutex_unlock(&ticker->mutex);
+    forks_lock(&ticker->loop.mutex);
+    announce_change(ticker);
 }
 
 void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns)
 {
-    int64_t until = monotonic_ns() + (timeout_ns < MAX_WAIT_NS ? timeout_ns : MAX_WAIT_NS);
-    struct timespec at = timespec_of(until);
-    pthread_mutex_lock(&ticker->mutex);
-    while (atomic_load(&ticker->ready) == 0 && !ticker_state_is_ended(ticker) && monotonic_ns() < until) {
-        pthread_cond_timedwait(&ticker->ready_cond, &ticker->mutex, &at);
+    int64_t until_ns = monotonic_ns() + min_ns(timeout_ns, MAX_WAIT_NS);
+    pthread_mutex_lock(&ticker->loop.mutex);
+    while (atomic_load(&ticker->ring.ready) == 0 && !ticker_state_is_ended(ticker) && monotonic_ns() < until_ns) {
+        wait_on_condition(&ticker->loop.changed, &ticker->loop.mutex, until_ns);
     }
-    pthread_mutex_unlock(&ticker->mutex);
+    pthread_mutex_unlock(&ticker->loop.mutex);
 }

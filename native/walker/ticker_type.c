@@ -1,11 +1,6 @@
 /* The type splunk_profiler._walker.Ticker: parses arguments and returns values. Its contract is
  * splunk_profiler/_walker.pyi. */
-#include "module_state.h"
-#include "raw_fields.h"
-
-#include "public_compat.h"
-
-#include <stdlib.h>
+#include "ticker_state.h"
 
 #define MAX_RING_SIZE                  65536
 #define MAX_STACK_DEPTH                1000000
@@ -13,27 +8,34 @@
 
 typedef struct {
     PyObject_HEAD
-    ticker_state *ticker_state; /* one reference; never NULL after construction */
+    ticker_state *ticker_state; /* one reference; NULL only during construction */
 } Ticker;
 
-static bool check_context_var(const char *name, PyObject *given)
+/* The next two are converters of arguments. They store borrowed references; NULL: None was given. */
+static int convert_context_var(PyObject *given, void *context_var)
 {
-    if (given == Py_None || PyContextVar_CheckExact(given)) {
-        return true;
+    if (given != Py_None && !PyContextVar_CheckExact(given)) {
+        PyErr_Format(PyExc_TypeError, "a ContextVar or None is needed, not %.100s", Py_TYPE(given)->tp_name);
+        return 0;
     }
-    PyErr_Format(PyExc_TypeError, "%s must be a ContextVar or None, not %.100s", name, Py_TYPE(given)->tp_name);
-    return false;
+    *(PyObject **)context_var = given == Py_None ? NULL : given;
+    return 1;
 }
 
-/* The arguments of the constructor. All borrowed. */
-typedef struct {
-    PyObject *context_var, *labels_var, *make_frame, *make_stack, *trace_filter;
-    PyObject *threads; /* a dict, or NULL */
-    Py_ssize_t max_depth, ring_size;
-    long long interval_ns;
-} ticker_arguments;
+static int convert_trace_filter(PyObject *given, void *arguments)
+{
+    ticker_arguments *filter = arguments;
+    if (given == Py_None) {
+        return 1;
+    }
+    if (!PyTuple_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "trace_filter must be a tuple or None, not %.100s", Py_TYPE(given)->tp_name);
+        return 0;
+    }
+    return PyArg_ParseTuple(given, "O!U:trace_filter", &PyDict_Type, &filter->traces, &filter->span_key);
+}
 
-/* Return false with an exception if an argument is invalid. filter_set checks `trace_filter`. */
+/* The arguments come out borrowed. Return false with an exception if one is invalid. */
 static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
 {
     static char *names[] = {"context_var",
@@ -46,15 +48,13 @@ static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *
                             "trace_filter",
                             "threads",
                             NULL};
-    /* The zeros and the None of the callables are invalid: these arguments are required, and checked below. */
-    *given =
-        (ticker_arguments){Py_None, Py_None, Py_None, Py_None, Py_None, NULL, 0, 0, DEFAULT_COLLECTION_INTERVAL_NS};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOnOOnLOO!:Ticker", names, &given->context_var,
-                                     &given->labels_var, &given->max_depth, &given->make_frame, &given->make_stack,
-                                     &given->ring_size, &given->interval_ns, &given->trace_filter, &PyDict_Type,
-                                     &given->threads)
-        || !check_context_var("context_var", given->context_var)
-        || !check_context_var("labels_var", given->labels_var)) {
+    /* The zeros and NULLs of required arguments are invalid, which is checked below. */
+    *given = (ticker_arguments){.min_collection_interval_ns = DEFAULT_COLLECTION_INTERVAL_NS};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!:Ticker", names, convert_context_var,
+                                     &given->context_var, convert_context_var, &given->labels_var, &given->max_depth,
+                                     &given->make_frame, &given->make_stack, &given->ring_size,
+                                     &given->min_collection_interval_ns, convert_trace_filter, given, &PyDict_Type,
+                                     &given->threads)) {
         return false;
     }
     if (!PyCallable_Check(given->make_frame) || !PyCallable_Check(given->make_stack)) {
@@ -66,19 +66,14 @@ static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *
     else if (given->ring_size < 1 || given->ring_size > MAX_RING_SIZE) {
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, given->ring_size);
     }
-    else if (given->interval_ns < 0) {
+    else if (given->min_collection_interval_ns < 0) {
         PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
-                     given->interval_ns);
+                     given->min_collection_interval_ns);
     }
     else {
         return true;
     }
     return false;
-}
-
-static PyObject *new_ref_unless_none(PyObject *object)
-{
-    return object == Py_None ? NULL : Py_NewRef(object);
 }
 
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -87,32 +82,12 @@ static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!parse_arguments(args, kwargs, &given)) {
         return NULL;
     }
-    if (forks_register_handlers() != 0) {
-        return PyErr_NoMemory();
-    }
-    ticker_state *made = ticker_state_new(PyInterpreterState_Get(), (size_t)given.ring_size);
-    if (made == NULL) {
-        return PyErr_NoMemory();
-    }
     Ticker *self = (Ticker *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        ticker_state_unref(made);
-        return NULL;
-    }
-    made->context_var = new_ref_unless_none(given.context_var);
-    made->labels_var = new_ref_unless_none(given.labels_var);
-    made->threads = Py_XNewRef(given.threads);
-    made->make_frame = Py_NewRef(given.make_frame);
-    made->make_stack = Py_NewRef(given.make_stack);
-    made->max_depth = (size_t)given.max_depth;
-    made->min_collection_interval_ns = given.interval_ns;
-    made->name_key = PyUnicode_InternFromString("__name__");
-    made->generation_key = made->name_key == NULL ? NULL : PyUnicode_InternFromString("generation");
-    made->native_id_key = made->generation_key == NULL ? NULL : PyUnicode_InternFromString("_native_id");
-    self->ticker_state = made;
-    if (made->native_id_key == NULL || !filter_set(made, given.trace_filter)) {
-        Py_DECREF(self);
-        return NULL;
+    if (self != NULL) {
+        self->ticker_state = ticker_state_new(&given, kwargs);
+        if (self->ticker_state == NULL) {
+            Py_CLEAR(self);
+        }
     }
     return (PyObject *)self;
 }
@@ -127,7 +102,7 @@ static int ticker_traverse(Ticker *self, visitproc visit, void *arg)
 static int ticker_clear(Ticker *self)
 {
     ticker_state_stop(self->ticker_state);
-    atomic_store(&self->ticker_state->is_closed, true);
+    atomic_store(&self->ticker_state->loop.is_closed, true);
     ticker_state_release_all(self->ticker_state);
     return 0;
 }
@@ -144,30 +119,23 @@ static void ticker_dealloc(Ticker *self)
     Py_DECREF(type);
 }
 
-static bool parse_periods(PyObject *args, PyObject *kwargs, const char *format, long long periods_ns[2])
+static PyObject *none_if(bool done)
 {
-    static char *names[] = {"period_ns", "focused_period_ns", NULL};
-    periods_ns[1] = 0;
-    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &periods_ns[0], &periods_ns[1]);
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *ticker_run(Ticker *self, PyObject *args, PyObject *kwargs)
+static PyObject *ticker_run(Ticker *self, PyObject *args)
 {
-    long long ns[2];
-    if (!parse_periods(args, kwargs, "L|L:run", ns) || ticker_state_run(self->ticker_state, ns[0], ns[1]) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    long long period_ns, focused_period_ns = 0;
+    return none_if(PyArg_ParseTuple(args, "L|L:run", &period_ns, &focused_period_ns)
+                   && ticker_state_run(self->ticker_state, period_ns, focused_period_ns));
 }
 
-static PyObject *ticker_set_periods(Ticker *self, PyObject *args, PyObject *kwargs)
+static PyObject *ticker_set_periods(Ticker *self, PyObject *args)
 {
-    long long ns[2];
-    if (!parse_periods(args, kwargs, "L|L:set_periods", ns)
-        || ticker_state_set_periods(self->ticker_state, ns[0], ns[1]) != 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    long long period_ns, focused_period_ns = 0;
+    return none_if(PyArg_ParseTuple(args, "L|L:set_periods", &period_ns, &focused_period_ns)
+                   && ticker_state_set_periods(self->ticker_state, period_ns, focused_period_ns));
 }
 
 static PyObject *ticker_stop(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -193,73 +161,35 @@ static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-/* Take all ready snapshots out of the ring. Return them as a list, oldest first. */
-static raw_snapshot *pop_ready_snapshots(ticker_state *ticker)
+static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
 {
-    raw_snapshot *first = NULL;
-    for (size_t i = atomic_load(&ticker->ready); i > 0; i--) {
-        raw_snapshot *snapshot = ticker->ring[(ticker->ring_first + i - 1) % ticker->ring_size];
-        snapshot->next = first;
-        first = snapshot;
-    }
-    atomic_store(&ticker->ready, 0);
-    return first;
-}
-
-static PyObject *ticker_drain(Ticker *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"timeout_ns", NULL};
     ticker_state *ticker = self->ticker_state;
-    raw_snapshot *taken = NULL;
-    long long timeout_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:drain", names, &timeout_ns)) {
+    long long timeout_ns = PyLong_AsLongLong(timeout);
+    if (timeout_ns == -1 && PyErr_Occurred()) {
         return NULL;
     }
     if (timeout_ns < 0) {
         return PyErr_Format(PyExc_ValueError, "timeout_ns must not be negative, it is %lld", timeout_ns);
     }
-    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
-    if (state == NULL) {
-        return NULL;
-    }
     ticker_state_free_unreferenced(ticker);
-    if (timeout_ns > 0 && atomic_load(&ticker->ready) == 0) {
+    if (timeout_ns > 0 && atomic_load(&ticker->ring.ready) == 0) {
         Py_BEGIN_ALLOW_THREADS
         ticker_state_wait_ready(ticker, timeout_ns);
         Py_END_ALLOW_THREADS
     }
     PyObject *drained = PyList_New(0);
     if (drained == NULL) {
-        goto error;
+        return NULL;
     }
-    taken = pop_ready_snapshots(ticker);
-    while (taken != NULL) {
-        PyObject *made = convert_snapshot(ticker, &state->types, taken);
-        if (made == NULL) {
-            goto error;
+    for (raw_snapshot *snapshot = snapshots_take(ticker), *next; snapshot != NULL; snapshot = next) {
+        next = snapshot->next;
+        if (drained != NULL) { /* else one has failed, and the others are lost */
+            (void)append_item(&drained, convert_snapshot(ticker, state_of((PyObject *)self), snapshot));
         }
-        int failed = PyList_Append(drained, made);
-        Py_DECREF(made);
-        if (failed) {
-            goto error;
-        }
-        raw_snapshot *done = taken;
-        taken = taken->next;
-        snapshot_free(ticker, done);
+        snapshot_free(ticker, snapshot);
     }
     ticker_state_free_unreferenced(ticker);
     return drained;
-error:
-    Py_XDECREF(drained);
-    compat_exception pending = compat_save_exception(); /* finalisers run below */
-    while (taken != NULL) {
-        raw_snapshot *lost = taken;
-        taken = taken->next;
-        snapshot_free(ticker, lost);
-    }
-    ticker_state_free_unreferenced(ticker);
-    compat_restore_exception(pending);
-    return NULL;
 }
 
 /* Handle a callback of the collector, with ("start" or "stop", {"generation": 0, ...}). */
@@ -269,50 +199,35 @@ static PyObject *ticker_on_gc_event(Ticker *self, PyObject *const *args, Py_ssiz
         PyErr_SetString(PyExc_TypeError, "on_gc_event takes a phase and a dict, as the collector gives them");
         return NULL;
     }
-    return collections_handle_event(self->ticker_state, args[0], args[1]);
+    return none_if(collections_handle_event(self->ticker_state, args[0], args[1]));
 }
 
 static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
-    if (state == NULL) {
-        return NULL;
-    }
-    return collections_drain(self->ticker_state, &state->types);
+    return collections_drain(self->ticker_state, state_of((PyObject *)self));
 }
 
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
 {
-    ticker_state *ticker = self->ticker_state;
-    const module_state *state = PyType_GetModuleState(Py_TYPE(self));
-    if (state == NULL) {
-        return NULL;
+    PyObject *items[COUNTERS_FIELD_COUNT];
+    for (int i = 0; i < COUNTERS_FIELD_COUNT; i++) {
+        items[i] = PyLong_FromLongLong(atomic_load(&self->ticker_state->counters[i]));
     }
-    PyObject *items[] = {
-        [COUNTERS_due] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->due)),
-        [COUNTERS_captured] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->captured)),
-        [COUNTERS_by_pending_call] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->by_pending_call)),
-        [COUNTERS_missed] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->missed)),
-        [COUNTERS_overwritten] = PyLong_FromUnsignedLongLong(atomic_load(&ticker->overwrites)),
-        [COUNTERS_latency_ns_max] = PyLong_FromLongLong(atomic_load(&ticker->latency_ns_max)),
-        [COUNTERS_latency_ns_sum] = PyLong_FromLongLong(atomic_load(&ticker->latency_ns_sum)),
-        [COUNTERS_gil_held_ns_sum] = PyLong_FromLongLong(atomic_load(&ticker->gil_held_ns_sum)),
-    };
-    return make_tuple(state->types.ticker_counters, items, COUNTERS_FIELD_COUNT);
+    return make_tuple(state_of((PyObject *)self)->types[TICKER_COUNTERS], items, COUNTERS_FIELD_COUNT);
 }
 
 static PyMethodDef ticker_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))ticker_run, METH_VARARGS | METH_KEYWORDS,
-     "run($self, period_ns, focused_period_ns=0)\n--\n\nCapture at absolute deadlines until stop()."},
-    {"set_periods", (PyCFunction)(void (*)(void))ticker_set_periods, METH_VARARGS | METH_KEYWORDS,
-     "set_periods($self, period_ns, focused_period_ns=0)\n--\n\nChange the periods of a running ticker."},
+    {"run", (PyCFunction)ticker_run, METH_VARARGS,
+     "run($self, period_ns, focused_period_ns=0, /)\n--\n\nCapture at absolute deadlines until stop()."},
+    {"set_periods", (PyCFunction)ticker_set_periods, METH_VARARGS,
+     "set_periods($self, period_ns, focused_period_ns=0, /)\n--\n\nChange the periods of a running ticker."},
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS, "stop($self, /)\n--\n\nMake run and drain return, for good."},
     {"notify_trace_added", (PyCFunction)ticker_notify_trace_added, METH_NOARGS,
      "notify_trace_added($self, /)\n--\n\nAnnounce a trace in the filter."},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS,
      "capture($self, *, is_focused=False)\n--\n\nTake one snapshot now."},
-    {"drain", (PyCFunction)(void (*)(void))ticker_drain, METH_VARARGS | METH_KEYWORDS,
-     "drain($self, timeout_ns)\n--\n\nReturn the snapshots, oldest first."},
+    {"drain", (PyCFunction)ticker_drain, METH_O,
+     "drain($self, timeout_ns, /)\n--\n\nReturn the snapshots, oldest first."},
     {"on_gc_event", (PyCFunction)(void (*)(void))ticker_on_gc_event, METH_FASTCALL,
      "on_gc_event($self, phase, info, /)\n--\n\nRecord a collection; for gc.callbacks."},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
@@ -320,7 +235,7 @@ static PyMethodDef ticker_methods[] = {
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nReturn the counts since construction."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
-    {NULL, NULL, 0, NULL},
+    {NULL},
 };
 
 static PyType_Slot ticker_slots[] = {

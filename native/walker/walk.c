@@ -10,28 +10,33 @@
 
 #include <stdlib.h>
 
-#define MIN_FRAMES 4096
+#define MIN_THREADS 64
+#define MIN_FRAMES  4096
 
 typedef enum { WALKED, NO_ROOM_THREADS, NO_ROOM_FRAMES } walk_result;
 
-/* Write the frames to ticker_state.frames from `first` on, and compare them with the thread's last stack.
- * Return false if there is no room. */
+static bool is_same_frame(const raw_frame *one, const raw_frame *other)
+{
+    return one->code == other->code && one->offset == other->offset && one->globals == other->globals;
+}
+
+/* Write the frames to scratch.frames from `first` on, and compare them with the thread's last stack. Return
+ * false if there is no room. */
 static bool walk_stack(ticker_state *ticker, compat_frame *frame, raw_stack *last, scratch_thread *thread)
 {
-    raw_frame *out = ticker->frames + thread->first;
-    size_t capacity = ticker->frames_capacity - thread->first;
-    size_t depth = 0;
+    raw_frame *out = ticker->scratch.frames + thread->first;
+    size_t capacity = ticker->scratch.frames_capacity - thread->first;
+    size_t depth = 0, max_depth = (size_t)ticker->arguments.max_depth;
     size_t comparable = last == NULL ? 0 : last->depth;
     bool same = last != NULL;
 
-    for (; frame != NULL && depth < ticker->max_depth; frame = compat_caller_frame(frame)) {
+    for (; frame != NULL && depth < max_depth; frame = compat_caller_frame(frame)) {
         if (depth == capacity) {
             return false;
         }
         raw_frame seen = {(PyObject *)compat_frame_code(frame), compat_frame_globals(frame),
                           compat_frame_offset(frame)};
-        same = same && depth < comparable && last->frames[depth].code == seen.code
-               && last->frames[depth].offset == seen.offset && last->frames[depth].globals == seen.globals;
+        same = same && depth < comparable && is_same_frame(&last->frames[depth], &seen);
         out[depth++] = seen;
     }
     thread->depth = depth;
@@ -55,55 +60,66 @@ static void read_identity(scratch_thread *thread, const PyThreadState *state, co
 }
 
 /* Needs the head lock. Lists threads with their contexts, newest first, and does not read their stacks. */
-static walk_result list_threads(ticker_state *ticker, size_t *count)
+static walk_result list_threads(ticker_state *ticker)
 {
-    size_t threads = 0;
+    walk_scratch *scratch = &ticker->scratch;
+    scratch->count = 0;
     for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
         if (state->context == NULL) {
             continue;
         }
-        if (threads == ticker->threads_capacity) {
+        if (scratch->count == scratch->threads_capacity) {
             return NO_ROOM_THREADS;
         }
-        ticker->scratch_threads[threads++] = (scratch_thread){.key = state->id, .context = state->context};
+        scratch->threads[scratch->count++] = (scratch_thread){.key = state->id, .context = state->context};
     }
-    *count = threads;
     return WALKED;
 }
 
-/* Needs the head lock. The threads come newest first, as do the last stacks and the selected keys, so one
- * pass finds each thread's own. `selected` NULL: walk all threads. */
-static walk_result walk_threads(ticker_state *ticker, const size_t *selected, const PyThreadState *gil_holder,
-                                size_t *count)
+/* C code may fork and run no Python hook. Then the parent's threads are still listed. Part of their frame
+ * chain lies on C stacks, whose memory may be reused by now. */
+static bool is_lost_in_fork(const PyThreadState *state)
 {
-    size_t selected_index = 0;
     const fork_survivor *survivor = forks_survivor();
-    size_t threads = 0, frames = 0, last = 0;
+    return state->id <= survivor->newest_inherited && state->thread_id != survivor->ident;
+}
+
+/* The next two find a key in a list that descends, as the keys of the calls do. `index` is where to go on. */
+static bool is_selected(const walk_scratch *scratch, size_t *index, uint64_t key)
+{
+    while (*index < scratch->selected_count && scratch->selected_keys[*index] > key) {
+        (*index)++;
+    }
+    return *index < scratch->selected_count && scratch->selected_keys[*index] == key;
+}
+
+static const last_stack *find_last_stack(const previous_capture *previous, size_t *index, uint64_t key)
+{
+    while (*index < previous->count && previous->stacks[*index].key > key) {
+        (*index)++;
+    }
+    return *index < previous->count && previous->stacks[*index].key == key ? &previous->stacks[*index] : NULL;
+}
+
+/* Needs the head lock. The threads come newest first. */
+static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
+{
+    walk_scratch *scratch = &ticker->scratch;
+    size_t frames = 0, selected_index = 0, last_index = 0;
+    scratch->count = 0;
     for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
-        while (selected != NULL && selected_index < *selected && ticker->selected_keys[selected_index] > state->id) {
-            selected_index++;
-        }
-        if (selected != NULL && (selected_index == *selected || ticker->selected_keys[selected_index] != state->id)) {
-            continue;
-        }
-        if (state->id <= survivor->newest_inherited && state->thread_id != survivor->ident) {
-            /* C code forked and ran no Python hook, so the parent's threads are still listed. Part of their
-             * frame chain lies on C stacks, whose memory may be reused by now. */
+        if ((is_focused && !is_selected(scratch, &selected_index, state->id)) || is_lost_in_fork(state)) {
             continue;
         }
         compat_frame *frame = compat_top_frame(state);
         if (frame == NULL) {
             continue;
         }
-        if (threads == ticker->threads_capacity) {
+        if (scratch->count == scratch->threads_capacity) {
             return NO_ROOM_THREADS;
         }
-        while (last < ticker->last_count && ticker->last_stacks[last].key > state->id) {
-            last++;
-        }
-        const last_stack *known =
-            last < ticker->last_count && ticker->last_stacks[last].key == state->id ? &ticker->last_stacks[last] : NULL;
-        scratch_thread *thread = &ticker->scratch_threads[threads];
+        const last_stack *known = find_last_stack(&ticker->previous, &last_index, state->id);
+        scratch_thread *thread = &scratch->threads[scratch->count];
         read_identity(thread, state, known);
         thread->is_gil_holder = state == gil_holder;
         thread->first = frames;
@@ -113,62 +129,55 @@ static walk_result walk_threads(ticker_state *ticker, const size_t *selected, co
         if (thread->unchanged_stack == NULL) {
             frames += thread->depth;
         }
-        threads++;
+        scratch->count++;
     }
-    *count = threads;
     return WALKED;
 }
 
-static bool grow(void **memory, size_t *capacity, size_t item_size, size_t at_least)
+static bool resize(void **memory, size_t count, size_t item_size)
 {
-    size_t wanted = *capacity * 2 > at_least ? *capacity * 2 : at_least;
-    if (wanted > SIZE_MAX / item_size) {
-        return false;
+    void *resized = count > SIZE_MAX / item_size ? NULL : realloc(*memory, count * item_size);
+    if (resized == NULL) {
+        return false; /* the memory is as before */
     }
-    void *grown = realloc(*memory, wanted * item_size);
-    if (grown == NULL) {
-        return false;
-    }
-    *memory = grown;
-    *capacity = wanted;
+    *memory = resized;
     return true;
 }
 
 static bool grow_threads(ticker_state *ticker)
 {
-    size_t capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->scratch_threads, &capacity, sizeof(scratch_thread), 64)) {
-        return false;
+    walk_scratch *scratch = &ticker->scratch;
+    size_t capacity = scratch->threads_capacity == 0 ? MIN_THREADS : scratch->threads_capacity * 2;
+    if (!resize((void **)&scratch->threads, capacity, sizeof(scratch_thread))
+        || !resize((void **)&scratch->selected_keys, capacity, sizeof(uint64_t))
+        || !resize((void **)&ticker->previous.stacks, capacity, sizeof(last_stack))) {
+        return false; /* some are larger than needed, which is harmless */
     }
-    capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->last_stacks, &capacity, sizeof(last_stack), 64)) {
-        return false; /* scratch_threads is larger than needed, which is harmless */
-    }
-    capacity = ticker->threads_capacity;
-    if (!grow((void **)&ticker->selected_keys, &capacity, sizeof(uint64_t), 64)) {
-        return false;
-    }
-    ticker->threads_capacity = capacity;
+    scratch->threads_capacity = capacity;
     return true;
 }
 
-static bool grow_frames(ticker_state *ticker)
+static bool grow_frames(walk_scratch *scratch)
 {
-    return grow((void **)&ticker->frames, &ticker->frames_capacity, sizeof(raw_frame), MIN_FRAMES);
+    size_t capacity = scratch->frames_capacity == 0 ? MIN_FRAMES : scratch->frames_capacity * 2;
+    if (!resize((void **)&scratch->frames, capacity, sizeof(raw_frame))) {
+        return false;
+    }
+    scratch->frames_capacity = capacity;
+    return true;
 }
 
 /* Select threads by their contexts. Reading contexts needs the GIL, and must not happen under the head lock. */
-static bool select_threads(ticker_state *ticker, size_t *selected)
+static bool select_threads(ticker_state *ticker)
 {
     for (;;) {
-        size_t listed;
         if (!compat_lock_head()) {
             return false;
         }
-        walk_result result = list_threads(ticker, &listed);
+        walk_result result = list_threads(ticker);
         compat_unlock_head();
         if (result == WALKED) {
-            *selected = filter_threads(ticker, listed);
+            filter_threads(ticker);
             return true;
         }
         if (!grow_threads(ticker)) {
@@ -177,44 +186,45 @@ static bool select_threads(ticker_state *ticker, size_t *selected)
     }
 }
 
-bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder, size_t *count)
+bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
 {
-    size_t selected = 0;
-    *count = 0;
-    if (is_focused && !filter_is_empty(ticker) && !select_threads(ticker, &selected)) {
-        return false;
-    }
-    if (is_focused && selected == 0) {
-        return true;
+    if (is_focused) {
+        ticker->scratch.selected_count = 0;
+        if (!filter_is_empty(ticker) && !select_threads(ticker)) {
+            return false;
+        }
+        if (ticker->scratch.selected_count == 0) {
+            ticker->scratch.count = 0;
+            return true;
+        }
     }
     for (;;) {
         if (!compat_lock_head()) {
             return false;
         }
-        walk_result result = walk_threads(ticker, is_focused ? &selected : NULL, gil_holder, count);
+        walk_result result = walk_threads(ticker, is_focused, gil_holder);
         compat_unlock_head();
         if (result == WALKED) {
             return true;
         }
-        bool grown = result == NO_ROOM_THREADS ? grow_threads(ticker) : grow_frames(ticker);
-        if (!grown) {
+        if (!(result == NO_ROOM_THREADS ? grow_threads(ticker) : grow_frames(&ticker->scratch))) {
             return false;
         }
     }
 }
 
 /* The calling thread's own state and frames cannot change meanwhile, so this needs no head lock. */
-bool walk_calling_thread(ticker_state *ticker, scratch_thread *scratch)
+bool walk_calling_thread(ticker_state *ticker, scratch_thread *thread)
 {
     PyThreadState *self = PyThreadState_Get();
     compat_frame *frame = compat_top_frame(self);
     if (frame == NULL) {
         return false;
     }
-    read_identity(scratch, self, NULL);
-    scratch->is_gil_holder = true;
-    while (!walk_stack(ticker, frame, NULL, scratch)) {
-        if (!grow_frames(ticker)) {
+    read_identity(thread, self, NULL);
+    thread->is_gil_holder = true;
+    while (!walk_stack(ticker, frame, NULL, thread)) {
+        if (!grow_frames(&ticker->scratch)) {
             return false;
         }
     }

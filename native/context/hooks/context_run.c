@@ -6,7 +6,7 @@
  */
 #include "py_compat.h"
 
-#include "switch_hooks.h"
+#include "hooks.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -51,17 +51,15 @@ const char *context_run_install(void)
         return "this build of CPython has another Context.run: tasks of asyncio and work handed to executors are "
                "published with the span of whatever ran before them on their thread";
     }
-    if (method != NULL) {
-        /* The entry is restored, or still ours, or another tool's that calls ours. In the last case setting
-         * it again would make a cycle. */
-        if (found->ml_meth == as_cfunction(original)) {
-            __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
-        }
-        return NULL;
+    if (method == NULL) {
+        atomic_store(&original, (run_function)(void (*)(void))found->ml_meth);
+        method = found;
     }
-    atomic_store(&original, (run_function)(void (*)(void))found->ml_meth);
-    __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
-    method = found;
+    /* Later the entry is restored, or still ours, or another tool's that calls ours. In the last case setting it
+     * again would make a cycle. */
+    if (found->ml_meth == as_cfunction(original)) {
+        __atomic_store_n(&found->ml_meth, as_cfunction(run_and_report), __ATOMIC_RELEASE);
+    }
     return NULL;
 }
 

@@ -5,14 +5,13 @@
  * Our function calls the one that was set before. It cannot be removed from other threads, so it stays there
  * after removal and only forwards calls.
  */
-#include "switch_hooks.h"
+#include "hooks.h"
 
 #include "public_compat.h"
 
 static struct {
-    PyObject *settrace, *gettrace; /* owned; NULL: greenlet is not loaded, or no hooks are installed */
-    PyObject *getcurrent;          /* as above */
-    unsigned install_count;        /* number of installs; a traced thread has the current one */
+    PyObject *module;       /* owned; NULL: greenlet is not loaded, or no hooks are installed */
+    unsigned install_count; /* number of installs; a traced thread has the current one */
 } greenlets;
 
 static _Thread_local unsigned traced_install_count;
@@ -63,42 +62,39 @@ static bool is_being_imported(PyObject *module)
     return result;
 }
 
+/* Not PyObject_HasAttrString: since 3.13 it calls sys.unraisablehook. Leaves no exception. */
+static bool has_attribute(PyObject *module, const char *name)
+{
+    PyObject *value = PyObject_GetAttrString(module, name);
+    PyErr_Clear();
+    Py_XDECREF(value);
+    return value != NULL;
+}
+
 bool greenlets_refresh(PyObject *modules)
 {
-    if (greenlets.settrace != NULL) {
-        return true;
-    }
-    PyObject *module = PyDict_GetItemString(modules, "greenlet"); /* borrowed */
+    PyObject *module = greenlets.module != NULL ? NULL : PyDict_GetItemString(modules, "greenlet"); /* borrowed */
     if (module == NULL || module == Py_None) {
         return true;
     }
     Py_INCREF(module);
-    PyObject *settrace = PyObject_GetAttrString(module, "settrace");
-    PyObject *gettrace = settrace == NULL ? NULL : PyObject_GetAttrString(module, "gettrace");
-    if (gettrace == NULL) { /* not defined yet, or another module of that name */
-        PyErr_Clear();
-        bool settled = !is_being_imported(module);
-        Py_XDECREF(settrace);
-        Py_DECREF(module);
-        return settled;
+    bool is_complete = has_attribute(module, "settrace") && has_attribute(module, "gettrace");
+    bool settled = is_complete || !is_being_imported(module); /* or another module of that name */
+    if (is_complete) {
+        Py_XSETREF(greenlets.module, Py_NewRef(module));
     }
-    PyObject *getcurrent = PyObject_GetAttrString(module, "getcurrent");
-    PyErr_Clear();
     Py_DECREF(module);
-    Py_XSETREF(greenlets.settrace, settrace);
-    Py_XSETREF(greenlets.gettrace, gettrace);
-    Py_XSETREF(greenlets.getcurrent, getcurrent);
-    return true;
+    return settled;
 }
 
 const void *greenlets_current(void)
 {
-    if (!hooks_is_active() || greenlets.getcurrent == NULL) {
+    if (!hooks_is_active() || greenlets.module == NULL) {
         return NULL;
     }
-    PyObject *getcurrent = Py_NewRef(greenlets.getcurrent); /* the call may remove the hooks */
-    PyObject *current = PyObject_CallNoArgs(getcurrent);
-    Py_DECREF(getcurrent);
+    PyObject *module = Py_NewRef(greenlets.module); /* the call may remove the hooks */
+    PyObject *current = PyObject_CallMethod(module, "getcurrent", NULL);
+    Py_DECREF(module);
     if (current == NULL) {
         PyErr_Clear();
         return NULL;
@@ -107,74 +103,47 @@ const void *greenlets_current(void)
     return current;
 }
 
-int greenlets_trace_thread(void)
-{
-    if (!hooks_is_active() || greenlets.settrace == NULL) {
-        return 0;
-    }
-    /* The calls below allocate: the collector can run, and another thread can install or remove hooks
-     * meanwhile. */
-    unsigned install_count = greenlets.install_count;
-    PyObject *settrace = Py_NewRef(greenlets.settrace);
-    PyObject *gettrace = Py_NewRef(greenlets.gettrace);
-    PyObject *current = NULL, *own_trace = NULL, *before = NULL;
-    int result = -1;
-    current = PyObject_CallNoArgs(gettrace);
-    if (current == NULL) {
-        goto error;
-    }
-    if (!is_own_trace(current)) {
-        own_trace = PyCFunction_New(&trace_method, current);
-        before = own_trace == NULL ? NULL : PyObject_CallOneArg(settrace, own_trace);
-        if (before == NULL) {
-            goto error;
-        }
-    }
-    traced_install_count = install_count;
-    result = 1;
-error:
-    Py_XDECREF(before);
-    Py_XDECREF(own_trace);
-    Py_XDECREF(current);
-    Py_DECREF(gettrace);
-    Py_DECREF(settrace);
-    return result;
-}
-
 void greenlets_ensure_traced(void)
 {
-    if (greenlets.settrace == NULL || traced_install_count == greenlets.install_count || !hooks_is_active()) {
+    if (greenlets.module == NULL || traced_install_count == greenlets.install_count || !hooks_is_active()) {
         return;
     }
     compat_exception pending = compat_save_exception();
-    if (greenlets_trace_thread() < 0) {
-        PyErr_Clear(); /* no memory; the next switch tries again */
-    }
-    compat_restore_exception(pending);
-}
-
-static void remove_trace(PyObject *settrace, PyObject *gettrace)
-{
-    PyObject *current = PyObject_CallNoArgs(gettrace);
-    if (current != NULL && is_own_trace(current)) {
-        PyObject *own_trace = PyObject_CallOneArg(settrace, PyCFunction_GET_SELF(current));
+    /* The calls below allocate: the collector can run, and another thread can install or remove hooks
+     * meanwhile. */
+    unsigned install_count = greenlets.install_count;
+    PyObject *module = Py_NewRef(greenlets.module);
+    PyObject *current = PyObject_CallMethod(module, "gettrace", NULL);
+    bool is_traced = current != NULL && is_own_trace(current);
+    if (current != NULL && !is_traced) {
+        PyObject *own_trace = PyCFunction_New(&trace_method, current);
+        PyObject *before = own_trace == NULL ? NULL : PyObject_CallMethod(module, "settrace", "(O)", own_trace);
+        is_traced = before != NULL;
+        Py_XDECREF(before);
         Py_XDECREF(own_trace);
     }
+    if (is_traced) {
+        traced_install_count = install_count;
+    }
+    PyErr_Clear(); /* no memory; the next switch tries again */
     Py_XDECREF(current);
-    PyErr_Clear();
+    Py_DECREF(module);
+    compat_restore_exception(pending);
 }
 
 void greenlets_remove(void)
 {
-    PyObject *settrace = greenlets.settrace, *gettrace = greenlets.gettrace, *getcurrent = greenlets.getcurrent;
-    greenlets.settrace = greenlets.gettrace = greenlets.getcurrent = NULL;
-    if (settrace != NULL) {
-        traced_install_count = 0;
-        if (!compat_is_finalizing()) {
-            remove_trace(settrace, gettrace);
+    PyObject *module = greenlets.module;
+    greenlets.module = NULL;
+    traced_install_count = 0;
+    if (module != NULL && !compat_is_finalizing()) {
+        PyObject *current = PyObject_CallMethod(module, "gettrace", NULL);
+        if (current != NULL && is_own_trace(current)) {
+            PyObject *own_trace = PyObject_CallMethod(module, "settrace", "(O)", PyCFunction_GET_SELF(current));
+            Py_XDECREF(own_trace);
         }
-        Py_DECREF(settrace);
-        Py_DECREF(gettrace);
-        Py_XDECREF(getcurrent);
+        Py_XDECREF(current);
+        PyErr_Clear();
     }
+    Py_XDECREF(module);
 }

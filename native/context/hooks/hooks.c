@@ -1,13 +1,12 @@
 /* The set of hooks: installs and removes them, and forwards their reports.
  *
- * One installation for each process, by the interpreter that asked for it. Hooks are replaced functions. A
- * call can be inside one during its removal, and other code may hold one for ever. So each hook checks
- * hooks_is_active first, and passes through if it is false. There are no locks: the GIL is held, and code
- * that may run Python comes last.
+ * Hooks are replaced functions. A call can be inside one during its removal, and other code may hold one for
+ * ever. So each hook checks hooks_is_active first, and passes through if it is false. There are no locks: the GIL
+ * is held, and code that may run Python comes last.
  */
 #include "py_compat.h"
 
-#include "switch_hooks.h"
+#include "hooks.h"
 
 #include <stdatomic.h>
 
@@ -21,24 +20,41 @@ static struct {
 
 typedef struct {
     const char *name;
-    bool is_needed; /* for this version of CPython */
     const char *(*install)(void);
     void (*remove)(void);
 } hook;
 
 /* Only removing the last one may run Python. */
 static const hook hooks[] = {
-    {"PyContext_AddWatcher", COMPAT_REPORTS_SWITCHES, watcher_install, watcher_remove},
-    {"Context.run", !COMPAT_REPORTS_SWITCHES, context_run_install, context_run_remove},
-    {"PyContext_Enter", !COMPAT_REPORTS_SWITCHES, relocations_install, relocations_remove},
-    {"greenlet.settrace", true, greenlets_install, greenlets_remove},
+#if COMPAT_REPORTS_SWITCHES
+    {"PyContext_AddWatcher", watcher_install, watcher_remove},
+#else
+    {"Context.run", context_run_install, context_run_remove},
+    {"PyContext_Enter", relocations_install, relocations_remove},
+#endif
+    {"greenlet.settrace", greenlets_install, greenlets_remove},
 };
-enum { HOOK_COUNT = sizeof(hooks) / sizeof(hooks[0]) };
 
 bool hooks_is_active(void)
 {
     PyInterpreterState *interp = atomic_load_explicit(&installed.interp, memory_order_relaxed);
     return interp != NULL && (compat_is_only_interpreter(interp) || interp == PyInterpreterState_Get());
+}
+
+/* Keeps a pending exception. */
+static void refresh(void)
+{
+    if (!hooks_is_active()) { /* a callback ran Python code, which may remove the hooks */
+        return;
+    }
+    compat_exception pending = compat_save_exception();
+    Py_ssize_t count = PyDict_GET_SIZE(installed.modules);
+#if !COMPAT_REPORTS_SWITCHES
+    relocations_refresh();
+#endif
+    bool settled = greenlets_refresh(installed.modules);
+    installed.modules_seen = settled ? count : -1;
+    compat_restore_exception(pending);
 }
 
 /* Runs after every switch. */
@@ -47,7 +63,7 @@ static inline void refresh_if_needed(void)
     /* Every import changes the size: a module that switches contexts is hooked by the next switch, not by the
      * next refresh. */
     if (PyDict_GET_SIZE(installed.modules) != installed.modules_seen) {
-        (void)hooks_refresh();
+        refresh();
     }
     greenlets_ensure_traced();
 }
@@ -68,68 +84,31 @@ static void report_change(void)
     }
 }
 
-int hooks_refresh(void)
+PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject *problem_type)
 {
-    if (!hooks_is_active()) {
-        return 0;
-    }
-    compat_exception pending = compat_save_exception();
-    Py_ssize_t count = PyDict_GET_SIZE(installed.modules);
-    int redirected = COMPAT_REPORTS_SWITCHES ? 0 : relocations_refresh();
-    bool settled = greenlets_refresh(installed.modules);
-    installed.modules_seen = settled ? count : -1;
-    compat_restore_exception(pending);
-    return redirected;
-}
-
-static PyObject *list_problems(const char *const *problems)
-{
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < HOOK_COUNT; i++) {
-        if (problems[i] == NULL) {
-            continue;
-        }
-        PyObject *pair = Py_BuildValue("(ss)", hooks[i].name, problems[i]);
-        if (pair == NULL || PyList_Append(list, pair) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(pair);
-    }
-    return list;
-}
-
-PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks)
-{
-    const char *problems[HOOK_COUNT];
-    PyInterpreterState *interp = PyInterpreterState_Get();
-    PyInterpreterState *other = atomic_load(&installed.interp);
-    if (!PyContextVar_CheckExact(variable)) {
-        return PyErr_Format(PyExc_TypeError, "a ContextVar is needed, not %.100s", Py_TYPE(variable)->tp_name);
-    }
-    if (interp != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_RuntimeError, "the hooks are for the main interpreter only");
-        return NULL;
-    }
-    if (other != NULL && other != interp) {
-        PyErr_SetString(PyExc_RuntimeError, "another interpreter of this process has installed the hooks");
-        return NULL;
-    }
     PyObject *old_variable = installed.variable, *old_modules = installed.modules;
     installed.variable = Py_NewRef(variable);
     installed.modules = Py_NewRef(PyImport_GetModuleDict());
-    installed.modules_seen = -1;
     installed.callbacks = callbacks;
-    atomic_store(&installed.interp, interp);
-    for (size_t i = 0; i < HOOK_COUNT; i++) {
-        problems[i] = hooks[i].is_needed ? hooks[i].install() : NULL;
+    atomic_store(&installed.interp, PyInterpreterState_Get());
+    const char *problems[Py_ARRAY_LENGTH(hooks)];
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks); i++) {
+        problems[i] = hooks[i].install();
     }
+    refresh();
+    greenlets_ensure_traced();
     Py_XDECREF(old_variable);
     Py_XDECREF(old_modules);
-    (void)hooks_refresh();
-    greenlets_ensure_traced();
-    PyObject *list = list_problems(problems);
-    if (list == NULL) {
-        hooks_remove();
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < Py_ARRAY_LENGTH(hooks); i++) {
+        if (problems[i] == NULL) {
+            continue;
+        }
+        PyObject *problem = PyObject_CallFunction(problem_type, "ss", hooks[i].name, problems[i]);
+        if (problem == NULL || PyList_Append(list, problem) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(problem);
     }
     return list;
 }
@@ -141,7 +120,7 @@ void hooks_remove(void)
     }
     compat_exception pending = compat_save_exception();
     atomic_store(&installed.interp, NULL);
-    for (size_t i = 0; i < HOOK_COUNT; i++) {
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks); i++) {
         hooks[i].remove();
     }
     compat_restore_exception(pending);
@@ -149,12 +128,8 @@ void hooks_remove(void)
 
 void hooks_finalize(void)
 {
-    PyInterpreterState *interp = atomic_load(&installed.interp);
-    if (interp == NULL || interp == PyInterpreterState_Get()) {
-        hooks_remove();
-        Py_CLEAR(installed.variable);
-        Py_CLEAR(installed.modules);
-    }
+    Py_CLEAR(installed.variable);
+    Py_CLEAR(installed.modules);
 }
 
 /* Return the single argument of a function, passed by position or by name. Borrowed. */
@@ -162,37 +137,30 @@ static PyObject *parse_single_argument(PyObject *const *args, Py_ssize_t count, 
                                        const char *name)
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-    if (count + named == 1 && (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) == 0)) {
-        return args[0];
-    }
-    return PyErr_Format(PyExc_TypeError, "%s() takes exactly one argument, %s", function, name);
-}
-
-PyObject *hooks_attach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    PyObject *context = parse_single_argument(args, count, names, "attach", "context");
-    if (context == NULL) {
-        return NULL;
+    if (count + named != 1 || (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), name) != 0)) {
+        return PyErr_Format(PyExc_TypeError, "%s() takes exactly one argument, %s", function, name);
     }
     if (installed.variable == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;
     }
-    PyObject *token = PyContextVar_Set(installed.variable, context);
+    return args[0];
+}
+
+PyObject *hooks_attach(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *context = parse_single_argument(args, count, names, "attach", "context");
+    PyObject *token = context == NULL ? NULL : PyContextVar_Set(installed.variable, context);
     if (token != NULL) {
         report_change();
     }
     return token;
 }
 
-PyObject *hooks_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *hooks_detach(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     PyObject *token = parse_single_argument(args, count, names, "detach", "token");
     if (token == NULL) {
-        return NULL;
-    }
-    if (installed.variable == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "no hooks have been installed");
         return NULL;
     }
     if (!PyContextToken_CheckExact(token)) { /* the words of ContextVar.reset */
@@ -202,5 +170,32 @@ PyObject *hooks_detach(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
         return NULL;
     }
     report_change();
+    Py_RETURN_NONE;
+}
+
+PyObject *hooks_set_variable(PyObject *module, PyObject *args)
+{
+    PyObject *variable, *value;
+    if (!PyArg_ParseTuple(args, "O!O:set_labels", &PyContextVar_Type, &variable, &value)) {
+        return NULL;
+    }
+    PyObject *token = PyContextVar_Set(variable, value);
+    if (token == NULL) {
+        return NULL;
+    }
+    Py_DECREF(token);
+    report_change();
+    Py_RETURN_NONE;
+}
+
+PyObject *hooks_publish(PyObject *module, PyObject *unused)
+{
+    report_change();
+    Py_RETURN_NONE;
+}
+
+PyObject *hooks_refresh(PyObject *module, PyObject *unused)
+{
+    refresh();
     Py_RETURN_NONE;
 }

@@ -11,21 +11,12 @@
  */
 #include "py_compat.h"
 
-#include "switch_hooks.h"
+#include "hooks.h"
 
 #include "loaded_modules.h"
 
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#if defined(__x86_64__)
-enum { JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT };
-#elif defined(__aarch64__)
-enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
-#else
-#error "call sites are known on x86-64 and aarch64"
-#endif
 
 static HOT int enter_and_report(PyObject *context)
 {
@@ -48,11 +39,10 @@ static HOT int exit_and_report(PyObject *context)
 
 typedef struct {
     const char *name;
-    size_t size; /* of the name, with its final NUL */
     uintptr_t original, replacement;
 } call;
 
-#define CALL(function, replacement) {#function, sizeof(#function), (uintptr_t)(function), (uintptr_t)(replacement)}
+#define CALL(function, replacement) {#function, (uintptr_t)(function), (uintptr_t)(replacement)}
 
 /* State of one pass over all loaded modules. */
 typedef struct {
@@ -60,7 +50,7 @@ typedef struct {
     bool redirect;                 /* false: restore the slots */
     bool found_in_cpython;         /* a slot exists in the module that defines the functions */
     bool unsettled;                /* some module was being loaded */
-    int changed, failed;           /* numbers of slots */
+    bool failed;                   /* some slot could not be written */
     unsigned long long last_loads; /* with this number of loads there is nothing to do */
     unsigned long long loads;
 } relocation_pass;
@@ -89,14 +79,13 @@ static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uint
     }
     bool is_writable = protection >= 0 && (protection & PROT_WRITE);
     if (protection < 0 || (!is_writable && mprotect(page, page_size, protection | PROT_WRITE) != 0)) {
-        p->failed++;
+        p->failed = true;
         return;
     }
     __atomic_store_n(slot, value, __ATOMIC_RELEASE);
     if (!is_writable) {
         (void)mprotect(page, page_size, protection);
     }
-    p->changed++;
 }
 
 static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_relocation *relocation, const call *c)
@@ -127,16 +116,10 @@ static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_rel
 static void visit_table(relocation_pass *p, const loaded_module *m, const elf_relocation *table, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        size_t type = ELF64_R_TYPE(table[i].r_info), number = ELF64_R_SYM(table[i].r_info);
-        if ((type != JUMP_SLOT && type != GLOB_DAT) || number == 0 || number >= m->max_symbols) {
-            continue;
-        }
-        size_t name = m->symbols[number].st_name;
-        for (size_t k = 0; k < 2; k++) {
-            const call *c = &p->calls[k];
-            if (name < m->strings_size && m->strings_size - name >= c->size
-                && memcmp(m->strings + name, c->name, c->size) == 0) {
-                visit_slot(p, m, &table[i], c);
+        size_t type = ELF64_R_TYPE(table[i].r_info);
+        for (size_t k = 0; k < 2 && (type == JUMP_SLOT || type == GLOB_DAT); k++) {
+            if (relocation_is_of(m, &table[i], p->calls[k].name)) {
+                visit_slot(p, m, &table[i], &p->calls[k]);
             }
         }
     }
@@ -199,7 +182,7 @@ const char *relocations_install(void)
 {
     relocation_pass p = redirect(0);
     state.installed = true;
-    if (p.failed > 0) {
+    if (p.failed) {
         return "the system does not let call sites be changed: tasks run by uvloop and eager tasks are published with "
                "the span of whatever ran before them on their thread";
     }
@@ -210,13 +193,12 @@ const char *relocations_install(void)
     return NULL;
 }
 
-int relocations_refresh(void)
+void relocations_refresh(void)
 {
-    if (!state.installed) {
-        return 0;
+    if (state.installed) {
+        bool look_again = state.unsettled > 0 && state.unsettled < MAX_UNSETTLED_PASSES;
+        (void)redirect(look_again ? 0 : state.loads);
     }
-    bool look_again = state.unsettled > 0 && state.unsettled < MAX_UNSETTLED_PASSES;
-    return redirect(look_again ? 0 : state.loads).changed;
 }
 
 void relocations_remove(void)

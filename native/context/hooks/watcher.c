@@ -1,15 +1,16 @@
-/* The hook for CPython 3.14 and newer, which report every context switch to a watcher. Before that it does
- * nothing. */
-#include "switch_hooks.h"
+/* The hook for CPython 3.14 and newer, which report every context switch to a watcher. */
+#include "hooks.h"
 
 #include "public_compat.h"
+
+#if COMPAT_REPORTS_SWITCHES
 
 static int watcher = -1;
 
 /* May be called with an exception set, and keeps it. */
-static HOT int on_context_event(compat_event event, PyObject *context)
+static HOT int on_context_event(PyContextEvent event, PyObject *context)
 {
-    if (event == COMPAT_SWITCHED) {
+    if (event == Py_CONTEXT_SWITCHED) {
         hooks_report_switch(context == Py_None ? NULL : context);
     }
     return 0;
@@ -18,7 +19,7 @@ static HOT int on_context_event(compat_event event, PyObject *context)
 const char *watcher_install(void)
 {
     if (watcher < 0) {
-        watcher = compat_watch(on_context_event);
+        watcher = PyContext_AddWatcher(on_context_event);
         if (watcher < 0) {
             PyErr_Clear();
             return "other tools have taken every context watcher: tasks of asyncio and uvloop and work handed to "
@@ -31,9 +32,11 @@ const char *watcher_install(void)
 void watcher_remove(void)
 {
     if (watcher >= 0) {
-        if (compat_unwatch(watcher) != 0) {
+        if (PyContext_ClearWatcher(watcher) != 0) {
             PyErr_Clear();
         }
         watcher = -1;
     }
 }
+
+#endif
