@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from splunk_profiler.inspector.errors import InspectorError
 from splunk_profiler.inspector.model import Report
-from splunk_profiler.inspector.reader import Reader, read
+from splunk_profiler.inspector.reader import Reader
 
-__all__ = ["InspectorError", "Reader", "Report", "read"]
+__all__ = ["InspectorError", "Reader", "Report"]

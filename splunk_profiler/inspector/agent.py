@@ -9,55 +9,49 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
-from splunk_profiler.inspector.datagram_sender import DatagramSender
-from splunk_profiler.inspector.deadlines import Deadlines
-from splunk_profiler.inspector.descendants import descendants
 from splunk_profiler.inspector.errors import InspectorError, NoSuchProcessError, NotPythonError, ProcessEndedError
 from splunk_profiler.inspector.events import Ended, Skipped, Totals
-from splunk_profiler.inspector.followed_process import EventSink, FollowedProcess, FollowOptions
-from splunk_profiler.inspector.messages import Registration
+from splunk_profiler.inspector.followed_process import EventSink, FollowedProcess, Settings
+from splunk_profiler.inspector.messages import DatagramSender
+from splunk_profiler.inspector.proc_files import find_descendants
 
 REFRESH_PERIOD_S = 1.0
 """Period of the refresh of each process, and of the search for children."""
 
-_DEFAULT_DELAY_MS = 100
 
+class Deadlines:
+    """Absolute deadlines every `period_s` seconds: no drift from slow work, no burst after a stall.
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of a host agent.
+    The first one is `now`.
 
     Attributes:
-        period_s: seconds between two samples.
-        report_period_s: seconds between reports of gathered samples; None sends each sample at once.
-        samples_delay_ms: delay that the registration promises; None promises the real one.
-        duration_s: seconds to run; None means until it is stopped.
-        off_cpu: also sample threads that sleep.
-        children: also follow processes that the given ones fork.
-        host_id: ``host.id`` of the registration; None omits it.
-        registration_minor: minor version of the registration.
+        missed: number of deadlines that passed while earlier work took too long.
     """
 
-    period_s: float
-    report_period_s: float | None = None
-    samples_delay_ms: int | None = None
-    duration_s: float | None = None
-    off_cpu: bool = False
-    children: bool = False
-    send_registrations: bool = True
-    host_id: str | None = None
-    registration_minor: int = 1
+    def __init__(self, period_s: float, now: float) -> None:
+        self._period_s = period_s
+        self._start = now
+        self._next_index = 0
+        self.missed = 0
 
-    def registration(self) -> Registration | None:
-        """Return the registration to send to each process; None if none is sent."""
-        delay_ms = self.samples_delay_ms
-        if delay_ms is None:
-            # A sample is sent at once, or at the end of the report period.
-            delay_ms = _DEFAULT_DELAY_MS + math.ceil(1000 * (self.report_period_s or 0.0))
-        return Registration(delay_ms, self.host_id, self.registration_minor) if self.send_registrations else None
+    @property
+    def next_deadline_s(self) -> float:
+        """The next deadline, on the clock of `now`."""
+        return self._start + self._next_index * self._period_s
+
+    def advance_if_due(self, now: float) -> bool:
+        """Return True if the deadline has come; the next one is then the first after `now`."""
+        if now < self.next_deadline_s:
+            return False
+        # Deadlines are multiples of the period, because sums would gather rounding errors.
+        latest_index = max(int((now - self._start) / self._period_s), self._next_index)
+        if self._start + (latest_index + 1) * self._period_s <= now:
+            latest_index += 1  # the division was rounded to the wrong side
+        self.missed += latest_index - self._next_index
+        self._next_index = latest_index + 1
+        return True
 
 
 class HostAgent:
@@ -86,12 +80,10 @@ class HostAgent:
         wait: Callable[[float, Callable[[], bool]], bool],
     ) -> None:
         self._settings = settings
-        self._options = FollowOptions(settings.off_cpu, settings.registration(), settings.report_period_s is not None)
         self._on_event = on_event
         self._clock = clock
         self._wait = wait
         self._root_pids = set(pids)
-        self._own_pid = os.getpid()
         self._processes: dict[int, FollowedProcess] = {}
         self._refreshed_at: dict[int, float] = {}  # clock time of each process's last refresh
         self._skipped_programs: dict[int, str] = {}  # what each skipped process executes
@@ -113,7 +105,7 @@ class HostAgent:
     def close(self) -> None:
         """Release everything, without events and messages."""
         for process in self._processes.values():
-            process.close()
+            process.reader.close()
         self._sender.close()
 
     def run(self) -> Totals:
@@ -143,7 +135,7 @@ class HostAgent:
 
     def detach_pending(self) -> bool:
         """Release threads that stopped late; return True if none are left."""
-        return sum(not process.detach_pending() for process in self._processes.values()) == 0
+        return sum(not process.reader.detach_pending() for process in self._processes.values()) == 0
 
     def _sample(self, now: float) -> None:
         self._refresh_oldest(now)
@@ -170,7 +162,7 @@ class HostAgent:
 
     def _drop(self, process: FollowedProcess, error: InspectorError) -> None:
         process.report()
-        process.close()
+        process.reader.close()
         del self._processes[process.pid], self._refreshed_at[process.pid]
         if isinstance(error, ProcessEndedError):
             self._root_pids.discard(process.pid)  # the kernel may reuse the id
@@ -192,7 +184,7 @@ class HostAgent:
         """Follow new children, and skipped processes that execute another program now."""
         self._root_pids = {pid for pid in self._root_pids if _program_path(pid)}
         known = self._root_pids | self._processes.keys()
-        candidates = (known | descendants(known)) - self._processes.keys() - {self._own_pid}
+        candidates = (known | find_descendants(known)) - self._processes.keys() - {os.getpid()}
         self._skipped_programs = {pid: program for pid, program in self._skipped_programs.items() if pid in candidates}
         for pid in sorted(candidates):
             program = _program_path(pid)
@@ -209,7 +201,7 @@ class HostAgent:
                 self._on_event(Skipped(pid, str(error)))
 
     def _follow(self, pid: int) -> None:
-        self._processes[pid] = FollowedProcess(pid, self._options, self._sender, self._totals, self._on_event)
+        self._processes[pid] = FollowedProcess(pid, self._settings, self._sender, self._totals, self._on_event)
         self._refreshed_at[pid] = self._clock()
 
     def _may_find_children(self) -> bool:

@@ -6,17 +6,25 @@ Sources: "ELF Handling For Thread-Local Storage", the processors' ELF supplement
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from splunk_profiler.inspector.errors import UnsupportedError
 
 _MAX_STATIC_OFFSET = 1 << 20
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 
-GENERAL_REGISTER_SET = 1
-"""NT_PRSTATUS, the general registers for PTRACE_GETREGSET."""
+_GENERAL_REGISTERS = 1  # NT_PRSTATUS
+_ARM_TLS_REGISTERS = 0x401  # NT_ARM_TLS: the thread pointer, and a second word where there is SME
 
 HEADER_BYTES = 20
 """Size of the part of a program's file that names the architecture."""
+
+
+class Register(NamedTuple):
+    """A register of 8 bytes: its set, for PTRACE_GETREGSET, and its byte offset in that set."""
+
+    register_set: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +33,6 @@ class Architecture:
 
     Attributes:
         name: machine name of ``uname -m``.
-        register_set: PTRACE_GETREGSET set that has the thread pointer.
-        register_set_bytes: bytes to read of that set.
-        thread_pointer_offset: byte offset of the thread pointer in that set.
-        general_set_bytes: bytes to read of the general registers, NT_PRSTATUS.
-        instruction_pointer_offset: byte offset of the instruction pointer in them.
         tlsdesc_relocation: relocation of a TLS descriptor.
         other_dialects: TLS relocations that host profilers do not follow, with their names.
         is_tls_below: True if static TLS lies below the thread pointer (variant II), else above (variant I).
@@ -40,11 +43,8 @@ class Architecture:
 
     name: str
     elf_machine: int
-    register_set: int
-    register_set_bytes: int
-    thread_pointer_offset: int
-    general_set_bytes: int
-    instruction_pointer_offset: int
+    thread_pointer: Register
+    instruction_pointer: Register
     tlsdesc_relocation: int
     other_dialects: dict[int, str]
     is_tls_below: bool
@@ -66,14 +66,6 @@ class Architecture:
             return value - _round_up(size, alignment)
         return value + _round_up(self.block_header_bytes, alignment)
 
-    def thread_pointer(self, registers: bytes) -> int:
-        """Return the thread pointer from the bytes of `register_set`."""
-        return int.from_bytes(registers[self.thread_pointer_offset :][:8], "little")
-
-    def instruction_pointer(self, registers: bytes) -> int:
-        """Return the instruction pointer from the bytes of the general registers."""
-        return int.from_bytes(registers[self.instruction_pointer_offset :][:8], "little")
-
 
 def _round_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
@@ -83,11 +75,8 @@ ARCHITECTURES = (
     Architecture(
         name="x86_64",
         elf_machine=62,
-        register_set=GENERAL_REGISTER_SET,  # 27 words: rip is the 17th, fs_base the 22nd
-        register_set_bytes=27 * 8,
-        thread_pointer_offset=21 * 8,
-        general_set_bytes=27 * 8,
-        instruction_pointer_offset=16 * 8,
+        thread_pointer=Register(_GENERAL_REGISTERS, 21 * 8),  # fs_base
+        instruction_pointer=Register(_GENERAL_REGISTERS, 16 * 8),  # rip
         tlsdesc_relocation=36,
         other_dialects={
             16: "general dynamic without descriptors (R_X86_64_DTPMOD64)",
@@ -102,11 +91,8 @@ ARCHITECTURES = (
     Architecture(
         name="aarch64",
         elf_machine=183,
-        register_set=0x401,  # NT_ARM_TLS: the thread pointer alone (a second word where there is SME)
-        register_set_bytes=8,
-        thread_pointer_offset=0,
-        general_set_bytes=34 * 8,  # x0 to x30, sp, pc, pstate
-        instruction_pointer_offset=32 * 8,
+        thread_pointer=Register(_ARM_TLS_REGISTERS, 0),
+        instruction_pointer=Register(_GENERAL_REGISTERS, 32 * 8),  # pc, after x0 to x30 and sp
         tlsdesc_relocation=1031,
         other_dialects={
             1028: "general dynamic without descriptors (R_AARCH64_TLS_DTPMOD)",

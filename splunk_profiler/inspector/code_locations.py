@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -36,11 +36,11 @@ class CodeLocation:
 
 
 class CodeMap:
-    """The code of one process, from its mappings of code by ascending address."""
+    """The code of one process, from its mappings by ascending address."""
 
-    def __init__(self, code: Sequence[Mapping]) -> None:
-        self._code = code
-        self._starts = [mapping.start for mapping in code]
+    def __init__(self, mappings: Iterable[Mapping]) -> None:
+        self._code = [mapping for mapping in mappings if mapping.executable]
+        self._starts = [mapping.start for mapping in self._code]
 
     def location(self, address: int) -> CodeLocation | None:
         """Return the location of an instruction; None if no known code lies there."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
@@ -16,16 +16,7 @@ from splunk_profiler.inspector.errors import MalformedError
 _MAX_SECTIONS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A PT_LOAD segment: its address and its offset in the file."""
-
-    address: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """A symbol that the file defines: its value and its size in bytes."""
 
     value: int
@@ -33,43 +24,34 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Relocation:
-    """A relocation of a named symbol at an address."""
-
-    kind: int
-    symbol: str
-    address: int
-
-
-@dataclass(frozen=True, slots=True)
 class Image:
     """The facts of an ELF file about the wanted symbols.
 
     Attributes:
-        segments: the PT_LOAD segments.
+        segments: addresses of the PT_LOAD segments by their offsets in the file, both rounded down to pages.
         exported: wanted symbols that ``.dynsym`` defines.
         internal: wanted symbols that only ``.symtab`` has.
+        relocations: addresses of the relocations of each wanted symbol, by their kinds.
         tls_size: bytes of the thread-local segment; `tls_alignment` is in bytes, too.
     """
 
     has_sections: bool
-    segments: tuple[Segment, ...]
+    segments: dict[int, int]
     exported: dict[str, Symbol]
     internal: frozenset[str]
-    relocations: tuple[Relocation, ...]
+    relocations: dict[str, dict[int, int]]
     tls_size: int
     tls_alignment: int
 
-    def bias(self, start: int, offset: int, page_bytes: int) -> int:
+    def bias(self, start: int, offset: int) -> int:
         """Return what the loader added to the addresses of a file mapped from `offset` at `start`.
 
         Raises:
             MalformedError: no segment begins at that offset.
         """
-        for segment in self.segments:
-            if segment.offset // page_bytes * page_bytes == offset:
-                return start - segment.address // page_bytes * page_bytes
-        raise MalformedError(f"no loaded segment of the file begins at offset {offset:#x}")
+        if offset not in self.segments:
+            raise MalformedError(f"no loaded segment of the file begins at offset {offset:#x}")
+        return start - self.segments[offset]
 
 
 def contains_any(file: BinaryIO, names: Collection[bytes]) -> bool:
@@ -100,46 +82,49 @@ def _read_image(file: BinaryIO, names: Collection[str]) -> Image:
     size = file.seek(0, 2)
     if elf.num_sections() > _MAX_SECTIONS:
         raise MalformedError("it states more sections than a file has")
+    # A broken file may state any length; the parser would follow it beyond the end of the file.
+    sections = [
+        section
+        for section in elf.iter_sections()
+        if section["sh_type"] != "SHT_NOBITS" and section["sh_offset"] + section["sh_size"] <= size
+    ]
     exported: dict[str, Symbol] = {}
     internal: set[str] = set()
-    relocations = []
-    for section in elf.iter_sections():
-        # A broken file may state any length; the parser would follow it beyond the end of the file.
-        if section["sh_type"] == "SHT_NOBITS" or section["sh_offset"] + section["sh_size"] > size:
-            continue
-        if isinstance(section, SymbolTableSection):
-            for symbol in section.iter_symbols():
-                if symbol.name in names and symbol["st_shndx"] != "SHN_UNDEF":
-                    if section["sh_type"] == "SHT_DYNSYM":
-                        exported[symbol.name] = Symbol(symbol["st_value"], symbol["st_size"])
-                    else:
-                        internal.add(symbol.name)
-        elif isinstance(section, RelocationSection) and section.is_RELA():
-            relocations += _relocations(elf, section, names)
-    tls_segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_TLS"]
+    for table in sections:
+        for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
+            if symbol.name in names and symbol["st_shndx"] != "SHN_UNDEF":
+                if table["sh_type"] == "SHT_DYNSYM":
+                    exported[symbol.name] = Symbol(symbol["st_value"], symbol["st_size"])
+                else:
+                    internal.add(symbol.name)
+    segments: dict[int, int] = {}
+    for segment in elf.iter_segments("PT_LOAD"):
+        segments.setdefault(_page_of(segment["p_offset"]), _page_of(segment["p_vaddr"]))
+    tls_segment = next(elf.iter_segments("PT_TLS"), {"p_memsz": 0, "p_align": 1})
     return Image(
         has_sections=elf.num_sections() > 0,
-        segments=tuple(
-            Segment(segment["p_vaddr"], segment["p_offset"])
-            for segment in elf.iter_segments()
-            if segment["p_type"] == "PT_LOAD"
-        ),
+        segments=segments,
         exported=exported,
         internal=frozenset(internal - exported.keys()),
-        relocations=tuple(relocations),
-        tls_size=tls_segments[0]["p_memsz"] if tls_segments else 0,
-        tls_alignment=tls_segments[0]["p_align"] if tls_segments else 1,
+        relocations=_relocations(elf, sections, names),
+        tls_size=tls_segment["p_memsz"],
+        tls_alignment=tls_segment["p_align"],
     )
 
 
-def _relocations(elf: Any, section: Any, names: Collection[str]) -> list[Relocation]:
-    symbols = elf.get_section(section["sh_link"])
-    if not isinstance(symbols, SymbolTableSection):
-        return []
-    found = []
-    for relocation in section.iter_relocations():
-        symbol_index = relocation["r_info_sym"]
-        name = symbols.get_symbol(symbol_index).name if symbol_index else ""
-        if name in names:
-            found.append(Relocation(relocation["r_info_type"], name, relocation["r_offset"]))
+def _page_of(position: int) -> int:
+    return position // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _relocations(elf: Any, sections: Iterable[Any], names: Collection[str]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {name: {} for name in names}
+    for section in sections:
+        if not (isinstance(section, RelocationSection) and section.is_RELA()):
+            continue
+        symbols = elf.get_section(section["sh_link"])
+        for relocation in section.iter_relocations() if isinstance(symbols, SymbolTableSection) else ():
+            symbol_index = relocation["r_info_sym"]
+            name = symbols.get_symbol(symbol_index).name if symbol_index else ""
+            if name in found:
+                found[name][relocation["r_info_type"]] = relocation["r_offset"]
     return found

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from splunk_profiler.inspector.code_locations import CodeLocation
-from splunk_profiler.inspector.datagram_sender import LossReason
-from splunk_profiler.inspector.messages import Registration
+from splunk_profiler.inspector.messages import LossReason, Registration
 from splunk_profiler.inspector.model import ProcessStorage, Reason
 
 
@@ -34,7 +33,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class NotReady:
     """A process with nothing to sample yet, for blocking `reasons`; it is read again later."""
 
     pid: int
@@ -98,7 +97,7 @@ class Ended:
     text: str
 
 
-Event = Followed | Unseen | Registered | Reported | Busy | Skipped | Ended
+Event = Followed | NotReady | Registered | Reported | Busy | Skipped | Ended
 
 
 @dataclass(slots=True)

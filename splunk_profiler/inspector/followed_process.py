@@ -5,15 +5,22 @@ Runs on the thread that made it, because the kernel ties stopped threads to thei
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from splunk_profiler.inspector.code_locations import UNKNOWN_LOCATION, CodeLocation, CodeMap
-from splunk_profiler.inspector.datagram_sender import DatagramSender, LossReason
 from splunk_profiler.inspector.errors import AlreadyTracedError
-from splunk_profiler.inspector.events import Busy, Event, Followed, Registered, Reported, Sample, Totals, Unseen
-from splunk_profiler.inspector.messages import Registration, encode_correlation, encode_registration, split_count
+from splunk_profiler.inspector.events import Busy, Event, Followed, NotReady, Registered, Reported, Sample, Totals
+from splunk_profiler.inspector.messages import (
+    DatagramSender,
+    LossReason,
+    Registration,
+    encode_correlation,
+    encode_registration,
+    split_count,
+)
 from splunk_profiler.inspector.model import Interface, Level, ProcessStorage, ThreadReading
 from splunk_profiler.inspector.reader import Reader
 
@@ -22,37 +29,65 @@ EventSink = Callable[[Event], None]
 _MAX_PENDING_SAMPLES = 4096
 """Largest number of different samples that are gathered; to gather more would save few messages."""
 
+_DEFAULT_DELAY_MS = 100
+
 
 @dataclass(frozen=True, slots=True)
-class FollowOptions:
-    """The options for following a process.
+class Settings:
+    """The settings of a host agent.
 
     Attributes:
+        period_s: seconds between two samples.
+        report_period_s: seconds between reports of gathered samples; None sends each sample at once.
+        samples_delay_ms: delay that the registration promises; None promises the real one.
+        duration_s: seconds to run; None means until it is stopped.
         off_cpu: also sample threads that sleep.
-        registration: first message; None sends none, as upstream's profiler does.
-        is_batched: gather equal samples until `FollowedProcess.report`; otherwise send each one at once.
+        children: also follow processes that the given ones fork.
+        host_id: ``host.id`` of the registration; None omits it.
+        registration_minor: minor version of the registration.
     """
 
-    off_cpu: bool
-    registration: Registration | None
-    is_batched: bool
+    period_s: float
+    report_period_s: float | None = None
+    samples_delay_ms: int | None = None
+    duration_s: float | None = None
+    off_cpu: bool = False
+    children: bool = False
+    send_registrations: bool = True
+    host_id: str | None = None
+    registration_minor: int = 1
+
+    @property
+    def is_batched(self) -> bool:
+        """True if equal samples are gathered until `FollowedProcess.report`; otherwise each is sent at once."""
+        return self.report_period_s is not None
+
+    def registration(self) -> Registration | None:
+        """Return the registration to send to each process; None if none is sent."""
+        delay_ms = self.samples_delay_ms
+        if delay_ms is None:
+            # A sample is sent at once, or at the end of the report period.
+            delay_ms = _DEFAULT_DELAY_MS + math.ceil(1000 * (self.report_period_s or 0.0))
+        return Registration(delay_ms, self.host_id, self.registration_minor) if self.send_registrations else None
 
 
 class FollowedProcess:
     """A process that the agent refreshes, registers with, samples and reports to.
 
     Attributes:
+        reader: what reads the process; the owner closes it.
         is_counted: True if the process ever had a storage; the totals then include it.
 
     Raises:
-        InspectorError: the process cannot be read (see `errors`).
+        InspectorError: from the constructor and from every read; the process has ended, or cannot be read.
     """
 
     def __init__(
-        self, pid: int, options: FollowOptions, datagram_sender: DatagramSender, totals: Totals, on_event: EventSink
+        self, pid: int, settings: Settings, datagram_sender: DatagramSender, totals: Totals, on_event: EventSink
     ) -> None:
         self.pid = pid
-        self._options = options
+        self._settings = settings
+        self._registration = settings.registration()
         self._sender = datagram_sender
         self._totals = totals
         self._on_event = on_event
@@ -62,31 +97,23 @@ class FollowedProcess:
         self._code_map: CodeMap | None = None
         self.is_counted = self._is_registered = self._is_busy = False
         self._blocking_codes: frozenset[str] | None = None
-        self._reader = Reader(pid, strict_host=True, interfaces=(Interface.ELASTIC,))
+        self.reader = Reader(pid, strict_host=True, interfaces=(Interface.ELASTIC,))
         self._apply_refresh()
 
     def refresh(self) -> None:
-        """Read again what the process publishes. Real host profilers read it only once.
-
-        Raises:
-            InspectorError: the process has ended, or may not be read any more.
-        """
-        self._reader.refresh()
+        """Read again what the process publishes. Real host profilers read it only once."""
+        self.reader.refresh()
         self._code_map = None
         self._apply_refresh()
 
     def sample(self) -> None:
-        """Sample every thread that works for a transaction; send once all threads run again.
-
-        Raises:
-            InspectorError: the process has ended, or may not be read any more.
-        """
+        """Sample every thread that works for a transaction; send once all threads run again."""
         if self._storage is None:
-            if self._reader.has_storage_moved():
+            if self.reader.has_storage_moved():
                 self.refresh()
             return
         try:
-            readings = self._reader.sample(running=not self._options.off_cpu, code=True)
+            readings = self.reader.sample(running=not self._settings.off_cpu, code=True)
         except AlreadyTracedError as error:
             self._totals.busy_reads += 1
             if not self._is_busy:
@@ -97,11 +124,11 @@ class FollowedProcess:
         samples = self._collect_samples(readings)
         try:
             # A forked child may have published its own storage meanwhile; its samples belong there.
-            if self._reader.has_storage_moved():
+            if self.reader.has_storage_moved():
                 self.refresh()
         finally:
             for sample in samples:
-                if self._options.is_batched and self._storage is not None:
+                if self._settings.is_batched and self._storage is not None:
                     self._pending_samples[sample] += 1
                 else:
                     self._send(sample, 1)
@@ -115,35 +142,27 @@ class FollowedProcess:
             for count in split_count(samples):
                 self._send(sample, count)
 
-    def detach_pending(self) -> bool:
-        """Release threads that stopped late; return True if none are left."""
-        return self._reader.detach_pending()
-
-    def close(self) -> None:
-        """Release what is held of the process."""
-        self._reader.close()
-
     def _apply_refresh(self) -> None:
         """Apply the reader's last refresh: report to the old socket, emit events, register."""
-        storage, reasons = self._reader.storage, self._reader.reasons()
+        storage, reasons = self.reader.storage, self.reader.reasons()
         if storage != self._storage:
             self.report()  # to the socket at the time of the samples
             self._storage = storage
-            self._socket_address = f"{self._reader.root}{storage.socket_path}" if storage is not None else ""
+            self._socket_address = f"{self.reader.root}{storage.socket_path}" if storage is not None else ""
             self._is_registered = False
             if storage is not None:
                 self._blocking_codes = None
                 self._totals.processes += not self.is_counted
                 self.is_counted = True
-                self._on_event(Followed(self.pid, self._reader.command, storage, reasons))
+                self._on_event(Followed(self.pid, self.reader.command, storage, reasons))
         if storage is None:
             blocking = tuple(reason for reason in reasons if reason.level is Level.BLOCKS)
             codes = frozenset(reason.code for reason in blocking)
             if codes != self._blocking_codes:
                 self._blocking_codes = codes
-                self._on_event(Unseen(self.pid, self._reader.command, blocking))
-        elif not self._is_registered and self._options.registration is not None:
-            self._register(storage.socket_path, self._options.registration)
+                self._on_event(NotReady(self.pid, self.reader.command, blocking))
+        elif not self._is_registered and self._registration is not None:
+            self._register(storage.socket_path, self._registration)
 
     def _register(self, socket_path: str, registration: Registration) -> None:
         loss = self._sender.send(self._socket_address, encode_registration(registration))
@@ -163,7 +182,7 @@ class FollowedProcess:
     def _locate(self, address: int) -> CodeLocation:
         found = None if self._code_map is None else self._code_map.location(address)
         if found is None:
-            self._code_map = CodeMap(self._reader.code())  # the process has loaded code since
+            self._code_map = CodeMap(self.reader.mappings())  # the process has loaded code since
             found = self._code_map.location(address)
         return found or UNKNOWN_LOCATION
 

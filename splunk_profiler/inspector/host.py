@@ -5,7 +5,7 @@ The Elastic interface is read as upstream's eBPF profiler reads it, custom label
 
 from __future__ import annotations
 
-from splunk_profiler.inspector.layouts import LabelSet, Limits, Slot
+from splunk_profiler.inspector.layouts import Limits, RawLabelSet, Slot
 from splunk_profiler.inspector.model import CorrelationRecord, Interface, Label, Problem, ProcessStorage
 
 HOST_LIMITS = Limits(slots=10, key_bytes=25, value_bytes=53)
@@ -13,7 +13,7 @@ HOST_LIMITS = Limits(slots=10, key_bytes=25, value_bytes=53)
 _ELASTIC, _LABELS = Interface.ELASTIC, Interface.LABELS
 
 
-def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
+def host_labels(label_set: RawLabelSet) -> tuple[Label, ...]:
     """Return the labels that Parca's agent shows: cut, only UTF-8 keys, of equal keys the last."""
     labels: dict[bytes, Label] = {}
     for slot in label_set.slots[: HOST_LIMITS.slots]:
@@ -25,7 +25,7 @@ def host_labels(label_set: LabelSet) -> tuple[Label, ...]:
     return tuple(labels.values())
 
 
-def label_problems(label_set: LabelSet) -> list[Problem]:
+def label_problems(label_set: RawLabelSet) -> list[Problem]:
     """Return what a host profiler loses or changes of a label set."""
     found = []
     if label_set.count > HOST_LIMITS.slots:

@@ -1,30 +1,26 @@
 """Decoders of the published memory: bytes in, values out.
 
 Written only from the specifications "APM Agent exposed memory" and "Custom Labels ABI v1". Shares
-no code with the publisher, so that a mistake there is not repeated here. Callables read the memory.
+no code with the publisher, so that a mistake there is not repeated here. Each takes the callable that
+reads `size` bytes at `address`, and raises its UnreadableError where memory is not mapped.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from splunk_profiler.inspector.errors import MalformedError
-from splunk_profiler.inspector.model import CorrelationRecord, Label, MemoryRange, ProcessStorage
+from splunk_profiler.inspector.model import CorrelationRecord, Label, ProcessStorage
 
-ReadMemory = Callable[[Sequence[MemoryRange]], list[bytes]]
+ReadMemory = Callable[[int, int], bytes]
 
 _RECORD = struct.Struct("<HBBB16s8s8s")
-_STORAGE_HEAD = struct.Struct("<H")
-_LENGTH = struct.Struct("<I")
 _LABEL_SET = struct.Struct("<QQQ")
 _SLOT = struct.Struct("<QQQQ")
-_DESCRIPTOR = struct.Struct("<QQ")
-
-RECORD_BYTES = _RECORD.size
-DESCRIPTOR_BYTES = _DESCRIPTOR.size
+_MINOR_VERSION_BYTES = 2
+_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +53,17 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelSet:
+class RawLabelSet:
     """A label set in memory: the `count` that it states, and the `slots` that were read."""
 
     count: int
     slots: tuple[Slot, ...]
 
 
-def decode_descriptor(data: bytes) -> tuple[int, int]:
-    """Return the two words of a TLS descriptor, or of a dynamic one's ``tls_index``."""
-    return _unpack(_DESCRIPTOR, data, "a TLS descriptor")
-
-
-def decode_record(data: bytes) -> CorrelationRecord:
-    """Decode a thread's record ("Thread Local Storage Layout")."""
-    minor, valid, present, flags, trace, span, transaction = _unpack(_RECORD, data, "a thread's record")
+def read_record(read_memory: ReadMemory, address: int) -> CorrelationRecord:
+    """Read the thread's record at `address` ("Thread Local Storage Layout")."""
+    data = read_memory(address, _RECORD.size)
+    minor, valid, present, flags, trace, span, transaction = _RECORD.unpack(data)
     return CorrelationRecord(minor, valid, present, flags, trace.hex(), span.hex(), transaction.hex())
 
 
@@ -80,66 +72,49 @@ def read_storage(read_memory: ReadMemory, address: int) -> ProcessStorage:
 
     Raises:
         MalformedError: a length is not credible.
-        UnreadableError: part of it is not mapped.
     """
-    (head,) = read_memory([MemoryRange(address, _STORAGE_HEAD.size)])
-    (minor,) = _unpack(_STORAGE_HEAD, head, "the storage's version")
-    address += _STORAGE_HEAD.size
+    minor = int.from_bytes(read_memory(address, _MINOR_VERSION_BYTES), "little")
+    address += _MINOR_VERSION_BYTES
     texts = []
     for field in ("service-name", "service-environment", "socket-file-path"):
-        (data,) = read_memory([MemoryRange(address, _LENGTH.size)])
-        (length,) = _unpack(_LENGTH, data, f"the length of {field}")
+        length = int.from_bytes(read_memory(address, _LENGTH_BYTES), "little")
         if length > _MAX_TEXT_BYTES:
             raise MalformedError(f"{field} states a length of {length} bytes")
-        address += _LENGTH.size
-        (text,) = read_memory([MemoryRange(address, length)]) if length else (b"",)
-        texts.append(text.decode("utf-8", "surrogateescape"))
+        address += _LENGTH_BYTES
+        texts.append(read_memory(address, length).decode("utf-8", "surrogateescape"))
         address += length
     return ProcessStorage(minor, *texts)
 
 
-def read_label_set(read_memory: ReadMemory, address: int, limits: Limits) -> LabelSet:
+def read_label_set(read_memory: ReadMemory, address: int, limits: Limits) -> RawLabelSet:
     """Read the label set at `address` (``custom_labels_labelset_t``) up to `limits`.
 
     Raises:
         MalformedError: a count (under `SPEC_LIMITS`) or a length is not credible.
-        UnreadableError: part of it is not mapped.
     """
-    (data,) = read_memory([MemoryRange(address, _LABEL_SET.size)])
-    slots_address, count, _capacity = _unpack(_LABEL_SET, data, "a label set")
+    slots_address, count, _capacity = _LABEL_SET.unpack(read_memory(address, _LABEL_SET.size))
     if count > limits.slots and limits is SPEC_LIMITS:
         raise MalformedError(f"a label set states {count} labels")
     slot_count = min(count, limits.slots)
-    if not slot_count:
-        return LabelSet(count, ())
-    (data,) = read_memory([MemoryRange(slots_address, slot_count * _SLOT.size)])
-    raw = list(_SLOT.iter_unpack(data))
-    ranges = []
-    for key_length, key, value_length, value in raw:
-        if key:
-            ranges.append(MemoryRange(key, min(key_length, limits.key_bytes)))
-            if value:
-                ranges.append(MemoryRange(value, min(value_length, limits.value_bytes)))
-    if sum(size for _, size in ranges) > _MAX_LABEL_BYTES:
-        raise MalformedError("the keys and values of a label set state more than 1 MiB")
-    texts = iter(read_memory(ranges) if ranges else [])
+    data = read_memory(slots_address, slot_count * _SLOT.size) if slot_count else b""
     slots = []
-    for key_length, key, value_length, value in raw:
-        key_bytes = next(texts) if key else None
-        slots.append(Slot(key_length, key_bytes, value_length, next(texts) if key and value else None))
-    return LabelSet(count, tuple(slots))
+    remaining_bytes = _MAX_LABEL_BYTES
+    for key_length, key_address, value_length, value_address in _SLOT.iter_unpack(data):
+        key_bytes = min(key_length, limits.key_bytes) if key_address else 0
+        value_bytes = min(value_length, limits.value_bytes) if key_address and value_address else 0
+        remaining_bytes -= key_bytes + value_bytes
+        if remaining_bytes < 0:
+            raise MalformedError("the keys and values of a label set state more than 1 MiB")
+        key = read_memory(key_address, key_bytes) if key_address else None
+        value = read_memory(value_address, value_bytes) if key_address and value_address else None
+        slots.append(Slot(key_length, key, value_length, value))
+    return RawLabelSet(count, tuple(slots))
 
 
-def spec_labels(label_set: LabelSet) -> tuple[Label, ...]:
+def spec_labels(label_set: RawLabelSet) -> tuple[Label, ...]:
     """Return the labels by the specification: without empty slots, and of equal keys the first."""
     labels: dict[bytes, Label] = {}
     for slot in label_set.slots:
         if slot.key is not None and slot.value is not None:
             labels.setdefault(slot.key, Label(slot.key, slot.value))
     return tuple(labels.values())
-
-
-def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
-    if len(data) != layout.size:
-        raise MalformedError(f"{what} has {layout.size} bytes, not {len(data)}")
-    return layout.unpack(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from splunk_profiler.inspector.model import Interface
@@ -41,33 +41,27 @@ class Mapping:
 
 
 def parse_maps(text: str) -> list[Mapping]:
-    """Return the mappings of files in `text`."""
-    return [mapping for mapping in _parse(text) if mapping.path.startswith("/")]
-
-
-def parse_code(text: str) -> list[Mapping]:
-    """Return the mappings of code in `text`, in files or not, by ascending address."""
-    return [mapping for mapping in _parse(text) if mapping.executable]
-
-
-def _parse(text: str) -> Iterator[Mapping]:
-    for line in text.splitlines():
-        if match := _LINE_PATTERN.fullmatch(line):
-            yield Mapping(
-                start=int(match["start"], 16),
-                end=int(match["end"], 16),
-                executable="x" in match["rights"],
-                offset=int(match["offset"], 16),
-                path=match["path"].removesuffix(_DELETED_SUFFIX).replace("\\012", "\n"),
-                deleted=match["path"].endswith(_DELETED_SUFFIX),
-            )
+    """Return the mappings in `text`, by ascending address."""
+    matches = (_LINE_PATTERN.fullmatch(line) for line in text.splitlines())
+    return [
+        Mapping(
+            start=int(match["start"], 16),
+            end=int(match["end"], 16),
+            executable="x" in match["rights"],
+            offset=int(match["offset"], 16),
+            path=match["path"].removesuffix(_DELETED_SUFFIX).replace("\\012", "\n"),
+            deleted=match["path"].endswith(_DELETED_SUFFIX),
+        )
+        for match in matches
+        if match is not None
+    ]
 
 
 def code_mapping_by_path(mappings: Iterable[Mapping]) -> dict[str, Mapping]:
     """Return the first executable mapping of each file."""
     found: dict[str, Mapping] = {}
     for mapping in mappings:
-        if mapping.executable:
+        if mapping.executable and mapping.path.startswith("/"):
             found.setdefault(mapping.path, mapping)
     return found
 

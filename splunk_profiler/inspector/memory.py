@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import io
 import os
-from collections.abc import Sequence
 
 from splunk_profiler.inspector.errors import ProcessEndedError, UnreadableError
-from splunk_profiler.inspector.model import MemoryRange
-from splunk_profiler.inspector.permissions import not_permitted
+from splunk_profiler.inspector.proc_files import not_permitted
 
-_MAX_RANGES = 512  # below the kernel's IOV_MAX
 _MAX_ADDRESS = (1 << 64) - 1
 
 
@@ -31,54 +27,37 @@ def _process_vm_readv() -> ctypes._NamedFuncPointer:
 
 
 class Memory:
-    """The memory of the process that thread `tid` belongs to.
-
-    Every read raises one of these errors:
-
-    - UnreadableError: not all of it is mapped.
-    - ProcessEndedError: the process has ended.
-    - NotPermittedError: the kernel refuses.
-    """
+    """The memory of the process that thread `tid` belongs to."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
         self._readv = _process_vm_readv()
 
-    def read(self, ranges: Sequence[MemoryRange]) -> list[bytes]:
-        """Return the bytes of each range."""
-        found: list[bytes] = []
-        for start in range(0, len(ranges), _MAX_RANGES):
-            found += self._read_batch(ranges[start : start + _MAX_RANGES])
-        return found
+    def read(self, address: int, size: int) -> bytes:
+        """Return `size` bytes at `address`.
 
-    def read_bytes(self, address: int, size: int) -> bytes:
-        """Return `size` bytes at `address`."""
-        return self._read_batch([MemoryRange(address, size)])[0]
+        Raises:
+            UnreadableError: not all of it is mapped.
+            ProcessEndedError: the process has ended.
+            NotPermittedError: the kernel refuses.
+        """
+        if address <= 0 or address + size > _MAX_ADDRESS:
+            raise UnreadableError(f"address {address:#x} is not one of the process")
+        if not size:
+            return b""
+        buffer = ctypes.create_string_buffer(size)
+        copied_bytes = self._readv(self._tid, IoVec(ctypes.addressof(buffer), size), 1, IoVec(address, size), 1, 0)
+        if copied_bytes != size:
+            self._raise_error(ctypes.get_errno() if copied_bytes < 0 else errno.EFAULT, address)
+        return buffer.raw
 
     def read_word(self, address: int) -> int:
-        """Return the pointer-sized integer at `address`."""
-        return int.from_bytes(self.read_bytes(address, 8), "little")
+        """Return the pointer-sized integer at `address`; raise the errors of `read`."""
+        return int.from_bytes(self.read(address, 8), "little")
 
-    def _read_batch(self, ranges: Sequence[MemoryRange]) -> list[bytes]:
-        for address, size in ranges:
-            if address <= 0 or address + size > _MAX_ADDRESS:
-                raise UnreadableError(f"address {address:#x} is not one of the process")
-        total = sum(size for _, size in ranges)
-        if not total:
-            return [b""] * len(ranges)
-        buffer = ctypes.create_string_buffer(total)
-        local = IoVec(ctypes.addressof(buffer), total)
-        remote = (IoVec * len(ranges))(*(IoVec(address, size) for address, size in ranges))
-        copied_bytes = self._readv(self._tid, local, 1, remote, len(ranges), 0)
-        if copied_bytes != total:
-            self._raise_error(ctypes.get_errno() if copied_bytes < 0 else errno.EFAULT, ranges)
-        data = io.BytesIO(buffer.raw)
-        return [data.read(size) for _, size in ranges]
-
-    def _raise_error(self, error_number: int, ranges: Sequence[MemoryRange]) -> None:
+    def _raise_error(self, error_number: int, address: int) -> None:
         if error_number == errno.EFAULT:
-            addresses = ", ".join(f"{address:#x}" for address, _ in ranges[:4])
-            raise UnreadableError(f"the memory at {addresses} is not there")
+            raise UnreadableError(f"the memory at {address:#x} is not there")
         if error_number == errno.ESRCH:
             raise ProcessEndedError("the process ended while it was read")
         if error_number in (errno.EPERM, errno.EACCES):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 
 class Interface(Enum):
@@ -36,27 +35,40 @@ class Level(Enum):
     """Nothing is lost at present."""
 
 
-class MemoryRange(NamedTuple):
-    """A part of the memory of a process."""
+@dataclass(frozen=True, slots=True)
+class ThreadLocalVariable:
+    """A pointer that each thread has, and the way to it from the thread pointer.
 
-    address: int
-    size: int
+    Attributes:
+        offset: bytes from the thread pointer, if static.
+        module: index of its module in the thread's table, if dynamic and that table is understood.
+        module_offset: bytes from the start of the module's block.
+    """
+
+    tls: TlsKind = TlsKind.UNKNOWN
+    offset: int | None = None
+    module: int | None = None
+    module_offset: int = 0
+
+    @property
+    def is_found(self) -> bool:
+        """True if it can be read."""
+        return self.offset is not None or self.module is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class PublishingLibrary:
     """A mapped file that publishes an interface.
 
     Attributes:
         path: path as the process sees it.
-        tls: way to its thread-local pointer.
-        offset: bytes from the thread pointer to that pointer, if static.
+        process_wide: address of the interface's other symbol; None if there is none.
     """
 
     interface: Interface
     path: str
-    tls: TlsKind
-    offset: int | None
+    variable: ThreadLocalVariable = ThreadLocalVariable()
+    process_wide: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,6 @@ class ThreadReading:
         labels: None if its pointer is null or unreadable.
         problems: faults by which a host profiler would see less than was published.
         was_stopped: False if there is nothing to read or the thread sleeps inside the kernel.
-        memory: bytes of the requested extra range, read in the same stop.
         instruction_pointer: None unless it was requested.
     """
 
@@ -118,7 +129,6 @@ class ThreadReading:
     labels: tuple[Label, ...] | None
     problems: tuple[Problem, ...] = ()
     was_stopped: bool = True
-    memory: bytes = b""
     instruction_pointer: int | None = None
 
 
@@ -136,7 +146,7 @@ class ProcessStorage:
 class Reason:
     """An explanation of why a host profiler sees nothing, or less than was published.
 
-    Its `code` is the name in docs/inspect.md; `tids` is empty if it concerns the whole process.
+    Its `code` is the name in docs/host-profilers/inspect.md; `tids` is empty if it concerns the whole process.
     """
 
     code: str
@@ -164,7 +174,7 @@ class Report:
     command: str
     time_ns: int
     strict_host: bool
-    libraries: tuple[Library, ...]
+    libraries: tuple[PublishingLibrary, ...]
     storage: ProcessStorage | None
     socket_accepted: bool | None
     threads: tuple[ThreadReading, ...]

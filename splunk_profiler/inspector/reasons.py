@@ -1,4 +1,4 @@
-"""Explanations of problems in words. Every code has its line in docs/inspect.md."""
+"""Explanations of problems in words. Every code has its line in docs/host-profilers/inspect.md."""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from splunk_profiler.inspector.architecture import GENERAL_REGISTER_SET, Architecture
+from splunk_profiler.inspector.architecture import Register
 from splunk_profiler.inspector.errors import AlreadyTracedError, UnsupportedError
 from splunk_profiler.inspector.memory import IoVec
-from splunk_profiler.inspector.permissions import not_permitted
-from splunk_profiler.inspector.proc_files import read_status
+from splunk_profiler.inspector.proc_files import not_permitted, read_status
 
 _T = TypeVar("_T")
 
@@ -44,9 +43,8 @@ def _ptrace_function() -> ctypes._NamedFuncPointer:
 class Tracer:
     """A tracer of process `pid` that visits threads while they are stopped."""
 
-    def __init__(self, pid: int, architecture: Architecture) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._architecture = architecture
         self._ptrace = _ptrace_function()
         # Attached threads: None until the stop is seen, then the signal that the stop intercepted.
         self._attached: dict[int, int | None] = {}
@@ -86,25 +84,18 @@ class Tracer:
                 self._detach_stopped(0.0)
         return results
 
-    def thread_pointer(self, tid: int) -> int | None:
-        """Return the thread pointer of a stopped thread; None if it was killed meanwhile."""
-        registers = self._read_registers(tid, self._architecture.register_set, self._architecture.register_set_bytes)
-        return None if registers is None else self._architecture.thread_pointer(registers)
-
-    def instruction_pointer(self, tid: int) -> int | None:
-        """Return the instruction pointer of a stopped thread; None if it was killed meanwhile."""
-        registers = self._read_registers(tid, GENERAL_REGISTER_SET, self._architecture.general_set_bytes)
-        return None if registers is None else self._architecture.instruction_pointer(registers)
+    def read_register(self, tid: int, register: Register) -> int | None:
+        """Return the value of `register` in a stopped thread; None if it was killed meanwhile."""
+        buffer = ctypes.create_string_buffer(register.offset + 8)
+        iovec = IoVec(ctypes.addressof(buffer), len(buffer))
+        if self._ptrace(_PTRACE_GETREGSET, tid, register.register_set, ctypes.addressof(iovec)) < 0:
+            return None
+        return int.from_bytes(buffer.raw[register.offset :], "little")
 
     def detach_pending(self, timeout_s: float = 0.0) -> bool:
         """Release threads that stopped late; return True if none are left."""
         self._detach_stopped(timeout_s)
         return not self._attached
-
-    def _read_registers(self, tid: int, set_type: int, size: int) -> bytes | None:
-        buffer = ctypes.create_string_buffer(size)
-        iovec = IoVec(ctypes.addressof(buffer), size)
-        return buffer.raw if self._ptrace(_PTRACE_GETREGSET, tid, set_type, ctypes.addressof(iovec)) >= 0 else None
 
     def _request_stop(self, tid: int) -> None:
         if tid in self._attached:

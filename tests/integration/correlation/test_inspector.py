@@ -25,10 +25,10 @@ from inspected_process import (
     run_inspected,
     storage,
 )
-from inspector_reports import first_thread, reason_codes
+from inspector_reports import first_thread, read, reason_codes
 from target_process import Target
 
-from splunk_profiler.inspector import Reader, read
+from splunk_profiler.inspector import Reader
 from splunk_profiler.inspector.model import Interface, Label, Level, TlsKind
 
 ELASTIC, LABELS = Interface.ELASTIC, Interface.LABELS
@@ -53,7 +53,7 @@ def test_what_a_thread_publishes_is_read_back(workshop: TargetBuilder, socket_pa
         target.do("record " + record_bytes(flags=3).hex())
         target.do(labels((b"route", b"/checkout"), (b"tier", "gold ✓".encode())))
         report = read(target.pid)
-    assert [(library.interface, library.tls, Path(library.path).name) for library in report.libraries] == [
+    assert [(library.interface, library.variable.tls, Path(library.path).name) for library in report.libraries] == [
         (ELASTIC, TlsKind.STATIC, ELASTIC_NAME),
         (LABELS, TlsKind.STATIC, LABELS_NAME),
     ]
@@ -73,7 +73,7 @@ def test_what_a_thread_publishes_is_read_back(workshop: TargetBuilder, socket_pa
     assert thread.labels == (Label(b"route", b"/checkout"), Label(b"tier", "gold ✓".encode()))
 
 
-def test_every_thread_has_its_own_values_whether_made_before_or_after_the_libraries(workshop: TargetBuilder) -> None:
+def test_threads_made_before_and_after_the_libraries_have_their_own_values(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do("hold 4", "started")
@@ -96,7 +96,7 @@ def test_libraries_that_are_preloaded_are_read(workshop: TargetBuilder) -> None:
         target.publish()
         target.do("hold 1", "started")
         report = read(target.pid)
-    assert {library.tls for library in report.libraries} == {TlsKind.STATIC}
+    assert {library.variable.tls for library in report.libraries} == {TlsKind.STATIC}
     assert sum(thread.correlation is not None for thread in report.threads) == 1
     assert sum(thread.labels is not None for thread in report.threads) == 1
 
@@ -105,7 +105,7 @@ def test_a_program_may_publish_labels_itself(workshop: TargetBuilder) -> None:
     with run_inspected(workshop, "-DLABELS", "-rdynamic") as target:
         target.do(labels((b"own", b"program")))
         report = read(target.pid)
-    assert [(library.interface, library.tls) for library in report.libraries] == [(LABELS, TlsKind.STATIC)]
+    assert [(library.interface, library.variable.tls) for library in report.libraries] == [(LABELS, TlsKind.STATIC)]
     assert first_thread(report).labels == (Label(b"own", b"program"),)
 
 
@@ -116,7 +116,7 @@ def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
         target.publish(workshop.elastic("-DPADDING=65536"), workshop.labels("-DPADDING=65536"), socket_path=socket_path)
         target.do("hold 2", "started")
         lenient, strict = read(target.pid), read(target.pid, strict_host=True)
-    assert {library.tls for library in lenient.libraries} == {TlsKind.DYNAMIC}
+    assert {library.variable.tls for library in lenient.libraries} == {TlsKind.DYNAMIC}
     assert reason_codes(lenient) == {(ELASTIC, "tls-dynamic"), (LABELS, "tls-dynamic")} == reason_codes(strict)
     assert sum(thread.correlation is not None for thread in lenient.threads) == 2
     assert sum(thread.labels is not None for thread in lenient.threads) == 2
@@ -124,7 +124,7 @@ def test_dynamic_tls_is_read_and_reported_and_a_host_profiler_sees_nothing(
     assert not any(thread.correlation or thread.labels for thread in strict.threads)
 
 
-def test_nothing_loaded_in_a_python_process_is_said() -> None:
+def test_a_python_process_without_the_libraries_is_reported() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         report = read(target.pid)
@@ -168,13 +168,13 @@ def _without_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "options"}
 
 
-def test_one_library_for_both_interfaces_is_said_to_lose_one(workshop: TargetBuilder) -> None:
+def test_one_library_for_both_interfaces_is_reported_to_lose_one(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic("-DLABELS"))
         assert (ELASTIC, "both-interfaces") in reason_codes(read(target.pid), Level.LOSES)
 
 
-def test_a_library_whose_file_is_gone_is_read_or_said_to_be_gone(workshop: TargetBuilder, tmp_path: Path) -> None:
+def test_a_library_whose_file_is_gone_is_read_or_reported_as_gone(workshop: TargetBuilder, tmp_path: Path) -> None:
     copy = tmp_path / LABELS_NAME
     shutil.copy(workshop.labels(), copy)
     with run_inspected(workshop) as target:
@@ -255,9 +255,7 @@ def test_a_socket_path_of_89_bytes_is_the_longest_that_is_reached(workshop: Targ
                 assert ((ELASTIC, "socket-path-too-long") in reason_codes(report, Level.LOSES)) is not accepted
 
 
-def test_a_socket_that_nobody_receives_at_or_of_another_kind_is_recognised(
-    workshop: TargetBuilder, tmp_path: Path
-) -> None:
+def test_a_socket_without_a_receiver_or_of_another_kind_is_recognised(workshop: TargetBuilder, tmp_path: Path) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         with datagram_socket(tmp_path, "left") as path:
@@ -359,7 +357,7 @@ def test_host_profilers_cut_labels_and_the_specification_does_not(workshop: Targ
     assert reason_codes(strict, Level.LOSES) == {(LABELS, code) for code in lost} == reason_codes(lenient, Level.LOSES)
 
 
-def test_pointers_into_nowhere_are_said_to_be_and_do_not_end_the_read(workshop: TargetBuilder) -> None:
+def test_invalid_pointers_are_reported_and_do_not_end_the_read(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do("record wild")

@@ -6,7 +6,6 @@ And the oracle for publishers: what is read of threads that switch as fast as th
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from inspected_process import InspectedProcess, TargetBuilder, import_path, reco
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
-from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
 MIN_READS = 20_000
 FLIPPING_THREADS = 8
-ARCHITECTURE = next(one for one in ARCHITECTURES if one.name == platform.machine())
 
 READ_LOOP_PROGRAM = """
 import sys
@@ -37,12 +34,10 @@ with Reader(int(sys.argv[1])) as reader:
 """
 HOLD_PROGRAM = """
 import os, sys
-from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.tracer import Tracer
-architecture = next(one for one in ARCHITECTURES if one.name == os.uname().machine)
 pid = int(sys.argv[1])
 tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-Tracer(pid, architecture).visit(tids, lambda tid: print("holding", flush=True) or sys.stdin.read())
+Tracer(pid).visit(tids, lambda tid: print("holding", flush=True) or sys.stdin.read())
 """
 
 
@@ -106,10 +101,11 @@ def count_mixed_reads(target: InspectedProcess, min_reads: int) -> tuple[int, in
 
 
 def test_threads_that_switch_as_fast_as_they_can_are_never_read_in_between(workshop: TargetBuilder) -> None:
+    threads = 2  # more of them only make each stop wait for a time slice
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {FLIPPING_THREADS} whole", "started")
-        assert count_mixed_reads(target, MIN_READS) == (0, 0, 2 * FLIPPING_THREADS)
+        target.do(f"flip {threads} whole", "started")
+        assert count_mixed_reads(target, MIN_READS) == (0, 0, 2 * threads)
 
 
 def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop: TargetBuilder) -> None:
@@ -120,7 +116,7 @@ def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop
         assert mixed > 0
 
 
-def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_at_any_moment(workshop: TargetBuilder) -> None:
+def test_inspector_killed_at_any_moment_leaves_no_thread_stopped(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do(f"flip {FLIPPING_THREADS} whole", "started")
@@ -133,7 +129,7 @@ def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_at_any_moment(
             assert not stopped_or_traced(target.pid)
 
 
-def test_no_thread_is_left_stopped_by_an_inspector_that_is_killed_while_it_holds_them(workshop: TargetBuilder) -> None:
+def test_inspector_killed_while_it_holds_threads_leaves_none_stopped(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.do("hold 4", "started")
         with start_inspector(HOLD_PROGRAM, target.pid) as inspector:
@@ -166,7 +162,7 @@ def test_an_error_while_threads_are_held_lets_all_of_them_go(workshop: TargetBui
 
     with run_inspected(workshop) as target:
         target.do("hold 12", "started")
-        tracer = Tracer(target.pid, ARCHITECTURE)
+        tracer = Tracer(target.pid)
         with pytest.raises(RuntimeError, match="in the middle"):
             tracer.visit(list_tids(target.pid), fail)
         assert not stopped_or_traced(target.pid)
@@ -192,7 +188,7 @@ def test_a_signal_that_was_waiting_at_the_stop_is_delivered(workshop: TargetBuil
         def kill(_tid: int) -> None:
             os.kill(target.pid, signal.SIGTERM)
 
-        Tracer(target.pid, ARCHITECTURE).visit([target.pid], kill)
+        Tracer(target.pid).visit([target.pid], kill)
         assert target.finish() == -signal.SIGTERM
 
 
@@ -228,7 +224,7 @@ def test_a_thread_that_could_not_be_stopped_is_let_go_as_soon_as_it_stands(works
     with run_inspected(workshop) as target:
         sleeper = int(target.do("vfork", "tid").split()[1])
         wait_until(lambda: read_status(target.pid, sleeper)["State"].startswith("D"))
-        tracer = Tracer(target.pid, ARCHITECTURE)
+        tracer = Tracer(target.pid)
         assert tracer.visit([sleeper, target.pid], lambda tid: tid) == {target.pid: target.pid}
         assert tracer.pending_tids == {sleeper}
         assert not tracer.detach_pending()
@@ -257,7 +253,7 @@ def test_threads_that_end_while_they_are_read_are_left_out(workshop: TargetBuild
 
 def test_a_thread_that_executes_another_program_meanwhile_goes_on(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
-        tracer = Tracer(target.pid, ARCHITECTURE)
+        tracer = Tracer(target.pid)
         tracer.visit([target.pid], lambda tid: tid)
         target.tell("exec 300")
         visits = 0
@@ -283,7 +279,7 @@ def test_a_process_whose_first_thread_has_ended_is_still_read(workshop: TargetBu
         assert report.storage is not None
 
 
-def test_a_process_that_is_killed_while_it_is_read_is_nobodys_to_collect_but_its_parents(
+def test_process_killed_while_its_parent_reads_it_is_left_to_the_parent(
     workshop: TargetBuilder,
 ) -> None:
     with run_inspected(workshop) as target:
@@ -294,13 +290,13 @@ def test_a_process_that_is_killed_while_it_is_read_is_nobodys_to_collect_but_its
             if tid != target.pid:
                 os.kill(target.pid, signal.SIGKILL)
 
-        tracer = Tracer(target.pid, ARCHITECTURE)
+        tracer = Tracer(target.pid)
         tracer.visit(list_tids(target.pid), kill)
         wait_until(tracer.detach_pending)
         assert target.finish() == -signal.SIGKILL
 
 
-def test_a_process_that_is_killed_while_another_process_reads_it_is_collected(workshop: TargetBuilder) -> None:
+def test_process_killed_while_another_process_reads_it_is_reaped(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
         target.do("hold 12", "started")
@@ -313,6 +309,6 @@ def test_a_process_that_is_killed_while_another_process_reads_it_is_collected(wo
 
 
 def test_reading_oneself_is_refused_with_words() -> None:
-    program = "import os; from splunk_profiler.inspector import read; read(os.getpid())"
+    program = "import os; from splunk_profiler.inspector import Reader; Reader(os.getpid())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "a process cannot inspect itself" in done.stderr

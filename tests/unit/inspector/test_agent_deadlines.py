@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.inspector.deadlines import Deadlines
+from splunk_profiler.inspector.agent import Deadlines
 
 
 def test_the_first_instant_is_the_start() -> None:
@@ -24,7 +24,7 @@ def test_what_comes_late_does_not_move_what_follows() -> None:
     assert deadlines.missed == 0
 
 
-def test_after_a_stall_there_is_no_burst_and_the_instants_left_out_are_counted() -> None:
+def test_deadlines_after_a_stall_come_without_a_burst_and_count_the_missed() -> None:
     deadlines = Deadlines(0.5, 0.0)
     assert deadlines.advance_if_due(0.0)
     assert deadlines.advance_if_due(3.25)

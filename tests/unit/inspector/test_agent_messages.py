@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.inspector.agent import Settings
-from splunk_profiler.inspector.datagram_sender import DatagramSender, LossReason
-from splunk_profiler.inspector.messages import Registration, encode_correlation, encode_registration, split_count
+from splunk_profiler.inspector.followed_process import Settings
+from splunk_profiler.inspector.messages import (
+    DatagramSender,
+    LossReason,
+    Registration,
+    encode_correlation,
+    encode_registration,
+    split_count,
+)
 
 
 @pytest.fixture
@@ -38,12 +44,12 @@ def test_a_correlation_has_type_1_minor_version_1_three_ids_and_a_count() -> Non
     assert len(data) == 46
 
 
-def test_a_registration_has_type_2_the_delay_and_the_host_id_with_its_length() -> None:
+def test_registration_has_type_2_the_delay_and_the_host_id_with_its_length() -> None:
     data = encode_registration(Registration(1000, "hôst", minor_version=2))
     assert data == bytes.fromhex("02000200e803000005000000") + "hôst".encode()
 
 
-def test_a_registration_without_a_host_id_ends_with_the_delay_and_an_empty_one_has_no_bytes() -> None:
+def test_registration_omits_a_missing_host_id_and_encodes_an_empty_one() -> None:
     assert encode_registration(Registration(100)) == bytes.fromhex("0200010064000000")
     assert encode_registration(Registration(100, "")) == bytes.fromhex("020001006400000000000000")
 
@@ -77,13 +83,11 @@ def test_the_delay_that_is_promised_is_the_one_that_is_kept(settings: Settings, 
     assert registration.samples_delay_ms == delay_ms
 
 
-def test_nothing_is_said_where_registering_is_switched_off() -> None:
+def test_no_registration_is_sent_where_it_is_switched_off() -> None:
     assert Settings(0.05, send_registrations=False).registration() is None
 
 
-def test_a_message_arrives_or_the_reason_is_told_and_nothing_is_waited_for(
-    datagram_sender: DatagramSender, tmp_path: Path
-) -> None:
+def test_a_message_arrives_or_gives_a_reason_without_waiting(datagram_sender: DatagramSender, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     assert datagram_sender.send(path, b"x") is LossReason.SOCKET_GONE
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -12,8 +11,8 @@ from inspected_process import record_bytes, storage_bytes
 
 from splunk_profiler.inspector import host, layouts
 from splunk_profiler.inspector.errors import MalformedError, UnreadableError
-from splunk_profiler.inspector.layouts import LabelSet, Slot
-from splunk_profiler.inspector.model import Label
+from splunk_profiler.inspector.layouts import RawLabelSet, Slot
+from splunk_profiler.inspector.model import CorrelationRecord, Label
 
 BASE = 0x10000
 
@@ -24,13 +23,14 @@ class FlatMemory:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        found = []
-        for address, size in ranges:
-            if address < BASE or address + size > BASE + len(self._data):
-                raise UnreadableError(f"{address:#x}")
-            found.append(self._data[address - BASE : address - BASE + size])
-        return found
+    def read(self, address: int, size: int) -> bytes:
+        if address < BASE or address + size > BASE + len(self._data):
+            raise UnreadableError(f"{address:#x}")
+        return self._data[address - BASE : address - BASE + size]
+
+
+def read_record(data: bytes) -> CorrelationRecord:
+    return layouts.read_record(FlatMemory(data).read, BASE)
 
 
 def label_set_bytes(*pairs: tuple[bytes, bytes]) -> bytes:
@@ -45,8 +45,9 @@ def label_set_bytes(*pairs: tuple[bytes, bytes]) -> bytes:
 
 
 def test_a_record_has_37_bytes_and_gives_its_fields() -> None:
-    found = layouts.decode_record(record_bytes(bytes(range(16)), bytes(range(8)), bytes(range(8, 16)), flags=0xFF))
-    assert layouts.RECORD_BYTES == 37
+    data = record_bytes(bytes(range(16)), bytes(range(8)), bytes(range(8, 16)), flags=0xFF)
+    assert len(data) == 37
+    found = read_record(data)
     assert (found.minor_version, found.valid, found.trace_present, found.trace_flags) == (1, 1, 1, 255)
     assert found.trace_id == "000102030405060708090a0b0c0d0e0f"
     assert found.span_id == "0001020304050607"
@@ -59,17 +60,17 @@ def test_a_record_has_37_bytes_and_gives_its_fields() -> None:
 def test_ids_are_usable_while_the_record_is_valid_and_a_trace_present(
     valid: int, present: int, is_usable: bool
 ) -> None:
-    assert layouts.decode_record(record_bytes(valid=valid, present=present)).is_usable is is_usable
+    assert read_record(record_bytes(valid=valid, present=present)).is_usable is is_usable
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_record_or_malformed(data: bytes) -> None:
+def test_any_bytes_are_a_record_or_unreadable(data: bytes) -> None:
     try:
-        found = layouts.decode_record(data)
-    except MalformedError:
-        assert len(data) != 37
+        found = read_record(data)
+    except UnreadableError:
+        assert len(data) < 37
     else:
-        assert bytes.fromhex(found.trace_id + found.span_id + found.transaction_id) == data[5:]
+        assert bytes.fromhex(found.trace_id + found.span_id + found.transaction_id) == data[5:37]
         host.record_problems(found)
 
 
@@ -94,7 +95,7 @@ def test_any_bytes_are_a_storage_or_a_clear_error(data: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=60)), max_size=14))
-def test_of_equal_keys_the_first_counts_by_the_specification_and_the_last_for_a_host(
+def test_equal_keys_keep_the_first_value_in_the_spec_and_the_last_in_hosts(
     pairs: list[tuple[bytes, bytes]],
 ) -> None:
     memory = FlatMemory(label_set_bytes(*pairs))
@@ -133,7 +134,7 @@ def test_any_bytes_are_a_label_set_or_a_clear_error(data: bytes, limits: layouts
     )
 )
 def test_any_slots_are_labels_to_a_host(slots: list[Slot]) -> None:
-    found = LabelSet(len(slots), tuple(slots))
+    found = RawLabelSet(len(slots), tuple(slots))
     for label in host.host_labels(found):
         label.key.decode("utf-8")
     host.label_problems(found)
@@ -141,13 +142,4 @@ def test_any_slots_are_labels_to_a_host(slots: list[Slot]) -> None:
 
 def test_an_empty_place_is_ignored_and_counts_as_one_of_ten() -> None:
     slots = [Slot(0, None, 0, None)] * 9 + [Slot(1, b"a", 1, b"1"), Slot(1, b"b", 1, b"2")]
-    assert host.host_labels(LabelSet(11, tuple(slots))) == (Label(b"a", b"1"),)
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes_are_a_descriptor_or_malformed(data: bytes) -> None:
-    if len(data) == 16:
-        assert struct.pack("<QQ", *layouts.decode_descriptor(data)) == data
-    else:
-        with pytest.raises(MalformedError):
-            layouts.decode_descriptor(data)
+    assert host.host_labels(RawLabelSet(11, tuple(slots))) == (Label(b"a", b"1"),)

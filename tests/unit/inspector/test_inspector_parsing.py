@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import mmap
 import os
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspected_process import MACHINE, TargetBuilder
 
-from splunk_profiler.inspector.architecture import ARCHITECTURES, architecture_of
-from splunk_profiler.inspector.elf import Image, Segment, contains_any, read_image
+from splunk_profiler.inspector.architecture import ARCHITECTURES, Architecture, architecture_of
+from splunk_profiler.inspector.elf import contains_any, read_image
 from splunk_profiler.inspector.errors import MalformedError, UnsupportedError
 from splunk_profiler.inspector.maps import LIBRARY_PATTERNS, code_mapping_by_path, parse_maps, runs_musl, runs_python
+from splunk_profiler.inspector.memory import IoVec
 from splunk_profiler.inspector.model import Interface
 from splunk_profiler.inspector.reasons import CATALOGUE
 from splunk_profiler.inspector.sockets import socket_problem
+from splunk_profiler.inspector.tracer import Tracer
 
 ROOT = Path(__file__).resolve().parents[3]
 X86_64, AARCH64 = ARCHITECTURES
@@ -36,6 +41,29 @@ MAPS = """\
 """
 
 
+THREAD_POINTER, INSTRUCTION_POINTER = 0x7F00DEADBEE8, 0x55D0C0001234
+# Both as the kernel's headers list them: struct user_regs_struct, struct user_pt_regs.
+X86_64_REGISTERS = (
+    "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax"
+    " rip cs eflags rsp ss fs_base gs_base ds es fs gs"
+)
+AARCH64_REGISTERS = " ".join(f"x{number}" for number in range(31)) + " sp pc pstate"
+
+
+def encode_registers(names: str, **values: int) -> bytes:
+    """Return the register set; every other register has a small value of its own."""
+    return b"".join(struct.pack("<Q", values.get(name, number)) for number, name in enumerate(names.split()))
+
+
+STOPPED_THREADS = [  # their register sets by the numbers in elf.h: 1 is NT_PRSTATUS, 0x401 is NT_ARM_TLS
+    (X86_64, {1: encode_registers(X86_64_REGISTERS, rip=INSTRUCTION_POINTER, fs_base=THREAD_POINTER)}),
+    (
+        AARCH64,
+        {1: encode_registers(AARCH64_REGISTERS, pc=INSTRUCTION_POINTER), 0x401: struct.pack("<2Q", THREAD_POINTER, 7)},
+    ),
+]
+
+
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
     return TargetBuilder(tmp_path_factory.mktemp("workshop"))
@@ -43,7 +71,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
 
 def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
     found = parse_maps(MAPS)
-    assert [(one.path, one.executable, one.deleted) for one in found] == [
+    assert [(one.path, one.executable, one.deleted) for one in found if one.path.startswith("/")] == [
         ("/usr/bin/python3.11", False, False),
         ("/usr/bin/python3.11", True, False),
         ("/srv/my app/libcustomlabels.so", True, True),
@@ -85,26 +113,27 @@ def test_a_librarys_symbols_and_descriptor_are_found(workshop: TargetBuilder) ->
         image = read_image(file, SYMBOL_NAMES)
     assert image.exported.keys() == SYMBOL_NAMES
     assert image.exported["custom_labels_abi_version"].size == 4
-    assert {found.symbol: found.kind for found in image.relocations} == {
-        "custom_labels_current_set": THIS_ARCHITECTURE.tlsdesc_relocation
+    assert {name: set(found) for name, found in image.relocations.items()} == {
+        "custom_labels_current_set": {THIS_ARCHITECTURE.tlsdesc_relocation},
+        "custom_labels_abi_version": set(),
     }
     assert image.has_sections
 
 
 def test_a_librarys_descriptor_for_aarch64_is_found_by_its_own_number(workshop: TargetBuilder) -> None:
     data = workshop.labels().read_bytes()
-    (ours,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations
+    (address,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations["custom_labels_current_set"].values()
     data = data[:18] + struct.pack("<H", 183) + data[20:]
     data = data.replace(
-        struct.pack("<QI", ours.address, THIS_ARCHITECTURE.tlsdesc_relocation), struct.pack("<QI", ours.address, 1031)
+        struct.pack("<QI", address, THIS_ARCHITECTURE.tlsdesc_relocation), struct.pack("<QI", address, 1031)
     )
     assert architecture_of(data[:20]) is AARCH64
-    (found,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations
-    assert (found.kind, found.symbol, found.address) == (AARCH64.tlsdesc_relocation, ours.symbol, ours.address)
+    found = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations["custom_labels_current_set"]
+    assert found == {AARCH64.tlsdesc_relocation: address}
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
-def test_any_bytes_are_no_elf_file_and_are_said_to_be_none(tail: bytes, tail_bytes: int) -> None:
+def test_any_bytes_are_reported_as_no_elf_file(tail: bytes, tail_bytes: int) -> None:
     for head in (b"", b"\x7fELF\x02\x01\x01" + bytes(9), b"\x7fELF\x01\x02\x01" + bytes(9)):
         try:
             read_image(io.BytesIO(head + tail[:tail_bytes]), SYMBOL_NAMES)
@@ -124,20 +153,24 @@ def test_a_library_that_was_damaged_gives_facts_or_a_clear_error(workshop: Targe
                 continue
 
 
-@pytest.mark.parametrize(
-    ("start", "offset", "bias"), [(0x7F0000001000, 0x1000, 0x7F0000000000), (0x7F0000003000, 0x2000, 0x7F0000000000)]
-)
-def test_the_bias_is_what_the_loader_added(start: int, offset: int, bias: int) -> None:
-    image = Image(True, (Segment(0, 0), Segment(0x1040, 0x1040), Segment(0x3DE8, 0x2DE8)), {}, frozenset(), (), 0, 1)
-    assert image.bias(start, offset, 0x1000) == bias
+@pytest.mark.parametrize(("mapped_page", "offset_page"), [(0, 0), (1, 1), (3, 2)])
+def test_the_bias_is_what_the_loader_added(mapped_page: int, offset_page: int) -> None:
+    page, bias = mmap.PAGESIZE, 0x7F0000000000
+    segments = [(0, 0), (page + 0x40, page + 0x40), (2 * page + 0xDE8, 3 * page + 0xDE8)]
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 0, 0, 0
+    )
+    table = [struct.pack("<IIQQQQQQ", 1, 4, offset, address, address, 8, 8, page) for offset, address in segments]
+    image = read_image(io.BytesIO(header + b"".join(table)), SYMBOL_NAMES)
+    assert image.bias(bias + mapped_page * page, offset_page * page) == bias
     with pytest.raises(MalformedError):
-        image.bias(start, 0x9000, 0x1000)
+        image.bias(bias + mapped_page * page, 9 * page)
 
 
 @pytest.mark.parametrize(
     ("machine", "architecture"), [(62, "x86_64"), (183, "aarch64"), (3, None), (40, None), (243, None)]
 )
-def test_the_architecture_is_told_from_the_program(machine: int, architecture: str | None) -> None:
+def test_the_architecture_is_that_of_the_program(machine: int, architecture: str | None) -> None:
     header = b"\x7fELF\x02\x01\x01" + bytes(11) + machine.to_bytes(2, "little")
     if architecture is None:
         with pytest.raises(UnsupportedError):
@@ -154,7 +187,7 @@ def test_any_header_gives_an_architecture_or_a_clear_error(header: bytes) -> Non
         return
 
 
-def test_static_tls_lies_below_the_thread_pointer_on_x86_64_and_above_it_on_aarch64() -> None:
+def test_static_tls_is_below_the_thread_pointer_on_x86_and_above_on_arm() -> None:
     below = (1 << 64) - 152
     assert (X86_64.static_offset(below), AARCH64.static_offset(below)) == (-152, None)
     assert (X86_64.static_offset(152), AARCH64.static_offset(152)) == (None, 152)
@@ -171,18 +204,28 @@ def test_the_programs_own_tls_is_next_to_the_thread_pointer() -> None:
     assert AARCH64.executable_offset(8, 20, 1) == 8 + 16
 
 
-def test_the_thread_pointer_is_taken_from_the_right_register() -> None:
-    registers = b"".join(number.to_bytes(8, "little") for number in range(27))
-    assert X86_64.thread_pointer(registers) == 21
-    assert AARCH64.thread_pointer(registers[:8]) == 0
-    assert len(registers) == X86_64.register_set_bytes
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch, register_sets: dict[int, bytes]) -> Tracer:
+    """A tracer of a stopped thread with these register sets, of either architecture."""
+
+    def ptrace(_request: int, _tid: int, register_set: int, address: int) -> int:
+        iovec = IoVec.from_address(address)
+        data = register_sets[register_set]
+        ctypes.memmove(iovec.base, data, min(iovec.length, len(data)))
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(ptrace=ptrace))
+    return Tracer(1)
 
 
-def test_the_instruction_pointer_is_taken_from_the_right_register() -> None:
-    registers = b"".join(number.to_bytes(8, "little") for number in range(34))
-    assert X86_64.instruction_pointer(registers[: X86_64.general_set_bytes]) == 16
-    assert AARCH64.instruction_pointer(registers) == 32
-    assert AARCH64.general_set_bytes == len(registers)
+@pytest.mark.parametrize(("architecture", "register_sets"), STOPPED_THREADS, ids=["x86_64", "aarch64"])
+def test_the_thread_pointer_is_taken_from_the_right_register(architecture: Architecture, tracer: Tracer) -> None:
+    assert tracer.read_register(1, architecture.thread_pointer) == THREAD_POINTER
+
+
+@pytest.mark.parametrize(("architecture", "register_sets"), STOPPED_THREADS, ids=["x86_64", "aarch64"])
+def test_the_instruction_pointer_is_taken_from_the_right_register(architecture: Architecture, tracer: Tracer) -> None:
+    assert tracer.read_register(1, architecture.instruction_pointer) == INSTRUCTION_POINTER
 
 
 @pytest.mark.parametrize(
@@ -198,7 +241,7 @@ def test_the_instruction_pointer_is_taken_from_the_right_register() -> None:
         ("/file/s", "socket-absent"),
     ],
 )
-def test_a_socket_path_that_would_not_do_is_told_apart(tmp_path: Path, path: str, code: str) -> None:
+def test_each_unusable_socket_path_has_its_own_reason(tmp_path: Path, path: str, code: str) -> None:
     (tmp_path / "file").write_text("")
     problem = socket_problem(tmp_path, path)
     assert problem is not None
@@ -211,7 +254,7 @@ def test_any_socket_path_is_judged(path: bytes) -> None:
 
 
 def test_every_reason_is_documented_with_its_remedy() -> None:
-    text = (ROOT / "docs" / "inspect.md").read_text("utf-8")
+    text = (ROOT / "docs" / "host-profilers" / "inspect.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (\w+) \|", text, re.M))
     assert rows == {code: level.value for code, (level, _, _) in CATALOGUE.items()}
 
@@ -219,7 +262,7 @@ def test_every_reason_is_documented_with_its_remedy() -> None:
 def test_every_reason_that_the_code_gives_is_in_the_catalogue() -> None:
     folder = ROOT / "splunk_profiler" / "inspector"
     given_codes = set()
-    for name in ("host", "sockets", "publishers", "published", "reader"):
+    for name in ("host", "sockets", "library_search", "thread_reader", "reader"):
         text = (folder / f"{name}.py").read_text("utf-8")
         given_codes |= set(re.findall(r'"((?:[a-z0-9]+-)+[a-z0-9]+)"', text))
     given_codes -= {"utf-8"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splunk_profiler.inspector.code_locations import PAGE_BYTES, CodeLocation, CodeMap
-from splunk_profiler.inspector.maps import parse_code, parse_maps
+from splunk_profiler.inspector.maps import code_mapping_by_path, parse_maps
 
 PYTHON = "/usr/lib/libpython3.11.so.1.0"
 
@@ -27,7 +27,7 @@ def maps(base: int) -> str:
 
 
 def location(base: int, address: int) -> CodeLocation | None:
-    return CodeMap(parse_code(maps(base))).location(base + address)
+    return CodeMap(parse_maps(maps(base))).location(base + address)
 
 
 def test_a_place_is_a_page_of_a_file_wherever_that_is_mapped() -> None:
@@ -37,7 +37,7 @@ def test_a_place_is_a_page_of_a_file_wherever_that_is_mapped() -> None:
         assert location(base, 0x8FFF) == CodeLocation(PYTHON, 0x8000)
 
 
-def test_code_outside_of_files_is_told_by_the_name_of_its_memory() -> None:
+def test_code_outside_of_files_has_the_name_of_its_memory() -> None:
     assert location(0x7F0000000000, 0x11234) == CodeLocation("[anonymous]", 0)
     assert location(0x7F0000000000, 0x21234) == CodeLocation("[vdso]", 0)
     assert location(0x7F0000000000, 0x30010) == CodeLocation("/memfd:jit", 0)
@@ -53,9 +53,9 @@ def test_a_process_without_code_has_no_place() -> None:
 
 
 def test_memory_that_is_no_file_is_left_out_where_files_are_asked_for() -> None:
-    text = maps(0x7F0000000000)
-    assert {mapping.path for mapping in parse_maps(text)} == {PYTHON, "/memfd:jit"}
-    assert {mapping.path for mapping in parse_code(text)} == {PYTHON, "", "[vdso]", "/memfd:jit"}
+    mappings = parse_maps(maps(0x7F0000000000))
+    assert code_mapping_by_path(mappings).keys() == {PYTHON, "/memfd:jit"}
+    assert {mapping.path for mapping in mappings if mapping.executable} == {PYTHON, "", "[vdso]", "/memfd:jit"}
 
 
 def test_an_id_is_a_hash_of_the_file_and_the_page() -> None:

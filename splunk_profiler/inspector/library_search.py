@@ -8,72 +8,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from splunk_profiler.inspector import elf
 from splunk_profiler.inspector.architecture import Architecture
 from splunk_profiler.inspector.errors import MalformedError, UnreadableError
-from splunk_profiler.inspector.layouts import DESCRIPTOR_BYTES, decode_descriptor
 from splunk_profiler.inspector.maps import LIBRARY_PATTERNS, Mapping, code_mapping_by_path, runs_musl
 from splunk_profiler.inspector.memory import Memory
-from splunk_profiler.inspector.model import Interface, Library, Problem, TlsKind
+from splunk_profiler.inspector.model import Interface, Problem, PublishingLibrary, ThreadLocalVariable, TlsKind
 
 
-@dataclass(frozen=True, slots=True)
-class _SymbolNames:
-    """The two symbols of an interface and their sizes; a size of None is not specified."""
+class _Symbols(NamedTuple):
+    """The names of the two symbols of an interface."""
 
     thread_local: str
-    thread_local_bytes: int | None
     process_wide: str
-    process_wide_bytes: int
 
 
 _SYMBOLS = {
-    Interface.ELASTIC: _SymbolNames(
-        "elastic_apm_profiling_correlation_tls_v1", 8, "elastic_apm_profiling_correlation_process_storage_v1", 8
+    Interface.ELASTIC: _Symbols(
+        "elastic_apm_profiling_correlation_tls_v1", "elastic_apm_profiling_correlation_process_storage_v1"
     ),
-    Interface.LABELS: _SymbolNames("custom_labels_current_set", None, "custom_labels_abi_version", 4),
+    Interface.LABELS: _Symbols("custom_labels_current_set", "custom_labels_abi_version"),
 }
-_ALL_SYMBOLS = frozenset(name for names in _SYMBOLS.values() for name in (names.thread_local, names.process_wide))
+_ALL_SYMBOLS = frozenset(name for symbols in _SYMBOLS.values() for name in symbols)
+_SIZES = {**dict.fromkeys(_SYMBOLS[Interface.ELASTIC], 8), "custom_labels_abi_version": 4}  # in bytes, where specified
 _ABI_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadLocalVariable:
-    """A place in each thread: `offset` from the thread pointer, or an offset in a module's block."""
-
-    offset: int | None
-    module: int = 0
-    module_offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Publisher:
-    """A library that publishes an interface.
+class LibrarySearch:
+    """A search for libraries that publish `interfaces` below ``/proc/TID``, with a cache of parsed files.
 
     Attributes:
-        variable: the thread-local pointer; None if no reader could find it.
-        process_wide: address of the other symbol; None if there is none.
+        libraries: what the last `run` found, at most one for each interface.
+        problems: what is wrong with these libraries, or why there is none.
     """
-
-    library: Library
-    variable: ThreadLocalVariable | None
-    process_wide: int | None
-
-
-@dataclass(slots=True)
-class SearchResult:
-    """The publishers, at most one for each interface, and the problems with them."""
-
-    publishers: dict[Interface, Publisher] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-
-class PublisherFinder:
-    """A search for publishers of `interfaces` below ``/proc/TID``, with a cache of parsed files."""
 
     def __init__(
         self, proc_path: Path, memory: Memory, architecture: Architecture, interfaces: Collection[Interface]
@@ -82,25 +52,24 @@ class PublisherFinder:
         self._interfaces = interfaces
         self._memory = memory
         self._architecture = architecture
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self.libraries: dict[Interface, PublishingLibrary] = {}
+        self.problems: list[Problem] = []
         self._is_dtv_layout_known = True
         self._images: dict[tuple[int, int, int, int], elf.Image | None] = {}
 
-    def search(self, mappings: Sequence[Mapping], program: str) -> SearchResult:
+    def run(self, mappings: Sequence[Mapping], program: str) -> None:
         """Search the mapped files; `program` is the path of the main executable."""
         code = code_mapping_by_path(mappings)
         self._is_dtv_layout_known = not runs_musl(mappings)
-        result = SearchResult()
+        self.libraries, self.problems = {}, []
         for interface in self._interfaces:
             named = self._named_mappings(interface, code, program)
             if not named:
-                result.problems.append(self._missing_library_problem(interface, code))
+                self.problems.append(self._missing_library_problem(interface, code))
                 continue
             if len(named) > 1:
-                result.problems.append(Problem(interface, "several-libraries", ", ".join(one.path for one in named)))
-            is_program = named[0].path == program
-            result.publishers[interface] = self._resolve(interface, named[0], is_program, result.problems)
-        return result
+                self.problems.append(Problem(interface, "several-libraries", ", ".join(one.path for one in named)))
+            self.libraries[interface] = self._resolve(interface, named[0], is_program=named[0].path == program)
 
     def _named_mappings(self, interface: Interface, code: dict[str, Mapping], program: str) -> list[Mapping]:
         """Return the files named for the interface; for labels, else a program that exports them."""
@@ -110,65 +79,70 @@ class PublisherFinder:
             return named
         return [code[program]] if self._exports_symbol(code[program], interface) else []
 
-    def _resolve(self, interface: Interface, mapping: Mapping, is_program: bool, problems: list[Problem]) -> Publisher:
-        """Return what is known of the publisher in `mapping`; append its faults to `problems`."""
-        unresolved = Publisher(Library(interface, mapping.path, TlsKind.UNKNOWN, None), None, None)
+    def _resolve(self, interface: Interface, mapping: Mapping, *, is_program: bool) -> PublishingLibrary:
+        """Return what is known of the library in `mapping`; add its problems."""
+        unresolved = PublishingLibrary(interface, mapping.path)
         try:
             image = self._load_image(mapping)
             if image is None:
-                problems.append(Problem(interface, "file-gone" if mapping.deleted else "file-unreadable", mapping.path))
+                code = "file-gone" if mapping.deleted else "file-unreadable"
+                self.problems.append(Problem(interface, code, mapping.path))
                 return unresolved
-            bias = image.bias(mapping.start, mapping.offset, self._page_bytes)
+            bias = image.bias(mapping.start, mapping.offset)
         except MalformedError as error:
-            problems.append(Problem(interface, "file-malformed", f"{mapping.path}: {error}"))
+            self.problems.append(Problem(interface, "file-malformed", f"{mapping.path}: {error}"))
             return unresolved
-        problems += _symbol_problems(interface, image)
+        self.problems += _symbol_problems(interface, image)
         symbol = image.exported.get(_SYMBOLS[interface].process_wide)
         process_wide = None if symbol is None else bias + symbol.value
         if interface is Interface.LABELS and process_wide is not None:
             version = self._read_abi_version(process_wide)
             if version != _ABI_VERSION:
-                problems.append(Problem(interface, "abi-version", f"it is {version}"))
+                self.problems.append(Problem(interface, "abi-version", f"it is {version}"))
                 return unresolved
-        kind, variable = self._find_variable(interface, image, bias, is_program, problems)
-        library = Library(interface, mapping.path, kind, variable.offset if variable else None)
-        return Publisher(library, variable, process_wide)
+        variable = self._find_variable(interface, image, bias, is_program=is_program)
+        return PublishingLibrary(interface, mapping.path, variable, process_wide)
 
     def _find_variable(
-        self, interface: Interface, image: elf.Image, bias: int, is_program: bool, problems: list[Problem]
-    ) -> tuple[TlsKind, ThreadLocalVariable | None]:
+        self, interface: Interface, image: elf.Image, bias: int, *, is_program: bool
+    ) -> ThreadLocalVariable:
         name = _SYMBOLS[interface].thread_local
         symbol = image.exported.get(name)
         if symbol is None:
-            return TlsKind.UNKNOWN, None
+            return ThreadLocalVariable()
         if is_program:
             offset = self._architecture.executable_offset(symbol.value, image.tls_size, image.tls_alignment)
-            return TlsKind.STATIC, ThreadLocalVariable(offset)
-        relocations = {relocation.kind: relocation for relocation in image.relocations if relocation.symbol == name}
-        relocation = relocations.get(self._architecture.tlsdesc_relocation)
-        if relocation is None:
+            return ThreadLocalVariable(TlsKind.STATIC, offset)
+        relocations = image.relocations[name]
+        descriptor = relocations.get(self._architecture.tlsdesc_relocation)
+        if descriptor is None:
             others = [text for kind, text in self._architecture.other_dialects.items() if kind in relocations]
-            problems.append(Problem(interface, "tls-dialect", others[0] if others else "no relocation names it"))
-            return TlsKind.UNKNOWN, None
+            self.problems.append(Problem(interface, "tls-dialect", others[0] if others else "no relocation names it"))
+            return ThreadLocalVariable()
         try:
-            _entry, argument = self._read_descriptor(bias + relocation.address)
-            static_offset = self._architecture.static_offset(argument)
-            if static_offset is not None:
-                return TlsKind.STATIC, ThreadLocalVariable(static_offset)
-            module, module_offset = self._read_descriptor(argument)
+            variable = self._follow_descriptor(bias + descriptor)
         except UnreadableError as error:
-            problems.append(Problem(interface, "tls-unresolved", str(error)))
-            return TlsKind.UNKNOWN, None
-        problems.append(Problem(interface, "tls-dynamic"))
-        variable = ThreadLocalVariable(None, module, module_offset) if self._is_dtv_layout_known else None
-        return TlsKind.DYNAMIC, variable
+            self.problems.append(Problem(interface, "tls-unresolved", str(error)))
+            return ThreadLocalVariable()
+        if variable.tls is TlsKind.DYNAMIC:
+            self.problems.append(Problem(interface, "tls-dynamic"))
+        return variable
 
-    def _read_descriptor(self, address: int) -> tuple[int, int]:
-        return decode_descriptor(self._memory.read_bytes(address, DESCRIPTOR_BYTES))
+    def _follow_descriptor(self, address: int) -> ThreadLocalVariable:
+        """Return the variable of a TLS descriptor: two words, a function and its argument."""
+        read_word = self._memory.read_word
+        argument = read_word(address + 8)
+        static_offset = self._architecture.static_offset(argument)
+        if static_offset is not None:
+            return ThreadLocalVariable(TlsKind.STATIC, static_offset)
+        module, module_offset = read_word(argument), read_word(argument + 8)
+        if not self._is_dtv_layout_known:
+            return ThreadLocalVariable(TlsKind.DYNAMIC)
+        return ThreadLocalVariable(TlsKind.DYNAMIC, module=module, module_offset=module_offset)
 
     def _read_abi_version(self, address: int) -> int | None:
         try:
-            return int.from_bytes(self._memory.read_bytes(address, 4), "little")
+            return int.from_bytes(self._memory.read(address, 4), "little")
         except UnreadableError:
             return None
 
@@ -211,14 +185,13 @@ class PublisherFinder:
 def _symbol_problems(interface: Interface, image: elf.Image) -> list[Problem]:
     if not image.has_sections:
         return [Problem(interface, "no-section-headers")]
-    names = _SYMBOLS[interface]
     found = []
-    for name, size in ((names.thread_local, names.thread_local_bytes), (names.process_wide, names.process_wide_bytes)):
+    for name in _SYMBOLS[interface]:
         symbol = image.exported.get(name)
         if symbol is None:
             found.append(Problem(interface, "symbol-hidden" if name in image.internal else "symbol-missing", name))
-        elif size is not None and symbol.size != size:
-            found.append(Problem(interface, "symbol-size", f"{name} has {symbol.size} bytes instead of {size}"))
-    if any(other.thread_local in image.exported for other in _SYMBOLS.values() if other is not names):
+        elif symbol.size != _SIZES.get(name, symbol.size):
+            found.append(Problem(interface, "symbol-size", f"{name} has {symbol.size} bytes instead of {_SIZES[name]}"))
+    if any(symbols.thread_local in image.exported for other, symbols in _SYMBOLS.items() if other is not interface):
         found.append(Problem(interface, "both-interfaces"))
     return found
