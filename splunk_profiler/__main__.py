@@ -84,7 +84,9 @@ def main() -> None:
         print_line("", error=True)
         sys.exit(130)
     except click.ClickException as error:
-        for line in _shown(error):
+        shown = io.StringIO()
+        error.show(shown)  # the usage and the error
+        for line in shown.getvalue().rstrip("\n").split("\n"):
             print_line(line, error=True)
         sys.exit(error.exit_code)
     except ProfilerError as error:
@@ -104,13 +106,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _shown(error: click.ClickException) -> list[str]:
-    """Return the lines that click would print: the usage and the error."""
-    written = io.StringIO()
-    error.show(written)
-    return written.getvalue().rstrip("\n").split("\n")
 
 
 if __name__ == "__main__":

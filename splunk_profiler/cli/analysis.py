@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from splunk_profiler.cli.dumps import Call, Dump, DumpError, parse
+from splunk_profiler.cli.dumps import Call, Dump, parse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.library_paths import is_library
-from splunk_profiler.cli.profiles import OUTSIDE, PROFILE_FORMAT, ProfileError, Profiles
+from splunk_profiler.cli.profiles import OUTSIDE, PROFILE_FORMAT, Profiles, is_library
 from splunk_profiler.cli.store import PROFILE_SCOPE
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
@@ -38,10 +37,11 @@ class SourceLine(NamedTuple):
 
 
 class ExampleRecord(NamedTuple):
-    """A log record as received, and the name of its span."""
+    """A log record as received, and the name of its span. The best one is of a thread that ran, with a short stack."""
 
     span: str
     record: dict[str, Any]
+    score: tuple[bool, int]
 
 
 class ExampleTransaction(NamedTuple):
@@ -143,7 +143,9 @@ class Transactions:
         if span.get("parentSpanId") and _parse_int(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
             return
         self.received += 1
-        ids = Counter(_string_array(span, STACK_TRACE_IDS))
+        array = _attributes(span).get(STACK_TRACE_IDS)
+        values = array.get("values", ()) if isinstance(array, dict) else ()
+        ids = Counter(str(value.get("stringValue", "")) for value in values)
         if ids:
             self.with_ids += 1
             self.ids += ids.total()
@@ -151,9 +153,8 @@ class Transactions:
                 self.example = ExampleTransaction(span, ids)
 
 
-@dataclass(slots=True)
 class Analysis:
-    """The numbers of a report.
+    """The numbers of a report on `files`.
 
     Attributes:
         samples: records that are one call stack; `in_spans` have a span id, `running` are of threads that ran.
@@ -166,30 +167,97 @@ class Analysis:
         spans: spans received; `transactions` are the local roots among them.
         first_ns, last_ns: time of the first and the last sample, nanoseconds since the epoch.
         outside, unknown_span: samples without a span, and samples whose span was not received.
-        record: an example of the span with the most running samples.
     """
 
-    files: list[Path] = field(default_factory=list)
-    samples: int = 0
-    in_spans: int = 0
-    running: int = 0
-    profiles: Profiles = field(default_factory=Profiles)
-    snapshots: int = 0
-    other_types: Counter[str] = field(default_factory=Counter)
-    unread: int = 0
-    broken_lines: int = 0
-    other_logs: int = 0
-    spans: int = 0
-    transactions: Transactions = field(default_factory=Transactions)
-    services: Counter[str] = field(default_factory=Counter)
-    first_ns: int = 0
-    last_ns: int = 0
-    periods_ms: Counter[int] = field(default_factory=Counter)
-    by_span: dict[str, Tally] = field(default_factory=dict)
-    outside: Tally = field(default_factory=Tally)
-    unknown_span: Tally = field(default_factory=Tally)
-    threads: dict[str, ThreadTally] = field(default_factory=dict)
-    record: ExampleRecord | None = None
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.samples = self.in_spans = self.running = 0
+        self.profiles = Profiles()
+        self.snapshots = self.unread = self.broken_lines = self.other_logs = 0
+        self.other_types: Counter[str] = Counter()
+        self.spans = 0
+        self.transactions = Transactions()
+        self.services: Counter[str] = Counter()
+        self.first_ns = self.last_ns = 0
+        self.periods_ms: Counter[int] = Counter()
+        self.by_span: dict[str, Tally] = {}
+        self.outside, self.unknown_span = Tally(), Tally()
+        self.threads: dict[str, ThreadTally] = {}
+        self._span_names: dict[SpanKey, str] = {}
+        self._examples: dict[str, ExampleRecord] = {}
+
+    @property
+    def record(self) -> ExampleRecord | None:
+        """An example of the span with the most running samples."""
+        span = min(self.by_span, key=lambda name: self.by_span[name].sort_key, default=OUTSIDE)
+        return self._examples.get(span)
+
+    def add_spans(self, resource: dict[str, Any]) -> None:
+        """Count the spans of an entry of ``resourceSpans``."""
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                self.spans += 1
+                self.transactions.add(span)
+                self._span_names[_span_key(span)] = str(span.get("name", ""))
+
+    def add_logs(self, resource: dict[str, Any]) -> None:
+        """Count the records of an entry of ``resourceLogs``; the spans must have been counted before."""
+        service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
+        for scope in resource.get("scopeLogs", ()):
+            records = scope.get("logRecords", ())
+            if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
+                self.other_logs += len(records)
+                continue
+            for record in records:
+                self._add_record(service, record)
+
+    def _add_record(self, service: str, record: dict[str, Any]) -> None:
+        attributes = _attributes(record)
+        if attributes.get(_SOURCE) == _SNAPSHOT:
+            self.snapshots += 1
+            return
+        if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
+            self.other_types[data_type] += 1
+            return
+        body = str((record.get("body") or {}).get("stringValue", ""))
+        try:
+            if attributes.get("profiling.data.format") == PROFILE_FORMAT:
+                self.profiles.add(body, service)
+                return
+            dump = parse(body)
+        except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
+            self.unread += 1
+            return
+        time_ns = _parse_int(record.get("timeUnixNano"))
+        period_ms = _parse_int(attributes.get("source.event.period"))
+        self.samples += 1
+        self.running += dump.running
+        self.services[service] += 1
+        self.periods_ms[period_ms] += 1
+        self.first_ns = min(self.first_ns or time_ns, time_ns)
+        self.last_ns = max(self.last_ns, time_ns)
+        self._add_to_tallies(record, dump, period_ms)
+
+    def _add_to_tallies(self, record: dict[str, Any], dump: Dump, period_ms: int) -> None:
+        key = _span_key(record)
+        in_span = key[1].strip("0") != ""
+        self.in_spans += in_span
+        if not in_span:
+            name, tally = OUTSIDE, self.outside
+        elif key in self._span_names:
+            name = self._span_names[key]
+            tally = self.by_span.setdefault(name, Tally())
+        else:
+            name, tally = UNKNOWN_SPAN, self.unknown_span
+        tally.add(dump, period_ms * 1_000_000)
+        thread = self.threads.setdefault(dump.thread_name, ThreadTally())
+        thread.samples += 1
+        thread.running += dump.running
+        thread.in_spans += in_span
+        thread.statuses[dump.status] += 1
+        score = (dump.running, -len(dump.calls))
+        if name not in self._examples or self._examples[name].score < score:
+            self._examples[name] = ExampleRecord(name, record, score)
 
 
 def analyse(path: Path) -> Analysis:
@@ -198,105 +266,24 @@ def analyse(path: Path) -> Analysis:
     Raises:
         CommandError: nothing can be read there, or it holds no samples.
     """
-    result = Analysis(files=_find_files(path))
-    counting = _Counting(result)
-    _count_entries(result, "resourceSpans", counting.add_spans)
-    _count_entries(result, "resourceLogs", counting.add_logs)
+    result = Analysis(_find_files(path))
+    _add_entries(result, "resourceSpans", result.add_spans)
+    _add_entries(result, "resourceLogs", result.add_logs)
     if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"
         )
-    hottest_span = min(result.by_span, key=lambda name: result.by_span[name].sort_key, default=OUTSIDE)
-    if hottest_span in counting.examples:
-        result.record = ExampleRecord(hottest_span, counting.examples[hottest_span][1])
     return result
 
 
-def _count_entries(result: Analysis, kind: str, add: Callable[[dict[str, Any]], None]) -> None:
+def _add_entries(result: Analysis, kind: str, add: Callable[[dict[str, Any]], None]) -> None:
     """Add all entries of that kind. One that is not OTLP counts as broken; its parts before the fault stay counted."""
     for resource in _iter_resources(result, kind):
         try:
             add(resource)
         except (AttributeError, KeyError, TypeError):
             result.broken_lines += 1
-
-
-@dataclass(slots=True)
-class _Counting:
-    """The state of an analysis: its result so far, the names of spans, and by span name a score and its record."""
-
-    result: Analysis
-    names: dict[SpanKey, str] = field(default_factory=dict)
-    examples: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
-
-    def add_spans(self, resource: dict[str, Any]) -> None:
-        for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                self.result.spans += 1
-                self.result.transactions.add(span)
-                self.names[_span_key(span)] = str(span.get("name", ""))
-
-    def add_logs(self, resource: dict[str, Any]) -> None:
-        service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
-        for scope in resource.get("scopeLogs", ()):
-            records = scope.get("logRecords", ())
-            if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
-                self.result.other_logs += len(records)
-                continue
-            for record in records:
-                self._add_record(service, record)
-
-    def _add_record(self, service: str, record: dict[str, Any]) -> None:
-        result = self.result
-        attributes = _attributes(record)
-        if attributes.get(_SOURCE) == _SNAPSHOT:
-            result.snapshots += 1
-            return
-        if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
-            result.other_types[data_type] += 1
-            return
-        body = str((record.get("body") or {}).get("stringValue", ""))
-        try:
-            if attributes.get("profiling.data.format") == PROFILE_FORMAT:
-                result.profiles.add(body, service)
-                return
-            dump = parse(body)
-        except (DumpError, ProfileError):
-            result.unread += 1
-            return
-        time_ns = _parse_int(record.get("timeUnixNano"))
-        period_ms = _parse_int(attributes.get("source.event.period"))
-        result.samples += 1
-        result.running += dump.running
-        result.services[service] += 1
-        result.periods_ms[period_ms] += 1
-        result.first_ns = min(result.first_ns or time_ns, time_ns)
-        result.last_ns = max(result.last_ns, time_ns)
-        self._add_to_tallies(record, dump, period_ms)
-
-    def _add_to_tallies(self, record: dict[str, Any], dump: Dump, period_ms: int) -> None:
-        result = self.result
-        key = _span_key(record)
-        in_span = key[1].strip("0") != ""
-        result.in_spans += in_span
-        if not in_span:
-            name, tally = OUTSIDE, result.outside
-        elif key in self.names:
-            name = self.names[key]
-            tally = result.by_span.setdefault(name, Tally())
-        else:
-            name, tally = UNKNOWN_SPAN, result.unknown_span
-        tally.add(dump, period_ms * 1_000_000)
-        thread = result.threads.setdefault(dump.thread_name, ThreadTally())
-        thread.samples += 1
-        thread.running += dump.running
-        thread.in_spans += in_span
-        thread.statuses[dump.status] += 1
-        # The best example of a span is of a thread that ran, with a short stack.
-        score = (dump.running, -len(dump.calls))
-        if name not in self.examples or self.examples[name][0] < score:
-            self.examples[name] = (score, record)
 
 
 def _parse_int(value: Any) -> int:
@@ -353,11 +340,3 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
         for item in holder.get("attributes", ())
         if "key" in item and item.get("value")
     }
-
-
-def _string_array(holder: dict[str, Any], key: str) -> Iterator[str]:
-    """Yield the strings of an attribute that is an array."""
-    for item in holder.get("attributes", ()):
-        if item.get("key") == key:
-            array = (item.get("value") or {}).get("arrayValue") or {}
-            yield from (str(value.get("stringValue", "")) for value in array.get("values", ()))

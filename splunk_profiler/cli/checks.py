@@ -1,15 +1,16 @@
 """The doctor's checks of settings, interpreter and filters.
 
-Each check returns findings in reading order and raises for none of them. Runs on the main thread of `doctor`.
+Each check yields findings in reading order and raises for none of them. Runs on the main thread of `doctor`.
 """
 
 from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,12 @@ class Finding:
     remedy: str = ""
 
 
+good = partial(Finding, Verdict.GOOD)
+note = partial(Finding, Verdict.NOTE)
+warning = partial(Finding, Verdict.WARNING)
+failure = partial(Finding, Verdict.FAILURE)
+
+
 class EffectiveSetting(NamedTuple):
     """A setting, its value in effect and the origin of that."""
 
@@ -51,24 +58,22 @@ class EffectiveSetting(NamedTuple):
     origin: str
 
 
-def check_switches(resolved: Resolved) -> list[Finding]:
+def check_switches(resolved: Resolved) -> Iterator[Finding]:
     """Check that the profiler is on and that every value can be used."""
     if resolved.config.enabled:
-        findings = [Finding(Verdict.GOOD, "switched on", "SPLUNK_PROFILER_ENABLED is true")]
+        yield good("switched on", "SPLUNK_PROFILER_ENABLED is true")
     elif resolved.config.snapshot_enabled:
         fact = "SPLUNK_SNAPSHOT_PROFILER_ENABLED is true: selected traces are profiled, and nothing else"
-        findings = [Finding(Verdict.GOOD, "switched on", fact)]
+        yield good("switched on", fact)
     else:
         state = "false" if resolved.origins.get("enabled") else "not set, which means false"
         remedy = "set SPLUNK_PROFILER_ENABLED=true, or start the service by: splunk-profiler run -- COMMAND"
-        findings = [Finding(Verdict.FAILURE, "switched off", f"SPLUNK_PROFILER_ENABLED is {state}", remedy)]
+        yield failure("switched off", f"SPLUNK_PROFILER_ENABLED is {state}", remedy)
     reported_elsewhere = resolved.destination.reason if isinstance(resolved.destination, NoDestination) else ""
-    warnings = (line for line in resolved.warnings if line not in reported_elsewhere)
-    findings += [Finding(Verdict.WARNING, "setting", line) for line in warnings]
+    yield from (warning("setting", line) for line in resolved.warnings if line not in reported_elsewhere)
     if resolved.sdk_disabled:
         fact = "OTEL_SDK_DISABLED=true switches the profiler off as well"
-        findings.append(Finding(Verdict.FAILURE, "switched off", fact, "unset OTEL_SDK_DISABLED"))
-    return findings
+        yield failure("switched off", fact, "unset OTEL_SDK_DISABLED")
 
 
 def settings(resolved: Resolved) -> list[EffectiveSetting]:
@@ -84,7 +89,7 @@ def settings(resolved: Resolved) -> list[EffectiveSetting]:
     return rows
 
 
-def check_activation(env: Mapping[str, str]) -> list[Finding]:
+def check_activation(env: Mapping[str, str]) -> Iterator[Finding]:
     """List the ways in which a process with this environment would start the profiler."""
     routes = []
     if str(AUTOSTART) in env.get("PYTHONPATH", "").split(":"):
@@ -92,53 +97,48 @@ def check_activation(env: Mapping[str, str]) -> list[Finding]:
     if any(point.value.startswith("splunk_profiler") for point in entry_points(group="opentelemetry_post_instrument")):
         routes.append("opentelemetry-instrument (its entry point is installed)")
     routes.append("splunk_profiler.start() in the application")
-    return [Finding(Verdict.NOTE, "started by", "; or ".join(routes))]
+    yield note("started by", "; or ".join(routes))
 
 
-def check_interpreter(resolved: Resolved) -> list[Finding]:
+def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
     """Check this Python and its packages."""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
     from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     python = f"{sys.implementation.name} {sys.version.split()[0]}{', free-threaded' if free_threaded else ''}"
-    findings = [Finding(Verdict.GOOD, "Python", f"{python} at {sys.executable}")]
+    yield good("Python", f"{python} at {sys.executable}")
     versions = {name: _package_version(name) for name in _PACKAGES}
-    findings.append(Finding(Verdict.GOOD, "packages", ", ".join(f"{name} {text}" for name, text in versions.items())))
+    yield good("packages", ", ".join(f"{name} {text}" for name, text in versions.items()))
     sdk = versions["opentelemetry-sdk"]
     if not sdk[0].isdigit() or tuple(int(part) for part in sdk.split(".")[:2]) < _MIN_SDK_VERSION:
         fact = f"opentelemetry-sdk {sdk}; 1.38 or newer is needed"
-        findings.append(Finding(Verdict.FAILURE, "packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'"))
+        yield failure("packages", fact, "pip install -U 'opentelemetry-sdk>=1.38,<2'")
     if versions["grpcio"] == "missing" and isinstance(resolved.destination, Collector):
         remedy = "pip install grpcio" + (" (there are no wheels for free-threaded builds)" if free_threaded else "")
-        findings.append(Finding(Verdict.FAILURE, "packages", "without grpcio nothing can be sent", remedy))
+        yield failure("packages", "without grpcio nothing can be sent", remedy)
     choice = choose_walker(resolved.config.walker)
     if choice.name == "native":
-        findings.append(Finding(Verdict.GOOD, "walker", f"native: {choice.reason}"))
+        yield good("walker", f"native: {choice.reason}")
     elif choice.name == "none":
-        findings.append(Finding(Verdict.FAILURE, "walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1"))
+        yield failure("walker", f"none: {choice.reason}", "start it with PYTHON_GIL=1")
     else:
-        fact = f"portable: {choice.reason}; it costs more, and spans of asyncio tasks are found approximately"
+        fact = f"portable: {choice.reason}; it costs more, and may miss spans in copied contexts (asyncio.to_thread)"
         is_wanted = resolved.config.walker == "portable"
-        remedy = "" if is_wanted else "reinstall with a C compiler and Python.h (python3-dev)"
-        findings.append(Finding(Verdict.WARNING, "walker", fact, remedy))
+        yield warning("walker", fact, "" if is_wanted else "reinstall with a C compiler and Python.h (python3-dev)")
     if context_variable() is None:
         fact = "OTEL_PYTHON_CONTEXT replaces the context that spans are read from: they are found approximately"
-        findings.append(Finding(Verdict.WARNING, "spans", fact, "unset OTEL_PYTHON_CONTEXT"))
-    return findings
+        yield warning("spans", fact, "unset OTEL_PYTHON_CONTEXT")
 
 
-def check_filters(resolved: Resolved) -> list[Finding]:
+def check_filters(config: Config) -> Iterator[Finding]:
     """List the samples that are left out on purpose."""
-    config = resolved.config
-    fact = "threads of the profiler, the OpenTelemetry SDK and gRPC, and threads that run no Python code"
-    findings = [Finding(Verdict.NOTE, "left out", "no threads" if config.include_internal_stacks else fact)]
+    threads = "threads of the profiler, the OpenTelemetry SDK and gRPC, and threads that run no Python code"
+    yield note("left out", "no threads" if config.include_internal_stacks else threads)
     if config.tracing_stacks_only:
         fact = "samples outside of spans: without a TracerProvider and active spans, nothing is sent"
-        remedy = "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them"
-        findings.append(Finding(Verdict.WARNING, "left out", fact, remedy))
-    findings.append(Finding(Verdict.NOTE, "left out", f"frames more than {config.max_stack_depth} calls from the leaf"))
-    return findings
+        yield warning("left out", fact, "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them")
+    yield note("left out", f"frames more than {config.max_stack_depth} calls from the leaf")
 
 
 def _package_version(package: str) -> str:

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from rich.console import Group
+from rich.filesize import pick_unit_and_suffix
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from splunk_profiler.cli.output import print_line
-from splunk_profiler.cli.receiver import Counts, Receiver
+from splunk_profiler.cli.receiver import ReceivedCounts, Receiver, Refusals
 from splunk_profiler.cli.signals import block_signals, wait_for_signal
 from splunk_profiler.cli.store import Store
 from splunk_profiler.cli.terminal import Terminal, text
 
 DEFAULT_DIRECTORY = "profiles"
 
-_LIVE_INTERVAL_S = 0.25
+_UPDATE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0
 _MAX_SERVICES_SHOWN = 12
 _MEBIBYTE = 1 << 20
@@ -70,19 +72,15 @@ def collect(  # noqa: PLR0917
     with block_signals():
         store = Store(output, sync=sync)
         try:
-            receiver = Receiver(
-                store,
-                host,
-                port,
-                max_request_mib * _MEBIBYTE,
-                lambda problem: print_line(f"splunk-profiler: {problem}", error=True),
-            )
+            receiver = Receiver(store, host, port, max_request_mib * _MEBIBYTE, _print_problem)
             print_line(f"listening on {receiver.address}")
-            end = _StopCondition(receiver, duration, max_records)
+            updates = _iter_counts(receiver, duration, max_records)
             if console.is_terminal:
-                _show_live(console, receiver, store, end)
+                with Live(console=console, auto_refresh=False, transient=True) as live:
+                    for counts in updates:
+                        live.update(_draw(counts, store), refresh=True)
             else:
-                _show_lines(receiver, store, end)
+                _print_lines(updates, store)
             receiver.stop()
             print_line(_summary_line(receiver.counts(), store))
             print_line(f"saved in {output}; see it: splunk-profiler report {output}")
@@ -90,46 +88,36 @@ def collect(  # noqa: PLR0917
             store.close()
 
 
-class _StopCondition:
-    """The condition that ends the collector: a signal, the duration or the number of records."""
-
-    def __init__(self, receiver: Receiver, duration: float | None, max_records: int | None) -> None:
-        self._receiver = receiver
-        self._deadline = math.inf if duration is None else time.monotonic() + duration
-        self._max_records = math.inf if max_records is None else max_records
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds; True if the collector is to end."""
-        timeout_s = max(0.0, min(timeout_s, self._deadline - time.monotonic()))
-        if wait_for_signal(timeout_s) or time.monotonic() >= self._deadline:
-            return True
-        counts = self._receiver.counts()
-        return counts.samples + counts.profiles >= self._max_records
+def _print_problem(problem: str) -> None:
+    print_line(f"splunk-profiler: {problem}", error=True)
 
 
-def _show_live(console: Terminal, receiver: Receiver, store: Store, end: _StopCondition) -> None:
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            live.update(_table(receiver, store), refresh=True)
-            if end.wait(_LIVE_INTERVAL_S):
-                return
+def _iter_counts(receiver: Receiver, duration: float | None, max_records: int | None) -> Iterator[ReceivedCounts]:
+    """Yield the counts every `_UPDATE_INTERVAL_S` until a signal, the end of `duration` or so many records."""
+    deadline = math.inf if duration is None else time.monotonic() + duration
+    while True:
+        yield receiver.counts()
+        timeout_s = max(0.0, min(_UPDATE_INTERVAL_S, deadline - time.monotonic()))
+        if wait_for_signal(timeout_s) or time.monotonic() >= deadline:
+            return
+        counts = receiver.counts()
+        if max_records is not None and counts.samples + counts.profiles >= max_records:
+            return
 
 
-def _show_lines(receiver: Receiver, store: Store, end: _StopCondition) -> None:
-    shown = Counts()
+def _print_lines(updates: Iterator[ReceivedCounts], store: Store) -> None:
+    shown = ReceivedCounts()
     next_line = time.monotonic() + _LINE_INTERVAL_S
-    while not end.wait(_LIVE_INTERVAL_S):
+    for counts in updates:
         if time.monotonic() < next_line:
             continue
         next_line += _LINE_INTERVAL_S
-        counts = receiver.counts()
         if counts != shown:
             print_line(_summary_line(counts, store))
             shown = counts
 
 
-def _table(receiver: Receiver, store: Store) -> Group:
-    counts = receiver.counts()
+def _draw(counts: ReceivedCounts, store: Store) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="bold cyan")
     table.add_column()
@@ -138,47 +126,41 @@ def _table(receiver: Receiver, store: Store) -> Group:
     table.add_row(f"{counts.spans:,}", "spans")
     table.add_row(f"{counts.logs:,}", "other log records")
     table.add_row(_format_size(store.size), f"in {store.directory}")
-    table.add_row(str(len(counts.services)), f"services: {_service_names(counts)}")
+    services = ", ".join(counts.services[:_MAX_SERVICES_SHOWN]) or "none yet"
+    if counts.unnamed_services or len(counts.services) > _MAX_SERVICES_SHOWN:
+        services += " and others"
+    table.add_row(str(len(counts.services)), f"services: {services}")
     lines: list[Table | Text] = [table]
-    if refusals := _refusals_text(counts):
+    if refusals := _refusals_text(counts.refusals):
         lines.append(text(refusals, style="yellow"))
-    if counts.problem:
-        lines.append(text(counts.problem, style="bold red"))
+    if counts.refusals.problem:
+        lines.append(text(counts.refusals.problem, style="bold red"))
     lines.append(text("Ctrl-C ends it", style="dim"))
     return Group(*lines)
 
 
-def _service_names(counts: Counts) -> str:
-    shown = counts.services[:_MAX_SERVICES_SHOWN]
-    others = " and others" if counts.unnamed_services or len(shown) < len(counts.services) else ""
-    return f"{', '.join(shown)}{others}" or "none yet"
-
-
-def _summary_line(counts: Counts, store: Store) -> str:
+def _summary_line(counts: ReceivedCounts, store: Store) -> str:
     parts = [
         f"{counts.samples:,} samples ({_span_share(counts)} inside spans)",
         f"{counts.profiles:,} aggregated profiles" if counts.profiles else "",
         f"{counts.spans:,} spans",
         f"{counts.logs:,} other log records",
         f"{_format_size(store.size)} in {store.directory}",
-        _refusals_text(counts),
+        _refusals_text(counts.refusals),
     ]
     return " · ".join(filter(None, parts))
 
 
-def _refusals_text(counts: Counts) -> str:
-    if not (counts.malformed or counts.oversize or counts.refused):
+def _refusals_text(counts: Refusals) -> str:
+    if not (counts.malformed or counts.oversize or counts.not_saved):
         return ""
-    return f"requests refused: {counts.refused} not saved, {counts.malformed} malformed, {counts.oversize} too large"
+    return f"requests refused: {counts.not_saved} not saved, {counts.malformed} malformed, {counts.oversize} too large"
 
 
-def _span_share(counts: Counts) -> str:
+def _span_share(counts: ReceivedCounts) -> str:
     return f"{counts.samples_in_spans / counts.samples:.0%}" if counts.samples else "0%"
 
 
-def _format_size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+def _format_size(size: int) -> str:
+    divisor, unit = pick_unit_and_suffix(size, ["B", "KiB", "MiB", "GiB"], 1024)
+    return f"{size} B" if unit == "B" else f"{size / divisor:.1f} {unit}"

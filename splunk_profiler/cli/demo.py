@@ -8,6 +8,7 @@ shown, so that a user can repeat it.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -15,20 +16,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from splunk_profiler.cli.analysis import analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
-from splunk_profiler.cli.demo_agent import make_ptrace_hook, summarize_log
-from splunk_profiler.cli.demo_processes import Child, describe_step, own_command, run_process
+from splunk_profiler.cli.demo_processes import Child, make_ptrace_hook, run_verb, summarize_agent_log
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
@@ -76,12 +75,9 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     console = make_console()
     source = _find_examples(examples)
     directory = output or Path(DEFAULT_DIRECTORY) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    old = {number: signal.signal(number, _exit_on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        answers = _record_profiles(console, _Plan(source, directory, seconds, workers, interval_ms))
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit_on_signal)
+    answers = _Demo(console, source, directory, workers).run(seconds, interval_ms)
     draw(analyse(directory), directory, console=console)
     for log in ("service.log", "service-aggregating.log"):
         console.print(f"{(directory / log).resolve()}  (what the service printed)", soft_wrap=True)
@@ -90,103 +86,86 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
         raise CommandError(f"not every request was answered well: {answers}; see {directory / 'service.log'}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    source: Path
-    directory: Path
-    seconds: int
-    workers: int
-    interval_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of the service; `name` is that of its log, `step` its number in the demo."""
-
-    name: str
-    step: int
-    title: str
-    data_format: str
-    interval_ms: int
-    seconds: int
-
-
-def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _record_profiles(console: Terminal, plan: _Plan) -> Counter[str]:
-    """Fill the directory and return the counts of the answers to requests."""
-    directory = plan.directory
-    collector_command = [*own_command("collect"), "--port", "0", "--output", str(directory)]
-    console.print(describe_step(1, "the collector", collector_command), soft_wrap=True)
-    make_directory(directory)
-    with run_process("collector", collector_command, environment(), directory) as collector:
-        env = {
-            **environment(),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.wait_for_address()}",
-            "SHOP_DATABASE": str(directory / "shop.sqlite3"),
-        }
-        text = _Run("service", 2, "the service", "text", plan.interval_ms, plan.seconds)
-        with _run_service(console, plan, text, env) as (service, port):
-            agent_command = [
-                *own_command("host-agent"),
-                str(service.process.pid),
-                "--rate",
-                str(_AGENT_RATE_HZ),
-                "--json",
-            ]
-            console.print(describe_step(3, "a stand-in for a host profiler", agent_command), soft_wrap=True)
-            with run_process("host-agent", agent_command, environment(), directory) as agent:
-                agent.wait_for_output()
-                answers = _run_load(console, plan, text, service, port)
-                # Before the service, which still has to receive the agent's last messages.
-                agent.stop(expected_codes=(0, 1))
-            console.print(f"   the stand-in {summarize_log(agent.log)}", soft_wrap=True)
-            service.stop()
-        seconds, interval_ms = -(-plan.seconds // 2), min(plan.interval_ms, _AGGREGATED_INTERVAL_MS)
-        pprof = _Run("service-aggregating", 5, "the service, aggregating", "pprof-gzip-base64", interval_ms, seconds)
-        with _run_service(console, plan, pprof, env) as (service, port):
-            answers += _run_load(console, plan, pprof, service, port)
-            service.stop()
-        collector.stop()
+class _Demo:
+    """The steps of the demo, which fill `directory`; each prints its number."""
+
+    def __init__(self, console: Terminal, source: Path, directory: Path, workers: int) -> None:
+        self._console = console
+        self._source = source
+        self._directory = directory
+        self._workers = workers
+        self._step_numbers = count(1)
+
+    def run(self, seconds: int, interval_ms: int) -> Counter[str]:
+        """Run all steps and return the counts of the answers to requests."""
+        own_env = environment()
+        command = ["collect", "--port", "0", "--output", str(self._directory)]
+        self._print_step("the collector", command)
+        make_directory(self._directory)
+        with run_verb("collector", command, own_env, self._directory) as collector:
+            address = collector.wait_for_line("listening on ")
+            if address is None:
+                raise collector.error("the collector did not start")
+            env = {
+                **own_env,
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
+                "SHOP_DATABASE": str(self._directory / "shop.sqlite3"),
+            }
+            with self._run_service("service", "the service", "text", interval_ms, env) as (service, port):
+                command = ["host-agent", str(service.process.pid), "--rate", str(_AGENT_RATE_HZ), "--json"]
+                self._print_step("a stand-in for a host profiler", command)
+                # It ends before the service, which still has to receive its last messages.
+                with run_verb("host-agent", command, own_env, self._directory, expected_codes=(0, 1)) as agent:
+                    if agent.wait_for_line("") is None and agent.process.poll() is None:
+                        raise agent.error("the host-agent says nothing")
+                    answers = self._run_load(service, port, seconds, interval_ms)
+                self._console.print(f"   the stand-in {summarize_agent_log(agent.log)}", soft_wrap=True)
+            interval_ms, title = min(interval_ms, _AGGREGATED_INTERVAL_MS), "the service, aggregating"
+            with self._run_service("service-aggregating", title, "pprof-gzip-base64", interval_ms, env) as (
+                service,
+                port,
+            ):
+                answers += self._run_load(service, port, -(-seconds // 2), interval_ms)
         return answers
 
+    def _print_step(self, title: str, words: list[str]) -> None:
+        """Print the step with its command as a user would type it."""
+        here = f"{Path.cwd()}/"
+        short = ("python" if word == sys.executable else word.removeprefix(here) for word in words)
+        command = shlex.join(["splunk-profiler", *short])
+        self._console.print(f"{next(self._step_numbers)}  {title}: {command}", soft_wrap=True)
 
-@contextmanager
-def _run_service(console: Terminal, plan: _Plan, run: _Run, env: Mapping[str, str]) -> Iterator[tuple[Child, int]]:
-    """Run the shop until the block ends; yield it when it answers, with its port."""
-    with socket.create_server((_HOST, 0)) as listener:
-        port = listener.getsockname()[1]
-        # A short export interval: uvicorn ends by a signal, which loses the samples that are not yet exported.
-        command = [*own_command("run"), "--interval-ms", str(run.interval_ms), "--export-interval-ms", "1000"]
-        command += ["--data-format", run.data_format, "--"]
-        command += [sys.executable, "-m", "uvicorn", "shop.app:app", "--app-dir", str(plan.source), "--no-access-log"]
-        command += ["--fd", str(listener.fileno())]
-        console.print(describe_step(run.step, run.title, command), soft_wrap=True)
-        hook = make_ptrace_hook(os.getpid())
-        with run_process(run.name, command, env, plan.directory, listener.fileno(), preexec=hook) as service:
-            # Now only the service holds the port. If it ends, connections are refused instead of queued.
-            listener.close()
-            service.wait_for_health(port)
-            yield service, port
+    @contextmanager
+    def _run_service(
+        self, name: str, title: str, data_format: str, interval_ms: int, env: Mapping[str, str]
+    ) -> Iterator[tuple[Child, int]]:
+        """Run the shop until the block ends; yield it when it answers, with its port. `name` is that of its log."""
+        with socket.create_server((_HOST, 0)) as listener:
+            port = listener.getsockname()[1]
+            # A short export interval: uvicorn ends by a signal, which loses the samples that are not yet exported.
+            command = ["run", "--interval-ms", str(interval_ms), "--export-interval-ms", "1000"]
+            command += ["--data-format", data_format, "--", sys.executable, "-m", "uvicorn", "shop.app:app"]
+            command += ["--app-dir", str(self._source), "--no-access-log", "--fd", str(listener.fileno())]
+            self._print_step(title, command)
+            hook = make_ptrace_hook(os.getpid())
+            with run_verb(name, command, env, self._directory, listener.fileno(), preexec=hook) as service:
+                # Now only the service holds the port. If it ends, connections are refused instead of queued.
+                listener.close()
+                service.wait_for_health(port)
+                yield service, port
 
-
-def _run_load(console: Terminal, plan: _Plan, run: _Run, service: Child, port: int) -> Counter[str]:
-    """Send requests for the duration of the run and return the counts of the answers."""
-    step = run.step + 1 if run.data_format != "text" else run.step + 2
-    console.print(
-        f"{step}  {plan.workers} clients for {run.seconds} s; a sample every {run.interval_ms} ms (usual: 1000)"
-    )
-    load = Load(_HOST, port, plan.workers)
-    load.start()
-    try:
-        _show_progress(console, load, service, run)
-    finally:
-        load.stop()
-    answers = load.answers()
-    console.print(f"   {sum(answers.values())} requests answered: {answers}")
-    return Counter(answers)
+    def _run_load(self, service: Child, port: int, seconds: int, interval_ms: int) -> Counter[str]:
+        clients = f"{self._workers} clients for {seconds} s"
+        self._console.print(f"{next(self._step_numbers)}  {clients}; a sample every {interval_ms} ms (usual: 1000)")
+        with Load(_HOST, port, self._workers) as load:
+            _show_progress(self._console, load, service, seconds)
+        answers = load.answers()
+        self._console.print(f"   {answers.total()} requests answered: {dict(answers)}")
+        return answers
 
 
 def _find_examples(given: Path | None) -> Path:
@@ -211,18 +190,18 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _show_progress(console: Terminal, load: Load, service: Child, run: _Run) -> None:
-    """Show the progress of the load and the received records until the run's time is over."""
+def _show_progress(console: Terminal, load: Load, service: Child, seconds: int) -> None:
+    """Show the progress of the load and the received records until the time is over."""
     columns = (TextColumn("   {task.description}", markup=False), BarColumn(30), TimeRemainingColumn())
     start = time.monotonic()
     record_counts = _count_records(service.log.with_name(LOGS))
     next_line = 5.0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=run.seconds)
-        while (elapsed := time.monotonic() - start) < run.seconds:
+        task = progress.add_task("", total=seconds)
+        while (elapsed := time.monotonic() - start) < seconds:
             if service.process.poll() is not None:
                 raise service.error(f"the service ended with {service.process.returncode}")
-            text = f"{sum(load.answers().values()):,} requests, {next(record_counts):,} records received"
+            text = f"{load.answers().total():,} requests, {next(record_counts):,} records received"
             progress.update(task, completed=elapsed, description=text)
             if not console.is_terminal and elapsed >= next_line:
                 console.print(f"   {elapsed:.0f} s: {text}")

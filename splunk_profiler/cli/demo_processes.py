@@ -1,18 +1,19 @@
-"""The demo's processes: each has its own log, and none outlives the demo.
+"""The demo's processes, which are verbs of this package: each has its own log, and none outlives the demo.
 
-Runs on the main thread of `demo`. Imports nothing of ours but errors and `system.private_files`.
+Runs on the main thread of `demo`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import http.client
-import shlex
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,19 +24,7 @@ _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 20
 _POLL_INTERVAL_S = 0.05
 _MAX_LOG_LINES = 30
-
-
-def own_command(verb: str) -> list[str]:
-    """Return the command line of a verb of this package."""
-    return [sys.executable, "-m", "splunk_profiler", verb]
-
-
-def describe_step(number: int, title: str, command: list[str]) -> str:
-    """Return the line for a step of the demo, with its command as a user would type it."""
-    words = ["splunk-profiler", *command[3:]] if command[:3] == own_command("")[:3] else command
-    here = f"{Path.cwd()}/"
-    short = ("python" if word == sys.executable else word.removeprefix(here) for word in words)
-    return f"{number}  {title}: {shlex.join(short)}"
+_PR_SET_PTRACER = 0x59616D61
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +35,9 @@ class Child:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def stop(self, expected_codes: tuple[int, ...] = (0,)) -> None:
+    def stop(self, expected_codes: tuple[int, ...]) -> None:
         """Terminate it, and check that it ends in time and with an expected code."""
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         try:
             code = self.process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -62,25 +50,17 @@ class Child:
         lines = self.log.read_text(errors="replace").splitlines()
         return CommandError(text, f"the end of {self.log}:", *lines[-_MAX_LOG_LINES:])
 
-    def wait_for_address(self) -> str:
-        """Wait for the address that a collector prints, and return it."""
+    def wait_for_line(self, start: str) -> str | None:
+        """Wait for a line of output that begins with `start` and return its rest; None if it does not come in time."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for line in self.log.read_text().splitlines():
-                if line.startswith("listening on "):
-                    return line.removeprefix("listening on ")
-            if self.process.poll() is not None:
-                break
+        is_running = True
+        while is_running and time.monotonic() < deadline:
+            is_running = self.process.poll() is None
+            for line in self.log.read_text(errors="replace").splitlines():
+                if line.startswith(start):
+                    return line.removeprefix(start)
             time.sleep(_POLL_INTERVAL_S)
-        raise self.error(f"the {self.name} did not start")
-
-    def wait_for_output(self) -> None:
-        """Wait for the first line of output, or for the end of the process."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while self.process.poll() is None and b"\n" not in self.log.read_bytes():
-            if time.monotonic() >= deadline:
-                raise self.error(f"the {self.name} says nothing")
-            time.sleep(_POLL_INTERVAL_S)
+        return None
 
     def wait_for_health(self, port: int) -> None:
         """Send a service one request and wait for the answer; the port queues the request until the service starts."""
@@ -99,19 +79,23 @@ class Child:
 
 
 @contextmanager
-def run_process(
+def run_verb(
     name: str,
-    command: list[str],
+    words: list[str],
     env: Mapping[str, str],
     directory: Path,
     *descriptors: int,
     preexec: Callable[[], None] | None = None,
+    expected_codes: tuple[int, ...] = (0,),
 ) -> Iterator[Child]:
-    """Run a child that writes to ``NAME.log`` and calls `preexec` first; end it with the block."""
+    """Run ``splunk-profiler WORDS``, which writes to ``NAME.log``; end it with the block, and check its exit code.
+
+    The process first calls `preexec`.
+    """
     path = directory / f"{name}.log"
     with open(path, "wb", opener=open_private) as log:
-        child = subprocess.Popen(
-            command,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "splunk_profiler", *words],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -119,13 +103,48 @@ def run_process(
             pass_fds=descriptors,
             preexec_fn=preexec,  # noqa: PLW1509  # this process has no other thread yet
         )
+    child = Child(name, process, path)
     try:
-        yield Child(name, child, path)
+        yield child
+        child.stop(expected_codes)
     finally:
-        if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+
+
+def make_ptrace_hook(parent: int) -> Callable[[], None] | None:
+    """Return a function that lets descendants of `parent` read the process that calls it; None outside Linux.
+
+    With ``kernel.yama.ptrace_scope`` 1 only ancestors may trace a process, and the process that it names by
+    PR_SET_PTRACER, with its descendants. That outlasts an `exec`. Without Yama the call has no effect.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+    def set_ptracer() -> None:
+        prctl(_PR_SET_PTRACER, parent, 0, 0, 0)
+
+    return set_ptracer
+
+
+def summarize_agent_log(log: Path) -> str:
+    """Return one line on the host agent's JSON lines in `log`: what it sent, or why it sent nothing."""
+    events, other_lines = [], []
+    for line in log.read_text(errors="replace").splitlines():
+        try:
+            events.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            other_lines.append(line.strip())
+    totals = events[-1] if events and events[-1].get("event") == "totals" else {}
+    if totals.get("processes"):
+        lost = f"; {totals['lost_samples']:,} were lost" if totals.get("lost_samples") else ""
+        return f"sent {totals.get('samples', 0):,} samples of transactions to the service{lost}"
+    reasons = [reason["text"] for event in events if event.get("event") == "unseen" for reason in event["reasons"]]
+    why = other_lines[-1] if other_lines else reasons[-1] if reasons else "it does not say why"
+    why = why.removeprefix("splunk-profiler: error: ")
+    return f"could not follow the service, and the demo went on without it: {why}"

@@ -1,7 +1,6 @@
 """``splunk-profiler doctor``: says if samples would flow in this environment, or in that of a running process.
 
-Runs on the main thread. Prints the findings of `checks`, `destination_checks` and `process_checks`. Must not import
-rich: services are installed without the extra ``tools``.
+Runs on the main thread. Must not import rich: services are installed without the extra ``tools``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import click
 
 from splunk_profiler.cli import checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
-from splunk_profiler.cli.host_profilers import host_profilers
+from splunk_profiler.cli.host_profiler_checks import check_host_profilers
 from splunk_profiler.cli.output import print_json, print_line
 from splunk_profiler.cli.process_checks import check_process, environment_of
 from splunk_profiler.config import Resolved, environment, from_env
@@ -57,16 +56,16 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     resolved = from_env(env)
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
-        "Interpreter": checks.check_interpreter(resolved),
-        "Samples": checks.check_filters(resolved),
-        "Destination": destination_checks.destination(resolved, env),
-        "Host profilers": host_profilers(resolved, env),
+        "Interpreter": [*checks.check_interpreter(resolved)],
+        "Samples": [*checks.check_filters(resolved.config)],
+        "Destination": [*destination_checks.check_destination(resolved, env)],
+        "Host profilers": [*check_host_profilers(resolved, env)],
     }
     if pid is not None:
         target = resolved.endpoint.authority if resolved.endpoint is not None else ""
-        sections = {"Process": check_process(pid, target), **sections}
+        sections = {"Process": [*check_process(pid, target)], **sections}
     if not no_export and not isinstance(resolved.destination, NoDestination):
-        sections["Test"] = destination_checks.export(resolved)
+        sections["Test"] = [*destination_checks.check_export(resolved)]
     failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
     if as_json:
         print_json(_to_dict(resolved, sections, bool(failures)), indent=2)
@@ -125,7 +124,7 @@ def _print_title(title: str, **style: Any) -> None:
 def _print_row(start: str, words: str, **style: Any) -> None:
     """Print `words` after `start`, wrapped to the terminal (140 columns at most) or to 100 columns without one."""
     width = min(get_terminal_size().columns, _MAX_WIDTH) if sys.stdout.isatty() else _PAGE_WIDTH
-    lines = wrap(words, max(width - len(start), _MIN_WIDTH), break_on_hyphens=False) or [""]
-    print_line(start + lines[0], **style)
-    for line in lines[1:]:
-        print_line(" " * len(start) + line, **style)
+    width = max(width, len(start) + _MIN_WIDTH)
+    indent = " " * len(start)
+    for line in wrap(words, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False) or [start]:
+        print_line(line, **style)

@@ -39,22 +39,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A thread's metadata, state and calls, leaf first.
+    """The parts of a call stack that the report counts.
 
     Attributes:
         thread_name: with the escapes of the text decoded.
-        index: the number after ``#``.
-        fields: ``prio``, ``os_prio``, ``cpu``, ``elapsed``, ``tid``, ``nid`` as written, as far as present.
         status: the free text at the end of the first line.
-        state: the second line without its surrounding blanks; empty if the text has none.
         calls: leaf first.
     """
 
     thread_name: str
-    index: int
-    fields: dict[str, str]
     status: str
-    state: str
     calls: tuple[Call, ...]
 
     @property
@@ -63,8 +57,7 @@ class Dump:
         return self.status.startswith("runn")
 
 
-_HEADER = re.compile(r'"((?:[^"\\]|\\.)*)"\s+#(\d+)(.*)')
-_FIELD = re.compile(r"\s+(prio|os_prio|cpu|elapsed|tid|nid)=(\S+)")
+_HEADER = re.compile(r'"((?:[^"\\]|\\.)*)"\s+#\d+(?:\s+(?:prio|os_prio|cpu|elapsed|tid|nid)=\S+)*(.*)')
 _CALL = re.compile(r"\s*(?:at\s+)?([^(]+)\((.*)\)\s*")
 _PLACE = re.compile(r"(.*?)(?::(\d+)(?::\d+)?(?: \d+(?::\d+)?)?)?")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
@@ -81,13 +74,8 @@ def parse(text: str) -> Dump:
     match = _HEADER.fullmatch(header)
     if match is None:
         raise DumpError(f"not a metadata line: {header[:80]!r}")
-    name, index, tail = match.groups()
-    fields = {}
-    while found := _FIELD.match(tail):
-        fields[found[1]] = found[2]
-        tail = tail[found.end() :]
-    state, calls = _calls(rest)
-    return Dump(_ESCAPE.sub(_unescape, name), int(index), fields, tail.strip(), state, calls)
+    name, status = match.groups()
+    return Dump(_ESCAPE.sub(_unescape, name), status.strip(), _parse_calls(rest))
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -96,16 +84,15 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 @lru_cache(maxsize=16_384)
-def _calls(text: str) -> tuple[str, tuple[Call, ...]]:
+def _parse_calls(text: str) -> tuple[Call, ...]:
     lines = [line for line in text.splitlines() if line.strip()]
-    state = ""
     if lines and (":" in lines[0].partition("(")[0] or not _CALL.fullmatch(lines[0])):
-        state = lines.pop(0).strip()
-    return state, tuple(_call(line) for line in lines)
+        del lines[0]  # the state of the thread
+    return tuple(_parse_call(line) for line in lines)
 
 
 @lru_cache(maxsize=65_536)
-def _call(line: str) -> Call:
+def _parse_call(line: str) -> Call:
     match = _CALL.fullmatch(line)
     if match is None:
         raise DumpError(f"not a line of a call: {line[:80]!r}")

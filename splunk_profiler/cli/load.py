@@ -32,7 +32,7 @@ def choose_request(rng: random.Random) -> tuple[str, str, str | None]:
 
 
 class Load:
-    """Workers that send requests to ``host:port`` until `stop`."""
+    """Workers that send requests to ``host:port`` until the end of the `with` block."""
 
     def __init__(self, host: str, port: int, workers: int) -> None:
         self._host = host
@@ -45,21 +45,21 @@ class Load:
             for seed in range(workers)
         ]
 
-    def start(self) -> None:
-        """Start the workers."""
+    def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the workers and wait for the answers to their last requests."""
         self._stop_requested.set()
         for thread in self._threads:
             thread.join(_TIMEOUT_S)
 
-    def answers(self) -> dict[str, int]:
+    def answers(self) -> Counter[str]:
         """Return the counts of answers by kind: ``2xx``, ``5xx``, or the name of an exception."""
         with self._lock:
-            return dict(self._answers)
+            return self._answers.copy()
 
     def _work(self, seed: int) -> None:
         rng = random.Random(seed)

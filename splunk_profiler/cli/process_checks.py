@@ -6,11 +6,13 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.system.threads import read_proc_file
 
 _ESTABLISHED = "01"
 _MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
@@ -34,47 +36,43 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def check_process(pid: int, target: str) -> list[Finding]:
+def check_process(pid: int, target: str) -> Iterator[Finding]:
     """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
     root = Path("/proc") / str(pid)
     executable = _read_link(root / "exe")
-    command = _read_text(root / "cmdline").replace("\0", " ").strip()
-    findings = [Finding(Verdict.NOTE, "process", f"{pid}: {command[:200]}")]
-    if executable and Path(executable) != Path(sys.executable).resolve():
-        own = Path(sys.executable).resolve()
+    command = read_proc_file(root / "cmdline").replace("\0", " ").strip()
+    yield note("process", f"{pid}: {command[:200]}")
+    own = Path(sys.executable).resolve()
+    if executable and Path(executable) != own:
         fact = f"it runs {executable}, this is {own}: what is said of Python and packages is about the latter"
-        findings.append(Finding(Verdict.NOTE, "process", fact, "run the doctor with its interpreter"))
-    maps = _read_text(root / "maps")
+        yield note("process", fact, "run the doctor with its interpreter")
+    maps = read_proc_file(root / "maps")
     if "python" not in maps and "python" not in executable:
-        remedy = "name the Python process itself, perhaps a child of this one"
-        return [*findings, Finding(Verdict.FAILURE, "process", "no Python in it", remedy)]
-    names = {_read_text(task / "comm").strip() for task in _list_directory(root / "task")}
+        yield failure("process", "no Python in it", "name the Python process itself, perhaps a child of this one")
+        return
+    names = {read_proc_file(task / "comm").strip() for task in _list_directory(root / "task")}
     profiler_threads = sorted(name for name in names if name.startswith("splunk-profiler"[:_MAX_COMM_LENGTH]))
     if profiler_threads:
-        findings.append(Finding(Verdict.GOOD, "profiler", f"its threads run ({', '.join(profiler_threads)})"))
+        yield good("profiler", f"its threads run ({', '.join(profiler_threads)})")
     elif "/splunk_profiler/_walker" in maps:
-        findings.append(Finding(Verdict.GOOD, "profiler", "its native walker is loaded, so it was started"))
+        yield good("profiler", "its native walker is loaded, so it was started")
     else:
         fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
-        remedy = "see whether the process logged why it did not start"
-        findings.append(Finding(Verdict.WARNING, "profiler", fact, remedy))
+        yield warning("profiler", fact, "see whether the process logged why it did not start")
     publishing_libraries = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
-        remedy = f"to see what they would read: splunk-profiler inspect {pid}"
-        findings.append(Finding(Verdict.GOOD, "host profilers", fact, remedy))
+        yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
     if not target:
-        return findings
+        return
     if "/cygrpc" not in maps:
-        fact = "gRPC is not loaded: the process has not sent anything yet"
-        findings.append(Finding(Verdict.WARNING, "exporter", fact))
+        yield warning("exporter", "gRPC is not loaded: the process has not sent anything yet")
     port = int(target.rpartition(":")[2])
     count = _count_connections(root, port)
     if count:
-        findings.append(Finding(Verdict.GOOD, "connection", f"{count} open to port {port}"))
+        yield good("connection", f"{count} open to port {port}")
     else:
-        findings.append(Finding(Verdict.WARNING, "connection", f"none open to port {port} ({target}) at this moment"))
-    return findings
+        yield warning("connection", f"none open to port {port} ({target}) at this moment")
 
 
 def _count_connections(root: Path, port: int) -> int:
@@ -83,7 +81,7 @@ def _count_connections(root: Path, port: int) -> int:
     socket_inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     count = 0
     for table in ("tcp", "tcp6"):
-        for line in _read_text(root / "net" / table).splitlines()[1:]:
+        for line in read_proc_file(root / "net" / table).splitlines()[1:]:
             columns = line.split()
             remote, state, inode = columns[2], columns[3], columns[9]
             count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in socket_inodes
@@ -99,10 +97,4 @@ def _list_directory(directory: Path) -> list[Path]:
 def _read_link(path: Path) -> str:
     with suppress(OSError):
         return str(path.readlink())
-    return ""
-
-
-def _read_text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace")
     return ""

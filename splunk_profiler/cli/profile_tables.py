@@ -5,6 +5,7 @@ Runs on the main thread of `report`; reads no data itself.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -16,8 +17,8 @@ from splunk_profiler.cli.profiles import (
     OUTSIDE,
     UNNAMED,
     VALUES,
-    Endpoint,
-    Function,
+    EndpointTimes,
+    FunctionTimes,
     Profiles,
     TimeTotals,
 )
@@ -31,8 +32,8 @@ _MIN_SHARE = 0.005  # of an endpoint's time, for a function to be shown
 def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> None:
     """Print the tables."""
     for value in VALUES:
-        tables.heading(console, f"Aggregated profile by {_TITLES[value]}, for each endpoint: your code, then libraries")
-        console.print(_table(profiles, value, top, endpoints))
+        title = f"Aggregated profile by {_TITLES[value]}, for each endpoint: your code, then libraries"
+        tables.print_section(console, title, _table(profiles, value, top, endpoints))
 
 
 def to_dict(profiles: Profiles) -> dict[str, Any]:
@@ -60,24 +61,19 @@ def _times_to_dict(prefix: str, spent: TimeTotals) -> dict[str, int]:
     return {f"{prefix}cpu_ns": spent.cpu, f"{prefix}wall_ns": spent.wall}
 
 
-def _function_to_dict(function: Function) -> dict[str, Any]:
-    place = function.place
+def _function_to_dict(function: FunctionTimes) -> dict[str, Any]:
     return {
-        "function": place.function,
-        "file": place.file,
-        "line": place.line,
-        "kind": place.kind,
-        "distribution": place.distribution,
+        **asdict(function.place),
         **_times_to_dict("own_", function.own),
         **_times_to_dict("direct_", function.direct),
         **_times_to_dict("total_", function.total),
     }
 
 
-def _rank_endpoints(profiles: Profiles, value: str) -> list[tuple[str, Endpoint]]:
+def _rank_endpoints(profiles: Profiles, value: str) -> list[tuple[str, EndpointTimes]]:
     """Return the endpoints, most of `value` first; samples without an endpoint come last."""
 
-    def rank(item: tuple[str, Endpoint]) -> tuple[int, int]:
+    def rank(item: tuple[str, EndpointTimes]) -> tuple[int, int]:
         name, endpoint = item
         group = _TRAILING_ENDPOINTS.index(name) + 1 if name in _TRAILING_ENDPOINTS else 0
         return group, -getattr(endpoint.spent, value)
@@ -99,7 +95,7 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
     return table
 
 
-def _top_functions(endpoint: Endpoint, value: str, top: int) -> list[tuple[Function, int]]:
+def _top_functions(endpoint: EndpointTimes, value: str, top: int) -> list[tuple[FunctionTimes, int]]:
     """Return the application's functions with their direct time, then the libraries' with their own time."""
     min_ns = max(getattr(endpoint.spent, value) * _MIN_SHARE, 1)
     found = []
@@ -114,15 +110,10 @@ def _top_functions(endpoint: Endpoint, value: str, top: int) -> list[tuple[Funct
     return found
 
 
-def _add_row(table: Table, function: Function, own: int, value: str, whole: int) -> None:
+def _add_row(table: Table, function: FunctionTimes, own: int, value: str, whole: int) -> None:
     place = function.place
     is_application = place.kind == APPLICATION
     source = place.distribution.replace("==", " ") or ("your code" if is_application else "")
-    table.add_row(
-        f"  {place.function}",
-        tables.duration(own),
-        tables.percent(own, whole),
-        tables.percent(getattr(function.total, value), whole),
-        source,
-        style="" if is_application else "dim",
-    )
+    share, total_share = tables.percent(own, whole), tables.percent(getattr(function.total, value), whole)
+    style = "" if is_application else "dim"
+    table.add_row(f"  {place.function}", tables.duration(own), share, total_share, source, style=style)

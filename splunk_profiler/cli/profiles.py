@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from splunk_profiler.cli.library_paths import is_library
+from splunk_profiler.formats.profile_proto import ProfileMessage
 
 PROFILE_FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
@@ -31,29 +30,7 @@ VALUES = ("cpu", "wall")
 _PROCESS_PREFIX = "[process]."
 _MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
 
-_INT64, _UINT64, _STRING, _MESSAGE = 3, 4, 9, 11  # FieldDescriptorProto.Type
-_TYPES = {"int64": _INT64, "uint64": _UINT64, "string": _STRING}
-# The part of the schema that is read: message → field → (number, type); a type that ends with * is repeated.
-_SCHEMA = {
-    "Profile": {
-        "sample_type": (1, "ValueType*"),
-        "sample": (2, "Sample*"),
-        "mapping": (3, "Mapping*"),
-        "location": (4, "Location*"),
-        "function": (5, "Function*"),
-        "string_table": (6, "string*"),
-        "time_nanos": (9, "int64"),
-        "duration_nanos": (10, "int64"),
-        "period": (12, "int64"),
-    },
-    "ValueType": {"type": (1, "int64"), "unit": (2, "int64")},
-    "Sample": {"location_id": (1, "uint64*"), "value": (2, "int64*"), "label": (3, "Label*")},
-    "Label": {"key": (1, "int64"), "str": (2, "int64"), "num": (3, "int64")},
-    "Mapping": {"id": (1, "uint64"), "filename": (5, "int64"), "build_id": (6, "int64")},
-    "Location": {"id": (1, "uint64"), "mapping_id": (2, "uint64"), "line": (4, "Line*")},
-    "Line": {"function_id": (1, "uint64"), "line": (2, "int64")},
-    "Function": {"id": (1, "uint64"), "name": (2, "int64"), "filename": (4, "int64")},
-}
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
 
 
 class ProfileError(ValueError):
@@ -92,7 +69,7 @@ class TimeTotals:
 
 
 @dataclass(slots=True)
-class Function:
+class FunctionTimes:
     """The times of one function in one endpoint.
 
     Attributes:
@@ -109,12 +86,12 @@ class Function:
 
 
 @dataclass(slots=True)
-class Endpoint:
+class EndpointTimes:
     """The times of all samples with one endpoint, and of their functions by name."""
 
     spent: TimeTotals = field(default_factory=TimeTotals)
     samples: int = 0
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, FunctionTimes] = field(default_factory=dict)
 
     def add(self, stack: list[Place], samples: int, cpu: int, wall: int) -> None:
         """Add one aggregate; the frames of `stack` are leaf first."""
@@ -128,7 +105,7 @@ class Endpoint:
             seen.add(place.function)
             function = self.functions.get(place.function)
             if function is None:
-                function = self.functions[place.function] = Function(place)
+                function = self.functions[place.function] = FunctionTimes(place)
             function.total.add(cpu, wall)
             if depth == 0:
                 function.own.add(cpu, wall)
@@ -156,7 +133,7 @@ class Profiles:
     first_ns: int = 0
     last_ns: int = 0
     periods_ms: Counter[int] = field(default_factory=Counter)
-    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    endpoints: dict[str, EndpointTimes] = field(default_factory=dict)
 
     def add(self, body: str, service: str) -> None:
         """Add the profile that is the body of a log record.
@@ -178,7 +155,7 @@ class Profiles:
             self.samples += count
             self.spent.add(cpu, wall)
             name = _endpoint_name(stack, labels)
-            self.endpoints.setdefault(name, Endpoint()).add(stack, count, cpu, wall)
+            self.endpoints.setdefault(name, EndpointTimes()).add(stack, count, cpu, wall)
 
 
 def _endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
@@ -193,7 +170,7 @@ def _decode_body(body: str) -> Any:
         message = unpacked.decompress(base64.b64decode(body, validate=True), _MAX_MESSAGE_BYTES)
         if not unpacked.eof:
             raise ProfileError("the profile is cut off, or too large")
-        return _message_class().FromString(message)
+        return ProfileMessage.FromString(message)
     except (binascii.Error, zlib.error, DecodeError, ValueError) as error:
         raise ProfileError(f"not a profile: {error}") from None
 
@@ -228,18 +205,6 @@ def _kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str,
     return "", ""
 
 
-@cache
-def _message_class() -> Any:
-    package = "splunk_profiler.report"
-    file = descriptor_pb2.FileDescriptorProto(name="splunk_profiler_report.proto", package=package, syntax="proto3")
-    for name, fields in _SCHEMA.items():
-        message = file.message_type.add(name=name)
-        for own, (number, kind) in fields.items():
-            bare = kind.rstrip("*")
-            added = message.field.add(name=own, number=number, label=3 if kind.endswith("*") else 1)
-            added.type = _TYPES.get(bare, _MESSAGE)
-            if bare not in _TYPES:
-                added.type_name = f".{package}.{bare}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))
+def is_library(file: str) -> bool:
+    """Return True for code of Python's library or of an installed package, by the path of its file."""
+    return file.startswith("<frozen") or _LIBRARY.search(file) is not None

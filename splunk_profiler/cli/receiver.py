@@ -13,8 +13,8 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -36,12 +36,29 @@ MAX_NAME_LENGTH = 100
 _MAX_REQUESTS = 128
 _WORKER_COUNT = 4
 _STOP_GRACE_S = 5.0
-# gRPC itself refuses larger requests, so they are not in `Counts.oversize`.
+# gRPC itself refuses larger requests, so they are not in `Refusals.oversize`.
 _TRANSPORT_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Refusals:
+    """Counts of refused requests since the start.
+
+    Attributes:
+        malformed: requests that could not be parsed.
+        oversize: requests with too many bytes or items.
+        not_saved: requests that could not be saved; the answer asks the sender to try again.
+        problem: why requests are being refused; empty while they are saved.
+    """
+
+    malformed: int = 0
+    oversize: int = 0
+    not_saved: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedCounts:
     """Counts of what has been received since the start.
 
     Attributes:
@@ -50,12 +67,8 @@ class Counts:
         profiles: log records of the profiling scope that are an aggregated profile.
         logs: log records of any other scope.
         metrics: requests with metrics, which are acknowledged and dropped.
-        malformed: requests that could not be parsed.
-        oversize: requests with too many bytes or items.
-        refused: requests that could not be saved; the answer asks the sender to try again.
         services: the first `MAX_SERVICES` names of services, cut to `MAX_NAME_LENGTH` characters.
         unnamed_services: how often a service was received that is not in `services`.
-        problem: why requests are being refused; empty while they are saved.
     """
 
     samples: int = 0
@@ -64,12 +77,12 @@ class Counts:
     logs: int = 0
     spans: int = 0
     metrics: int = 0
-    malformed: int = 0
-    oversize: int = 0
-    refused: int = 0
     services: tuple[str, ...] = ()
     unnamed_services: int = 0
-    problem: str = ""
+    refusals: Refusals = Refusals()
+
+
+_Counts = TypeVar("_Counts", ReceivedCounts, Refusals)
 
 
 class Receiver:
@@ -88,12 +101,11 @@ class Receiver:
     def __init__(
         self, store: Store, host: str, port: int, max_request_bytes: int, on_problem: Callable[[str], None]
     ) -> None:
-        self._store = store
         self._max_request_bytes = max_request_bytes
         self._on_problem = on_problem
         self._counts_lock = threading.Lock()
         self._request_lock = threading.Lock()
-        self._counts = Counts()
+        self._counts = ReceivedCounts()
         _check_address_free(host, port)
         self._server = grpc.server(
             ThreadPoolExecutor(_WORKER_COUNT, thread_name_prefix="collect"),
@@ -104,8 +116,8 @@ class Receiver:
             ],
         )
         services = (
-            _make_service("Logs", self._one_at_a_time(self._save_logs)),
-            _make_service("Trace", self._one_at_a_time(self._save_traces)),
+            _make_service("Logs", self._make_handler(ExportLogsServiceRequest, store.logs, _count_logs)),
+            _make_service("Trace", self._make_handler(ExportTraceServiceRequest, store.traces, _count_spans)),
             _make_service("Metrics", self._handle_metrics),
         )
         self._server.add_generic_rpc_handlers(services)
@@ -116,7 +128,7 @@ class Receiver:
             raise CommandError(f"nothing can listen on {address}; choose another with --port") from None
         self._server.start()
 
-    def counts(self) -> Counts:
+    def counts(self) -> ReceivedCounts:
         """Return the counts so far."""
         with self._counts_lock:
             return self._counts
@@ -125,42 +137,20 @@ class Receiver:
         """Refuse new requests, finish running ones (5 seconds at most), and end."""
         self._server.stop(_STOP_GRACE_S).wait()
 
-    def _one_at_a_time(self, save: _Handler) -> _Handler:
+    def _make_handler(self, kind: Any, file: LineFile, count: Callable[[Any], ReceivedCounts]) -> _Handler:
         def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             with self._request_lock:
-                return save(body, context)
+                request = self._parse(kind, body, context)
+                counts = count(request)
+                if counts.samples or counts.profiles or counts.logs or counts.spans:
+                    self._save(file, request, context)
+                self._add(counts)
+            return _ACCEPTED
 
         return handle
 
-    def _save_logs(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        request = self._parse(ExportLogsServiceRequest, body, context)
-        scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
-        profiling = [record for scope in scopes if scope.scope.name == PROFILE_SCOPE for record in scope.log_records]
-        samples = [record for record in profiling if not _is_profile(record)]
-        record_count = sum(len(scope.log_records) for scope in scopes)
-        if record_count:
-            self._save(self._store.logs, request, context)
-        self._add(
-            Counts(
-                samples=len(samples),
-                samples_in_spans=sum(1 for record in samples if record.span_id),
-                profiles=len(profiling) - len(samples),
-                logs=record_count - len(profiling),
-                services=_service_names(request.resource_logs),
-            )
-        )
-        return _ACCEPTED
-
-    def _save_traces(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        request = self._parse(ExportTraceServiceRequest, body, context)
-        spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
-        if spans:
-            self._save(self._store.traces, request, context)
-        self._add(Counts(spans=spans, services=_service_names(request.resource_spans)))
-        return _ACCEPTED
-
     def _handle_metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
-        self._add(Counts(metrics=1))
+        self._add(ReceivedCounts(metrics=1))
         return _ACCEPTED
 
     def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
@@ -170,61 +160,80 @@ class Receiver:
         elif exceeds_item_limit(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
             problem = f"holds more than {MAX_ITEMS} records, spans, attributes and values"
         if problem:
-            self._add(Counts(oversize=1))
+            self._add(ReceivedCounts(refusals=Refusals(oversize=1)))
             _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request {problem}; send smaller batches")
         try:
             return kind.FromString(body)
         except DecodeError:
-            self._add(Counts(malformed=1))
+            self._add(ReceivedCounts(refusals=Refusals(malformed=1)))
             _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the request is not an {kind.DESCRIPTOR.full_name}")
 
     def _save(self, file: LineFile, request: Message, context: grpc.ServicerContext) -> None:
         try:
             file.append(to_json(request))
         except StoreError as error:
-            self._add(Counts(refused=1))
+            self._add(ReceivedCounts(refusals=Refusals(not_saved=1)))
             self._set_problem(str(error))
             _refuse(context, grpc.StatusCode.UNAVAILABLE, f"not saved, try again later: {error}")
         self._set_problem("")
 
-    def _add(self, more: Counts) -> None:
+    def _add(self, more: ReceivedCounts) -> None:
         with self._counts_lock:
             old = self._counts
-            numbers = {
-                name: getattr(old, name) + getattr(more, name)
-                for name in Counts.__dataclass_fields__
-                if name not in ("services", "problem")
-            }
             new = [name for name in more.services if name not in old.services]
             listed = new[: MAX_SERVICES - len(old.services)]
-            numbers["unnamed_services"] += len(new) - len(listed)
-            self._counts = replace(old, **numbers, services=(*old.services, *listed))
+            self._counts = replace(
+                _sum(old, more),
+                services=(*old.services, *listed),
+                unnamed_services=old.unnamed_services + len(new) - len(listed),
+                refusals=_sum(old.refusals, more.refusals),
+            )
 
     def _set_problem(self, problem: str) -> None:
         with self._counts_lock:
-            changed = problem != self._counts.problem
-            self._counts = replace(self._counts, problem=problem)
-            refused = self._counts.refused
+            changed = problem != self._counts.refusals.problem
+            refusals = replace(self._counts.refusals, problem=problem)
+            self._counts = replace(self._counts, refusals=refusals)
         if changed:
             self._on_problem(
                 f"{problem}; requests are refused and their senders try again"
                 if problem
-                else f"requests are being saved again; {refused} were refused meanwhile"
+                else f"requests are being saved again; {refusals.not_saved} were refused meanwhile"
             )
+
+
+def _sum(old: _Counts, more: _Counts) -> _Counts:
+    """Return `old` with the numbers of `more` added."""
+    numbers = [name for name, value in asdict(more).items() if isinstance(value, int)]
+    return replace(old, **{name: getattr(old, name) + getattr(more, name) for name in numbers})
+
+
+def _count_logs(request: ExportLogsServiceRequest) -> ReceivedCounts:
+    scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
+    profiling = [record for scope in scopes if scope.scope.name == PROFILE_SCOPE for record in scope.log_records]
+    samples = [record for record in profiling if not _is_profile(record)]
+    return ReceivedCounts(
+        samples=len(samples),
+        samples_in_spans=sum(1 for record in samples if record.span_id),
+        profiles=len(profiling) - len(samples),
+        logs=sum(len(scope.log_records) for scope in scopes) - len(profiling),
+        services=_service_names(request.resource_logs),
+    )
+
+
+def _count_spans(request: ExportTraceServiceRequest) -> ReceivedCounts:
+    spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+    return ReceivedCounts(spans=spans, services=_service_names(request.resource_spans))
 
 
 def to_json(request: Message) -> dict[str, Any]:
     """Return `request` as OTLP/JSON: enumerations are numbers, trace and span ids are hex."""
     value: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
-    for resource in value.get("resourceLogs", ()):
-        for scope in resource.get("scopeLogs", ()):
-            for record in scope.get("logRecords", ()):
-                _ids_to_hex(record)
-    for resource in value.get("resourceSpans", ()):
-        for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                _ids_to_hex(span)
-                for link in span.get("links", ()):
+    for resource in [*value.get("resourceLogs", ()), *value.get("resourceSpans", ())]:
+        for scope in [*resource.get("scopeLogs", ()), *resource.get("scopeSpans", ())]:
+            for entry in [*scope.get("logRecords", ()), *scope.get("spans", ())]:
+                _ids_to_hex(entry)
+                for link in entry.get("links", ()):
                     _ids_to_hex(link)
     return value
 

@@ -17,9 +17,8 @@ from rich.table import Table
 from splunk_profiler.cli import profile_tables, tables
 from splunk_profiler.cli.analysis import Analysis, Functions, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
-from splunk_profiler.cli.library_paths import is_library
 from splunk_profiler.cli.output import print_json
-from splunk_profiler.cli.profiles import OUTSIDE
+from splunk_profiler.cli.profiles import OUTSIDE, is_library
 from splunk_profiler.cli.terminal import Terminal, lines, make_console, text
 
 _MAX_THREADS_SHOWN = 12
@@ -62,38 +61,32 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
 
 def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spans: int = 12) -> None:
     """Print the report."""
-    tables.heading(console, "Profile")
-    console.print(_summary(analysis, path))
+    tables.print_section(console, "Profile", _summary(analysis, path))
     _draw_spans(console, analysis, top, spans)
     if analysis.running < analysis.samples:
-        tables.heading(console, "Where threads waited")
-        console.print(_wait_table(analysis, top, spans))
+        tables.print_section(console, "Where threads waited", _wait_table(analysis, top, spans))
     if analysis.threads:
-        tables.heading(console, "Threads")
-        console.print(_thread_table(analysis.threads))
+        tables.print_section(console, "Threads", _thread_table(analysis.threads))
     if analysis.record:
-        _draw_record(console, *analysis.record)
+        _draw_record(console, analysis.record.span, analysis.record.record)
     if analysis.transactions.example:
         _draw_transaction(console, *analysis.transactions.example)
     if analysis.profiles.records:
         profile_tables.draw(console, analysis.profiles, top=top, endpoints=spans)
-    tables.heading(console, "Saved")
-    for file in analysis.files:
-        console.print(text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)"), soft_wrap=True)
+    files = [text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)") for file in analysis.files]
+    tables.print_section(console, "Saved", *files, soft_wrap=True)
 
 
 def _draw_spans(console: Terminal, analysis: Analysis, top: int, spans: int) -> None:
     ranked = sorted(analysis.by_span.items(), key=lambda item: item[1].sort_key)
     if ranked or analysis.unknown_span.samples:
-        tables.heading(console, "Spans")
-        console.print(_span_table(analysis, ranked[:spans]))
+        tables.print_section(console, "Spans", _span_table(analysis, ranked[:spans]))
         if len(ranked) > spans:
             console.print(text(f"  and {len(ranked) - spans} more span names (--spans)", style="dim"))
     titled = [(f"in {name}", tally) for name, tally in ranked[:spans]]
     for title, tally in [*titled, ("outside of spans", analysis.outside)]:
         if tally.ran.samples:
-            tables.heading(console, f"Hottest functions {title}")
-            console.print(_function_table(tally.ran, top))
+            tables.print_section(console, f"Hottest functions {title}", _function_table(tally.ran, top))
 
 
 def to_dict(analysis: Analysis, path: Path) -> dict[str, Any]:
@@ -197,16 +190,12 @@ def _time_range(first_ns: int, last_ns: int) -> str:
 
 def _span_table(analysis: Analysis, ranked: list[tuple[str, Tally]]) -> Table:
     table = tables.table("span", "ran", "share", "", "waited", "thread time")
+    whole = analysis.running
     for name, tally in ranked + _other_samples(analysis):
-        table.add_row(
-            text(name),
-            f"{tally.ran.samples:,}",
-            tables.percent(tally.ran.samples, analysis.running),
-            tables.bar(tally.ran.samples, analysis.running),
-            f"{tally.waited.samples:,}",
-            f"{tally.thread_ns / 1e9:.1f} s",
-            style="" if name in analysis.by_span else "dim",
-        )
+        ran, waited = tally.ran.samples, f"{tally.waited.samples:,}"
+        share, bar = tables.percent(ran, whole), tables.bar(ran, whole)
+        style = "" if name in analysis.by_span else "dim"
+        table.add_row(name, f"{ran:,}", share, bar, waited, f"{tally.thread_ns / 1e9:.1f} s", style=style)
     return table
 
 
@@ -240,14 +229,10 @@ def _function_table(tally: Functions, top: int) -> Table:
     callers = (name for name, _ in tally.total.most_common() if name not in names)
     names += [name for name in callers if not is_library(tally.place(name).file)][:top]
     for name in names:
-        own, total = tally.own[name], tally.total[name]
-        table.add_row(
-            text(name, style="bold" if own and not is_library(tally.place(name).file) else ""),
-            tables.percent(own, tally.samples) if own else "",
-            tables.bar(own, tally.samples),
-            tables.percent(total, tally.samples),
-            tables.place(*tally.place(name)),
-        )
+        own, whole, place = tally.own[name], tally.samples, tally.place(name)
+        function = text(name, style="bold" if own and not is_library(place.file) else "")
+        own_share, total_share = tables.percent(own, whole) if own else "", tables.percent(tally.total[name], whole)
+        table.add_row(function, own_share, tables.bar(own, whole), total_share, tables.place(*place))
     return table
 
 
@@ -255,13 +240,9 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
     table = tables.table("thread", "samples", "running", "in spans", "most often")
     ranked = sorted(threads.items(), key=lambda item: (-item[1].running, -item[1].in_spans, -item[1].samples))
     for name, seen in ranked[:_MAX_THREADS_SHOWN]:
-        table.add_row(
-            text(name),
-            f"{seen.samples:,}",
-            tables.percent(seen.running, seen.samples),
-            tables.percent(seen.in_spans, seen.samples),
-            text(seen.statuses.most_common(1)[0][0], style="dim"),
-        )
+        running, in_spans = (tables.percent(part, seen.samples) for part in (seen.running, seen.in_spans))
+        status = text(seen.statuses.most_common(1)[0][0], style="dim")
+        table.add_row(name, f"{seen.samples:,}", running, in_spans, status)
     if len(ranked) > _MAX_THREADS_SHOWN:
         table.add_row(text(f"and {len(ranked) - _MAX_THREADS_SHOWN} more", style="dim"))
     return table
@@ -269,23 +250,21 @@ def _thread_table(threads: dict[str, ThreadTally]) -> Table:
 
 def _draw_record(console: Terminal, span: str, record: dict[str, Any]) -> None:
     where = "outside of spans" if span == OUTSIDE else f"inside {span}"
-    tables.heading(console, f"One record as received (a sample {where})")
-    body = record["body"]["stringValue"]
-    console.print(lines(_format_record({**record, "body": {"stringValue": "(below, as text)"}})), soft_wrap=True)
-    console.print(lines(body.rstrip("\n"), style="green"), soft_wrap=True)
+    body = lines(record["body"]["stringValue"].rstrip("\n"), style="green")
+    other_fields = lines(_format_record({**record, "body": {"stringValue": "(below, as text)"}}))
+    title = f"One record as received (a sample {where})"
+    tables.print_section(console, title, other_fields, body, soft_wrap=True)
 
 
 def _draw_transaction(console: Terminal, span: dict[str, Any], ids: Counter[str]) -> None:
-    tables.heading(console, "The transaction of which the host profiler has said most")
     table = tables.grid()
-    table.add_row("name", str(span.get("name", "")))
-    table.add_row("trace", str(span.get("traceId", "")))
-    table.add_row("span", str(span.get("spanId", "")))
+    for title, key in (("name", "name"), ("trace", "traceId"), ("span", "spanId")):
+        table.add_row(title, str(span.get(key, "")))
     for one, count in ids.most_common(_MAX_IDS_SHOWN):
         table.add_row("stack-trace id", f"{one}  {count:,} times" if count > 1 else one)
     if len(ids) > _MAX_IDS_SHOWN:
         table.add_row("", text(f"and {len(ids) - _MAX_IDS_SHOWN} more", style="dim"))
-    console.print(table)
+    tables.print_section(console, "The transaction of which the host profiler has said most", table)
 
 
 def _format_record(record: dict[str, Any]) -> str:

@@ -7,9 +7,8 @@ Specification: Protocol Buffers, "Encoding".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
-from itertools import islice
 from typing import Any
 
 # Fields that count as items, by number, each with the fields of its own message (empty for strings).
@@ -43,39 +42,32 @@ def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
 
     Reads no byte twice. Returns False for malformed bytes, which the parser rejects.
     """
-    try:
-        return next(islice(_iter_items(message, fields), max_items, None), None) is not None
-    except LookupError:
-        return False
-
-
-def _iter_items(message: bytes, fields: Fields) -> Iterator[int]:
-    """Yield the size of each item.
-
-    Raises:
-        LookupError: the message is malformed.
-    """
+    count = 0
     pending = [(fields, 0, len(message))]
-    while pending:
-        fields, position, end = pending.pop()
-        while position < end:
-            tag, position = _varint(message, position)
-            kind = tag & 7
-            if kind == _VARINT:
-                _, position = _varint(message, position)
-                continue
-            if kind != _LENGTH:
-                position += _FIXED_SIZES[kind]
-                continue
-            size, position = _varint(message, position)
-            if position + size > end:
-                raise IndexError("a field beyond the end of its message")
-            inner = fields.get(tag >> 3)
-            if inner is not None:
-                yield size
-                if inner and size:
-                    pending.append((inner, position, position + size))
-            position += size
+    with suppress(LookupError):
+        while pending:
+            fields, position, end = pending.pop()
+            while position < end:
+                tag, position = _varint(message, position)
+                kind = tag & 7
+                if kind == _VARINT:
+                    _, position = _varint(message, position)
+                    continue
+                if kind != _LENGTH:
+                    position += _FIXED_SIZES[kind]
+                    continue
+                size, position = _varint(message, position)
+                if position + size > end:
+                    raise IndexError("a field beyond the end of its message")
+                inner = fields.get(tag >> 3)
+                if inner is not None:
+                    count += 1
+                    if count > max_items:
+                        return True
+                    if inner and size:
+                        pending.append((inner, position, position + size))
+                position += size
+    return False
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

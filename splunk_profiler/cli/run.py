@@ -1,7 +1,6 @@
 """``splunk-profiler run``: executes a command so that every Python process in it starts the profiler.
 
-Runs on the main thread before `exec`. Must not import the profiler or OpenTelemetry, which would slow each start of a
-service.
+Runs on the main thread before `exec`. Must not import the profiler or OpenTelemetry, which would slow each start.
 
 PYTHONPATH makes Python import `autostart/sitecustomize.py` first, so the application needs no change; child processes
 (workers of gunicorn and Celery, multiprocessing) inherit it. LD_PRELOAD loads the library of the custom labels at the
@@ -24,11 +23,10 @@ import click
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
-from splunk_profiler.config import environment, from_env
+from splunk_profiler.config import environment, from_env, preload
 from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.config.settings import SETTINGS
 from splunk_profiler.host_profilers.libraries import labels_library
-from splunk_profiler.system import preload
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
@@ -89,7 +87,11 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
     """
     if not command:
         raise click.UsageError("name the command to run: splunk-profiler run -- python app.py")
-    chosen = {name: _setting_text(value) for name, value in settings.items() if value is not None}
+    chosen = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in settings.items()
+        if value is not None
+    }
     env = launch_environment(environment(), chosen)
     path = find_program(command[0], env.get("PATH", os.defpath))
     flag = find_isolating_flag(path, command[1:])
@@ -100,10 +102,6 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
             error=True,
         )
     _execute(path, command, env)
-
-
-def _setting_text(value: str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The collector's files: lines of JSON, one OTLP request in each.
 
-This is the format of the OpenTelemetry Collector's file exporter. The threads of the receiver call this module, one at
-a time for each file.
+The format of the OpenTelemetry Collector's file exporter. Runs on the receiver's threads, one at a time for each file.
 
 Only their owner can read the files, and the directory if it is made here; existing files are made private.
 

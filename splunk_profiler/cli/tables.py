@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -11,10 +12,12 @@ from splunk_profiler.cli.terminal import Terminal, text
 _BAR_CELLS = 12
 
 
-def heading(console: Terminal, title: str) -> None:
-    """Print a blank line and a title."""
+def print_section(console: Terminal, title: str, *contents: RenderableType, soft_wrap: bool = False) -> None:
+    """Print a blank line, a title and the contents, each on lines of its own."""
     console.print()
     console.rule(text(title, style="bold"), align="left", style="dim")
+    for content in contents:
+        console.print(content, soft_wrap=soft_wrap)
 
 
 def grid() -> Table:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from collecting_terminal import run_collector_on_terminal
 from command_line import DEADLINE_S, Collector, run_collector, run_sender, splunk_profiler
-from modes import find_open_to_others, umask_cleared
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from permissions import find_open_to_others, umask_cleared
 
 from splunk_profiler.cli.receiver import MAX_ITEMS, MAX_SERVICES
 
@@ -40,7 +40,7 @@ def numbers(collector: Collector) -> list[int]:
     return [int(body.split()[0]) for body in bodies(collector)]
 
 
-def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_taken(tmp_path: Path) -> None:
+def test_collect_saves_logs_and_spans_as_otlp_json_and_accepts_metrics(tmp_path: Path) -> None:
     with run_collector(tmp_path) as collector:
         with run_sender(collector.address) as sender:
             sent = sender.do("everything")
@@ -62,7 +62,7 @@ def test_logs_and_spans_are_saved_as_otlp_json_with_hex_ids_and_metrics_are_take
     assert errors == ""
 
 
-def test_a_malformed_request_is_refused_and_counted_and_the_next_one_is_taken(tmp_path: Path) -> None:
+def test_collect_refuses_and_counts_a_malformed_request_and_goes_on(tmp_path: Path) -> None:
     with run_collector(tmp_path) as collector:
         with run_sender(collector.address) as sender:
             assert sender.do("raw", "logs", "Logs", 100) == "INVALID_ARGUMENT"
@@ -157,7 +157,7 @@ def test_what_is_saved_is_its_owners_alone_also_what_was_not_before(tmp_path: Pa
         assert find_open_to_others(tmp_path / "made") == [directory]
 
 
-def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_when_there_is_space(
+def test_collect_on_a_full_disk_loses_no_acknowledged_record_and_recovers(
     tmp_path: Path,
 ) -> None:
     with run_collector(tmp_path) as collector:
@@ -179,7 +179,7 @@ def test_a_full_disk_refuses_requests_loses_nothing_acknowledged_and_goes_on_whe
     assert "requests are being saved again" in errors
 
 
-def test_what_was_acknowledged_survives_the_collectors_sudden_death_and_the_next_one_continues_it(
+def test_acknowledged_records_survive_sigkill_and_the_next_run_appends(
     tmp_path: Path,
 ) -> None:
     with run_collector(tmp_path) as collector, run_sender(collector.address) as sender:
@@ -231,7 +231,7 @@ def test_two_collectors_never_write_to_the_same_files(tmp_path: Path) -> None:
     assert "another collector" in second.stderr
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_before_anything_is_served(tmp_path: Path) -> None:
+def test_collect_fails_before_serving_if_the_directory_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = splunk_profiler("collect", "--port", "0", "--output", tmp_path / "file" / "below")
     assert (refused.returncode, refused.stdout) == (1, "")

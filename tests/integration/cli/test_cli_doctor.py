@@ -81,7 +81,7 @@ def test_a_value_that_cannot_be_used_is_named_with_what_is_used_instead() -> Non
     assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in findings(data, "warning")
 
 
-def test_a_port_where_nobody_listens_is_the_reason() -> None:
+def test_a_port_without_a_listener_is_the_reason() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # taken, and not listened on
         port = bound.getsockname()[1]

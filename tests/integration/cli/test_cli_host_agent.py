@@ -17,9 +17,9 @@ import pytest
 from agent_process import CorrelationMessage, DatagramReceiver, decode_correlations, is_registration
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
 from inspected_process import InspectedProcess, TargetBuilder, record_bytes, run_inspected
-from inspecting_verb import assert_unreadable_processes_are_one_line
 from publishing_target import socket_folder
 from target_process import Target
+from unreadable_processes import assert_unreadable_processes_are_one_line
 
 NEEDS_THE_PUBLISHER = "the native publisher is not built for this interpreter"
 
@@ -119,9 +119,7 @@ def in_a_transaction(target: InspectedProcess, workshop: TargetBuilder, path: st
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("options", [(), ("--report-interval", "0.1"), ("--report-interval", "3600")])
-def test_everything_that_was_sampled_is_received_or_said_to_be_lost(
-    options: tuple[str, ...], number: signal.Signals
-) -> None:
+def test_every_sample_is_received_or_reported_as_lost(options: tuple[str, ...], number: signal.Signals) -> None:
     with socket_folder() as folder, correlated_target(f"publish {folder}/s", "work 3") as target:
         target.line("working")
         with following(target.pid, "--rate", 100, *options) as agent:
@@ -179,7 +177,7 @@ def test_a_process_that_publishes_long_after_its_start_is_found() -> None:
     )
 
 
-def test_two_agents_at_once_and_one_that_comes_after_a_kill_lose_nothing_unsaid() -> None:
+def test_agents_side_by_side_after_a_killed_one_log_all_that_they_send() -> None:
     with socket_folder() as folder, correlated_target(f"publish {folder}/s", "work 2") as target:
         target.line("working")
         with following(target.pid, "--rate", 50) as killed:
@@ -258,7 +256,7 @@ def test_lines_for_a_person_say_what_was_sent_and_what_was_lost(workshop: Target
     ]
 
 
-def test_a_process_in_which_nothing_can_be_seen_gives_exit_code_1_and_the_reason() -> None:
+def test_host_agent_on_a_process_without_data_exits_1_with_the_reason() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         done = splunk_profiler("host-agent", str(target.pid), "--duration", "0.1")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
 from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, run_inspected
-from inspecting_verb import assert_unreadable_processes_are_one_line
 from target_process import Target
+from unreadable_processes import assert_unreadable_processes_are_one_line
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_watch_ends_with_the_process(workshop: TargetBuilder) -> None:
             assert watch.wait(DEADLINE_S) == 1
 
 
-def test_a_process_that_nobody_would_see_gives_exit_code_1_and_says_why() -> None:
+def test_an_invisible_process_gives_exit_code_1_and_the_reason() -> None:
     with Target(sys.executable, "-c", "print('ready'); input()") as target:
         target.line("ready")
         done = splunk_profiler("inspect", str(target.pid))

@@ -74,7 +74,7 @@ def the_preload_of_a_child(**env: str) -> str:
     return launched(sys.executable, "-c", code, **env).stdout.strip()
 
 
-def test_children_of_a_python_process_are_not_preloaded_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_children_of_a_python_process_are_preloaded_only_if_enabled(tmp_path: Path) -> None:
     other = str(shutil.copy(LIBRARY, tmp_path / "other.so"))
     assert the_preload_of_a_child() == ""
     assert the_preload_of_a_child(LD_PRELOAD=other) == other
@@ -103,7 +103,7 @@ def test_a_child_in_a_chroot_runs_as_without_us(tmp_path: Path) -> None:
     assert "cannot be preloaded" in ended.stderr
 
 
-def test_a_path_that_the_variable_cannot_carry_is_said_and_the_command_runs(tmp_path: Path) -> None:
+def test_library_path_that_ld_preload_cannot_hold_is_reported_and_skipped(tmp_path: Path) -> None:
     there = tmp_path / "with space"
     shutil.copytree(Path(package.__file__).parent, there / "splunk_profiler")
     for built in Path(LIBRARY).parent.glob("*.so"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from command_line import DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
 
 
-def test_what_a_service_sends_as_profiles_is_collected_and_reported_with_the_code_of_the_service_first(
+def test_report_of_collected_profiles_lists_the_services_own_code_first(
     tmp_path: Path,
 ) -> None:
     settings = {

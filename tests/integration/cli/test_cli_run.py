@@ -41,7 +41,7 @@ def launched(*arguments: str | Path, env: dict[str, str] | None = None) -> subpr
     return splunk_profiler("run", *arguments, env={"SPLUNK_PROFILER_LOGS_ENDPOINT": UNREACHABLE_URL, **(env or {})})
 
 
-def test_a_python_program_runs_with_the_profiler_and_its_arguments_as_they_were(reporter: Path) -> None:
+def test_run_profiles_a_python_program_and_keeps_its_arguments(reporter: Path) -> None:
     arguments = ["two words", "--interval-ms", "*", "", "--", 'quo"te']
     ended = launched("--interval-ms", "250", "--", sys.executable, reporter, *arguments)
     said = json.loads(ended.stdout)
@@ -52,7 +52,7 @@ def test_a_python_program_runs_with_the_profiler_and_its_arguments_as_they_were(
     assert not [entry for entry in said["path"] if entry.endswith("autostart")]
 
 
-def test_the_two_dashes_can_be_left_out_and_options_of_the_command_are_its_own(reporter: Path) -> None:
+def test_run_without_two_dashes_leaves_options_to_the_command(reporter: Path) -> None:
     ended = launched(sys.executable, "-B", reporter, "--walker", "x", "-h")
     assert json.loads(ended.stdout)["arguments"] == ["--walker", "x", "-h"]
 
@@ -112,7 +112,7 @@ def test_the_applications_own_sitecustomize_still_runs(reporter: Path, tmp_path:
     assert said["profiled"]
 
 
-def test_an_error_in_the_applications_own_sitecustomize_is_shown_as_without_us(reporter: Path, tmp_path: Path) -> None:
+def test_error_in_the_applications_sitecustomize_is_shown_under_run(reporter: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_missing", "utf-8")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     ended = launched("--", sys.executable, reporter, env={"PYTHONPATH": path})
@@ -133,9 +133,7 @@ def test_an_option_overrides_the_environment(reporter: Path) -> None:
     assert said["interval"] == "20"
 
 
-def test_an_interpreter_without_the_package_runs_the_program_and_says_so_in_one_line(
-    reporter: Path, tmp_path: Path
-) -> None:
+def test_interpreter_without_the_package_runs_unprofiled_with_one_warning(reporter: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     bare = tmp_path / "bare" / "bin" / "python"
     # With tests from the sources, PYTHONPATH would give the package to every interpreter.
@@ -182,14 +180,14 @@ def test_children_with_another_interpreter_run_as_without_us(tmp_path: Path, oth
 
 
 @pytest.mark.parametrize("old", older_pythons())
-def test_an_interpreter_that_is_too_old_runs_the_program_and_says_so_in_one_line(old: str) -> None:
+def test_too_old_interpreter_runs_unprofiled_with_one_warning(old: str) -> None:
     ended = launched("--", old, "-c", "print('ran')")
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     (line,) = ended.stderr.splitlines()
     assert "needs 3.10 or newer" in line
 
 
-def test_an_isolated_python_runs_and_the_user_is_told_that_it_is_not_profiled(reporter: Path) -> None:
+def test_isolated_python_runs_unprofiled_with_a_warning(reporter: Path) -> None:
     ended = launched("--", sys.executable, "-I", reporter)
     assert not json.loads(ended.stdout)["profiled"]
     assert "option -I keeps the profiler from being started" in ended.stderr

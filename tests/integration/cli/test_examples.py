@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
-from modes import find_open_to_others
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.resources import Resource
+from permissions import find_open_to_others
 from profile_factory import large_profile, message, small_profile
 
 from splunk_profiler.cli.receiver import to_json
@@ -55,7 +55,7 @@ def test_there_is_no_example_that_is_not_run_here() -> None:
     assert shown == RUN_BELOW
 
 
-def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_its_spans_spend_their_time(
+def test_demo_reports_where_spans_spend_time_in_an_unmodified_service(
     tmp_path: Path,
 ) -> None:
     for path in (EXAMPLES / "shop").glob("*.py"):
@@ -100,7 +100,7 @@ def test_the_demo_shows_a_service_that_knows_nothing_of_the_profiler_and_where_i
             assert words in ended.stdout
 
 
-def test_a_demo_whose_service_host_profilers_cannot_see_says_why_and_goes_on(tmp_path: Path) -> None:
+def test_demo_without_publishing_gives_the_reason_and_goes_on(tmp_path: Path) -> None:
     off = {"ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": "false"}
     ended = splunk_profiler("demo", "--seconds", "2", "--interval-ms", "10", "--output", tmp_path, env=off)
     assert ended.returncode == 0, ended.stderr + ended.stdout
@@ -111,7 +111,7 @@ def test_a_demo_whose_service_host_profilers_cannot_see_says_why_and_goes_on(tmp
 
 
 @pytest.mark.skipif(not PUBLISHES, reason="the extension is not built")
-def test_a_host_profiler_sees_the_span_and_the_labels_of_each_thread_of_the_service_beside_it() -> None:
+def test_host_profiler_example_prints_span_and_labels_of_each_thread() -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "seen_from_outside.py"],
         env=clean_environment(),

@@ -85,7 +85,7 @@ def test_times_of_equal_endpoints_add_up_over_all_profiles() -> None:
     assert found.last_ns - found.first_ns == 10 * SECOND
 
 
-def test_what_libraries_do_counts_for_the_function_of_yours_that_called_them() -> None:
+def test_library_time_counts_for_the_application_function_that_called_it() -> None:
     found = added(
         profile(
             aggregate(GET, RANK, SEARCH, cpu_s=3),
@@ -186,7 +186,7 @@ def section(text: str, title: str) -> list[str]:
     return [line.rstrip() for line in lines[3:]]
 
 
-def test_a_person_sees_the_top_by_cpu_and_by_wall_for_each_endpoint_their_own_code_first(tmp_path: Path) -> None:
+def test_text_report_lists_each_endpoint_by_cpu_and_wall_own_code_first(tmp_path: Path) -> None:
     one = profile(
         aggregate(GET, RANK, SEARCH, cpu_s=1, wall_s=8, endpoint="GET /search"),
         aggregate(SEARCH, cpu_s=3, wall_s=3, endpoint="GET /search"),

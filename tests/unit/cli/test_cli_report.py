@@ -12,7 +12,7 @@ import pytest
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.library_paths import is_library
+from splunk_profiler.cli.profiles import is_library
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 
@@ -81,7 +81,7 @@ def test_a_function_that_calls_itself_counts_once_for_each_sample(tmp_path: Path
     assert analysis.outside.ran.place("m.walk") == ("/srv/m.py", 3)
 
 
-def test_other_logs_other_formats_and_broken_lines_are_counted_and_not_read(tmp_path: Path) -> None:
+def test_other_logs_other_formats_and_broken_lines_are_only_counted(tmp_path: Path) -> None:
     packed = {**record(BUSY), "body": {"stringValue": "H4sIAAAAAAAA/w=="}}
     analysis = saved(
         tmp_path,
@@ -324,5 +324,5 @@ def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
         ("<string>", False),
     ],
 )
-def test_library_code_is_told_from_the_applications_by_its_path(file: str, library: bool) -> None:
+def test_library_code_is_recognised_by_its_path(file: str, library: bool) -> None:
     assert is_library(file) == library

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from modes import mode
+from permissions import mode
 
 from splunk_profiler.cli.store import LineFile, Store, StoreError
 
@@ -69,7 +69,7 @@ def test_a_last_line_that_is_whole_but_not_ended_is_kept(tmp_path: Path) -> None
     assert path.read_text("utf-8") == '{"old":1}\n2\n'
 
 
-def test_a_line_that_does_not_fit_leaves_nothing_behind_and_shorter_ones_still_go_in(tmp_path: Path) -> None:
+def test_line_that_does_not_fit_leaves_nothing_and_shorter_ones_are_stored(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     with opened(path) as file:
         file.append("first")
@@ -89,7 +89,7 @@ def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
         file.append(1)
 
 
-def test_the_directory_is_made_and_holds_a_file_for_logs_and_one_for_traces(tmp_path: Path) -> None:
+def test_store_makes_the_directory_with_a_file_for_logs_and_one_for_traces(tmp_path: Path) -> None:
     store = Store(tmp_path / "a" / "b")
     store.logs.append({})
     assert store.size == 3

@@ -6,12 +6,13 @@ their thread-local storage is. Host profilers can read the doctor until the chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from splunk_profiler.cli.checks import Finding, Verdict
+from splunk_profiler.cli.checks import Finding, good, note, warning
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import quote_redacted
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
@@ -23,64 +24,59 @@ _SOCKET_DIRECTORY = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
 _LABELS = "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED"
 
 
-def host_profilers(resolved: Resolved, env: Mapping[str, str]) -> list[Finding]:
-    """Check what is published and if host profilers could read it; no finding here is a FAILURE."""
+def check_host_profilers(resolved: Resolved, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Check what is published and if host profilers could read it; no finding here is a failure."""
     config = resolved.config
-    findings = [
-        _check_switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation),
-        _check_switch("custom labels", _LABELS, config.custom_labels, config.publishes_labels),
-    ]
+    yield _check_switch("correlation", _CORRELATION, config.correlation, config.publishes_correlation)
+    yield _check_switch("custom labels", _LABELS, config.custom_labels, config.publishes_labels)
     if not config.publishes_correlation and not config.publishes_labels:
-        return findings
+        return
     try:
         from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
     except ImportError as error:
         fact = f"the C extension that publishes is not there: {error}"
-        return [*findings, Finding(Verdict.WARNING, "extension", fact, "reinstall with a C compiler and Python.h")]
+        yield warning("extension", fact, "reinstall with a C compiler and Python.h")
+        return
     if config.publishes_labels:
-        findings.append(_check_library(labels_library(), _context.load_labels_library))
+        yield _check_library(labels_library(), _context.load_labels_library)
         preloaded = str(labels_library()) in env.get("LD_PRELOAD", "")
         fact = "is loaded at the start (LD_PRELOAD)" if preloaded else "is loaded when the profiler starts"
         advice = "" if preloaded else "splunk-profiler run loads it earlier, as the specification of the labels asks"
-        findings.append(Finding(Verdict.NOTE, "custom labels", f"{labels_library().name} {fact}", advice))
+        yield note("custom labels", f"{labels_library().name} {fact}", advice)
     if config.publishes_correlation:
-        findings += _check_correlation(resolved, _context)
-    return findings
+        yield from _check_correlation(resolved, _context)
 
 
 def _check_switch(subject: str, setting: str, value: str, is_on: bool) -> Finding:
     why = f"{setting} is {value.lower()}" + (", as sampling is" if value.lower() == "auto" else "")
-    return Finding(Verdict.GOOD if is_on else Verdict.NOTE, subject, f"{'on' if is_on else 'off'} ({why})")
+    return good(subject, f"on ({why})") if is_on else note(subject, f"off ({why})")
 
 
-def _check_correlation(resolved: Resolved, extension: Any) -> list[Finding]:
+def _check_correlation(resolved: Resolved, extension: Any) -> Iterator[Finding]:
     directory = resolved.config.socket_directory or gettempdir()
     try:
         probe_socket = MessageSocket(directory)
     except MessageSocketError as error:
-        return [Finding(Verdict.WARNING, "socket", f"it cannot be made: {error}", f"set {_SOCKET_DIRECTORY}")]
-    findings = [Finding(Verdict.GOOD, "socket", f"it can be made in {directory}")]
-    try:
+        yield warning("socket", f"it cannot be made: {error}", f"set {_SOCKET_DIRECTORY}")
+        return
+    with closing(probe_socket):
+        yield good("socket", f"it can be made in {directory}")
         storage = encode(Service("doctor", ""), probe_socket.address)
-        findings.append(_check_library(elastic_library(), lambda path: extension.load_elastic_library(path, storage)))
+        yield _check_library(elastic_library(), lambda path: extension.load_elastic_library(path, storage))
         extension.clear_storage()
-    finally:
-        probe_socket.close()
     service = service_of(resolved.resource_attributes)
     if service is not None:
-        findings.append(Finding(Verdict.GOOD, "service", f"{quote_redacted(service.name)}, from the environment"))
+        yield good("service", f"{quote_redacted(service.name)}, from the environment")
     else:
         fact = "the environment gives it no name: host profilers are told one with the first span, if its provider has"
-        findings.append(Finding(Verdict.NOTE, "service", fact, "set OTEL_SERVICE_NAME"))
-    return findings
+        yield note("service", fact, "set OTEL_SERVICE_NAME")
 
 
 def _check_library(path: Path, load: Callable[[str], Any]) -> Finding:
     try:
         library = load(str(path))
     except OSError as error:
-        return Finding(Verdict.WARNING, "library", f"{path.name} cannot be loaded: {error}", "reinstall the package")
+        return warning("library", f"{path.name} cannot be loaded: {error}", "reinstall the package")
     if library.tls == "dynamic":
-        fact = f"{path}: its thread-local pointer is where readers do not look"
-        return Finding(Verdict.WARNING, "library", fact, remedy(path))
-    return Finding(Verdict.GOOD, "library", f"{path}, thread-local storage: {library.tls}")
+        return warning("library", f"{path}: its thread-local pointer is where readers do not look", remedy(path))
+    return good("library", f"{path}, thread-local storage: {library.tls}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from splunk_profiler.cli.demo_agent import make_ptrace_hook, summarize_log
+from splunk_profiler.cli.demo_processes import make_ptrace_hook, summarize_agent_log
 
 UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded", "text": "no library is loaded"}]}
 
@@ -19,14 +19,14 @@ UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded"
 def saying(folder: Path, *lines: str | dict[str, Any]) -> str:
     log = folder / "host-agent.log"
     log.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), "utf-8")
-    return summarize_log(log)
+    return summarize_agent_log(log)
 
 
 def totals(**numbers: int) -> dict[str, Any]:
     return {"event": "totals", "processes": 1, "samples": 0, "lost_samples": 0, **numbers}
 
 
-def test_what_was_sent_and_what_was_lost_is_told(tmp_path: Path) -> None:
+def test_sent_and_lost_samples_are_reported(tmp_path: Path) -> None:
     assert saying(tmp_path, UNSEEN, totals(samples=1234)) == "sent 1,234 samples of transactions to the service"
     assert saying(tmp_path, totals(samples=5, lost_samples=2)).endswith("to the service; 2 were lost")
 
@@ -40,9 +40,7 @@ def test_what_was_sent_and_what_was_lost_is_told(tmp_path: Path) -> None:
         (["17"], "17"),
     ],
 )
-def test_an_agent_that_could_not_follow_the_service_is_told_of_in_one_line(
-    tmp_path: Path, lines: list[Any], why: str
-) -> None:
+def test_an_agent_that_could_not_follow_is_reported_in_one_line(tmp_path: Path, lines: list[Any], why: str) -> None:
     assert saying(tmp_path, *lines) == f"could not follow the service, and the demo went on without it: {why}"
 
 
