@@ -7,38 +7,29 @@ by `publish`. Runs on the application's threads: must be short and must not rais
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from splunk_profiler.system.method_patch import MethodPatch
 
 
-def patch_runtime_context(
-    runtime: Any,
-    attach: Callable[[Any], Any],
-    detach: Callable[[Any], None],
-    publish: Callable[[], None],
-) -> MethodPatch:
-    """Patch OpenTelemetry's runtime context; `MethodPatch.remove` undoes it.
-
-    `attach` and `detach` set or reset its variable and publish. `publish` does nothing once publishing has stopped.
-    """
+def patch_runtime_context(runtime: Any, extension: Any) -> MethodPatch:
+    """Patch OpenTelemetry's runtime context; `MethodPatch.remove` undoes it."""
     patch = MethodPatch(runtime)
     if _is_stock(runtime):
-        patch.install({"attach": attach, "detach": detach})
+        patch.install({"attach": extension.attach, "detach": extension.detach})
         return patch
     inner_attach, inner_detach = runtime.attach, runtime.detach
 
     def publishing_attach(context: Any) -> Any:
         token = inner_attach(context)
-        publish()
+        extension.publish()  # does nothing once publishing has stopped
         return token
 
     def publishing_detach(token: Any) -> None:
         try:
             inner_detach(token)
         finally:
-            publish()
+            extension.publish()
 
     patch.install({"attach": publishing_attach, "detach": publishing_detach})
     return patch

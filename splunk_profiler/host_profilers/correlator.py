@@ -5,14 +5,12 @@ The other is the worker thread: it counts all messages that have come, then forw
 that have waited long enough. No thread runs and no span is touched before there is a socket; in
 `auto`, before a profiler has sent a message.
 
-Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of
-correlation data".
+Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
 """
 
 from __future__ import annotations
 
 import _thread
-import logging
 import time
 from collections.abc import Callable, Mapping
 from errno import EBADF
@@ -22,7 +20,7 @@ from splunk_profiler.host_profilers.message_handler import MessageHandler
 from splunk_profiler.host_profilers.pending_spans import PendingSpans
 from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
-from splunk_profiler.otel.providers import WeakIdentitySet
+from splunk_profiler.otel.span_processors import WeakIdentitySet
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import WakeEvent, Worker
 
@@ -87,9 +85,9 @@ class Correlator:
         self._submitted: list[Callable[[], None]] = []
         self._wake_event = WakeEvent()  # ends a pause
 
-    def describe(self, attributes: Mapping[str, object]) -> None:
+    def set_service_attributes(self, attributes: Mapping[str, object]) -> None:
         """Take the attributes of the service's resource."""
-        self._handler.describe(attributes)
+        self._handler.set_service_attributes(attributes)
 
     def attach(self, processors: Any) -> None:
         """Take a provider's set of span processors."""
@@ -97,9 +95,7 @@ class Correlator:
         if self._deferral.is_active:
             self._deferral.attach(processors)
 
-    def listen(
-        self, descriptor: int, on_closed: Callable[[], None], is_open: Callable[[], bool] = lambda: True
-    ) -> None:
+    def listen(self, descriptor: int, on_closed: Callable[[], None], is_open: Callable[[], bool] | None = None) -> None:
         """Receive the messages of a socket from now on.
 
         The descriptor must stay until `close`. `is_open` returns False if the application has closed the socket; the
@@ -110,7 +106,7 @@ class Correlator:
         """
         self.close()
         reader = self._make_reader(descriptor)
-        if not is_open():
+        if is_open is not None and not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
         self._reader = reader
         reader_thread = Worker("inbox", lambda: self._read(reader, on_closed))
@@ -162,7 +158,7 @@ class Correlator:
         """Let the worker thread export again, in the parent."""
         self._forwarder.worker_export.release_after_fork()
 
-    def after_fork(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the parent's threads, socket and transactions in a forked child, before anything else."""
         self._reader = None
         self._closed_reader_counts = (0, 0)
@@ -259,8 +255,8 @@ class Correlator:
         self._forwarder.forward(began_ns - self._handler.delay_ns)
         received, too_long = self._received_totals(reader)
         if too_long:
-            self._handler.log_once(
-                logging.WARNING, "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
+            self._handler.once_log.log(
+                "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
             )
         new_messages, self._last_received = received - self._last_received, received
         if new_messages:

@@ -1,4 +1,4 @@
-"""Paths of the two libraries that host profilers look for. Their file names are ABI (docs/abi.md).
+"""Paths of the two libraries that host profilers look for. Their file names are ABI (docs/host-profilers/abi.md).
 
 Must not load anything: the launcher imports this module.
 """

@@ -1,7 +1,6 @@
 """The effects of host profilers' messages: counted stacks, the delay of transactions, the host id.
 
-Runs on the worker thread of the correlator, apart from `MessageHandler.describe` and what logs a
-mismatch of host ids.
+Runs on the correlator's worker thread, apart from `set_service_attributes` and what logs a mismatch of host ids.
 
 Specification: Elastic universal profiling integration, "Profiler Registration Message".
 """
@@ -15,8 +14,8 @@ from collections.abc import Callable, Mapping
 from splunk_profiler.config.parsers import redact
 from splunk_profiler.host_profilers.annotation import HOST_ID, HostId
 from splunk_profiler.host_profilers.messages import MalformedMessage, ProfilerRegistration, TraceCorrelation, decode
-from splunk_profiler.host_profilers.transactions import Transactions
-from splunk_profiler.system.guard import logger
+from splunk_profiler.host_profilers.transactions import TransactionBuffer
+from splunk_profiler.system.guard import OnceLog, logger
 
 _NS_PER_MS = 1_000_000
 _DEFAULT_DELAY_NS = 1_000 * _NS_PER_MS  # until a profiler has registered
@@ -28,11 +27,7 @@ _MAX_HOST_ID_LENGTH = 64
 
 
 class MessageHandler:
-    """The state that messages change. `activate` makes transactions wait from now on.
-
-    Attributes:
-        delay_ns: time (ns) that transactions wait for their stack traces.
-    """
+    """The state that messages change. `activate` makes transactions wait from now on, for `delay_ns` each."""
 
     def __init__(self, activate: Callable[[], bool]) -> None:
         self.delay_ns = _DEFAULT_DELAY_NS
@@ -41,9 +36,9 @@ class MessageHandler:
         self.unknown: Counter[int] = Counter()
         self._activate = activate
         self._own_host_id = ""
-        self._logged_messages: set[str] = set()
+        self.once_log = OnceLog()
 
-    def describe(self, attributes: Mapping[str, object]) -> None:
+    def set_service_attributes(self, attributes: Mapping[str, object]) -> None:
         """Take the host id from the attributes of the service's resource."""
         own = attributes.get(HOST_ID)
         self._own_host_id = own if isinstance(own, str) else ""
@@ -54,7 +49,7 @@ class MessageHandler:
         self.malformed.clear()
         self.unknown.clear()
 
-    def handle(self, datagram: bytes, transactions: Transactions) -> None:
+    def handle(self, datagram: bytes, transactions: TransactionBuffer) -> None:
         """Apply one message."""
         message = decode(datagram)
         if isinstance(message, TraceCorrelation):
@@ -72,12 +67,6 @@ class MessageHandler:
         else:
             self._count_unknown(message.message_type)
 
-    def log_once(self, level: int, text: str) -> None:
-        """Log `text`, at most once."""
-        if text not in self._logged_messages and len(self._logged_messages) < _MAX_KINDS:
-            self._logged_messages.add(text)
-            logger.log(level, "%s", text)
-
     def _count_unknown(self, message_type: int) -> None:
         is_known = message_type in self.unknown or len(self.unknown) < _MAX_KINDS
         kind = message_type if is_known else _OTHER_KINDS
@@ -88,10 +77,9 @@ class MessageHandler:
     def _register(self, message: ProfilerRegistration) -> None:
         delay_ms = message.samples_delay_ms
         if delay_ms > _MAX_DELAY_MS:
-            self.log_once(
-                logging.WARNING,
+            self.once_log.log(
                 f"a host profiler says that it takes up to {delay_ms} ms to report; transactions wait"
-                f" {_MAX_DELAY_MS} ms at most, and stack-trace ids on them may be incomplete",
+                f" {_MAX_DELAY_MS} ms at most, and stack-trace ids on them may be incomplete"
             )
             delay_ms = _MAX_DELAY_MS
         self.delay_ns = delay_ms * _NS_PER_MS + _DELAY_MARGIN_NS
@@ -101,17 +89,16 @@ class MessageHandler:
         elif message.host_id:
             self.host_id.value = message.host_id
         self._activate()
-        self.log_once(
-            logging.INFO,
+        self.once_log.log(
             f"a host profiler has registered (host.id {_shorten(message.host_id) or 'not said'}): transactions wait"
             f" {self.delay_ns // _NS_PER_MS} ms for its stack traces",
+            logging.INFO,
         )
 
     def _warn_host_id_mismatch(self, own_host_id: str, profiler_host_id: str) -> None:
-        self.log_once(
-            logging.WARNING,
+        self.once_log.log(
             f"host.id is {_shorten(own_host_id)!r} here, and {_shorten(profiler_host_id)!r} for the host profiler;"
-            " the former is kept, and what is derived from both (costs, CO2) will not match",
+            " the former is kept, and what is derived from both (costs, CO2) will not match"
         )
 
 

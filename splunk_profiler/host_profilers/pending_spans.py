@@ -1,4 +1,4 @@
-"""The spans that wait for a host profiler or for their exporters, and their delivery one by one.
+"""The spans that wait for a host profiler or for their exporters, and their export one by one.
 
 `PendingSpans` is the one owner of these spans. All its methods may run on any thread and in signal
 handlers, so none waits for a lock. It has no clock and never decides when a span is due.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from splunk_profiler.host_profilers.annotation import HostId, copy_with_stacks
-from splunk_profiler.host_profilers.transactions import Delivery, Transaction, Transactions
+from splunk_profiler.host_profilers.transactions import PendingExport, Transaction, TransactionBuffer
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent
@@ -33,10 +33,10 @@ class PendingSpans:
     def __init__(self, buffer_size: int, host_id: HostId) -> None:
         self.host_id = host_id
         self.processors: list[WrappedProcessor] = []
-        self.transactions = Transactions(buffer_size)
-        self.worker_queue: deque[Delivery | WakeEvent] = deque()  # left by flushes; events to set in between
+        self.transactions = TransactionBuffer(buffer_size)
+        self.worker_queue: deque[PendingExport | WakeEvent] = deque()  # left by flushes; events to set in between
         self._buffer_size = buffer_size
-        # Transactions stay here until their last span is out: a signal may end their delivery midway.
+        # Transactions stay here until their last span is out: a signal may end their export midway.
         self._in_flight: dict[int, Transaction] = {}
         self._depths: dict[int, int] = {}  # by thread ident
         self._guard = Guard("handing spans to the application's exporters")
@@ -47,12 +47,12 @@ class PendingSpans:
 
     @property
     def depth(self) -> int:
-        """Number of deliveries that the calling thread is in, one within another."""
+        """Number of exports that the calling thread is in, one within another."""
         return self._depths.get(_thread.get_ident(), 0)
 
     def reset_after_fork(self) -> None:
         """Drop all spans in a forked child: the parent exports them."""
-        self.transactions = Transactions(self._buffer_size)
+        self.transactions = TransactionBuffer(self._buffer_size)
         self.worker_queue.clear()
         self._in_flight = {}
         self._depths = {}
@@ -68,7 +68,7 @@ class PendingSpans:
             self._annotation_guard.note(error)
             return span
 
-    def deliver(self, transaction: Transaction, export_span: ExportSpan = export_here) -> None:
+    def export_transaction(self, transaction: Transaction, export_span: ExportSpan = export_here) -> None:
         """Export the spans of a closed transaction."""
         stacks = transaction.stacks
         original = annotated_span = None
@@ -85,33 +85,33 @@ class PendingSpans:
                 except Exception as error:
                     self._guard.note(error)
         finally:
-            if not transaction.deliveries:
+            if not transaction.exports:
                 self._in_flight.pop(id(transaction), None)
             if depth:
                 self._depths[own] = depth
             else:
                 self._depths.pop(own, None)
 
-    def deliver_all(self, now_ns: int) -> None:
+    def export_all(self, now_ns: int) -> None:
         """Export everything on the calling thread, without waiting for exporters."""
-        for _ in self.deliver_queued(export_here):
+        for _ in self.export_queued(export_here):
             pass
         for transaction in self.transactions.due(now_ns):
-            self.deliver(transaction)
+            self.export_transaction(transaction)
 
-    def deliver_due(self, ended_before_ns: int, max_count: int, export_span: ExportSpan) -> Iterator[None]:
+    def export_due(self, ended_before_ns: int, max_count: int, export_span: ExportSpan) -> Iterator[None]:
         """Export up to `max_count` transactions that ended by then, one a step."""
         for transaction in self.transactions.due(ended_before_ns, max_count):
-            self.deliver(transaction, export_span)
+            self.export_transaction(transaction, export_span)
             yield
 
-    def deliver_in_flight(self, export_span: ExportSpan) -> Iterator[None]:
-        """Finish the transactions whose delivery another thread has begun, one a step."""
+    def export_in_flight(self, export_span: ExportSpan) -> Iterator[None]:
+        """Finish the transactions whose export another thread has begun, one a step."""
         for transaction in list(self._in_flight.values()):
-            self.deliver(transaction, export_span)
+            self.export_transaction(transaction, export_span)
             yield
 
-    def deliver_queued(self, export_span: ExportSpan) -> Iterator[None]:
+    def export_queued(self, export_span: ExportSpan) -> Iterator[None]:
         """Export the spans that flushes left to the worker thread, one a step."""
         while self.worker_queue:
             try:

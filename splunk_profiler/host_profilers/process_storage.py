@@ -2,7 +2,7 @@
 
 Pure: data in, bytes out. Must not import anything of ours, nor OpenTelemetry.
 
-Specification: Elastic universal profiling integration, "Process Storage Layout"; docs/abi.md.
+Specification: Elastic universal profiling integration, "Process Storage Layout"; docs/host-profilers/abi.md.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """The order in which a process becomes visible to host profilers, and invisible again.
 
-`Publisher` owns the installed C extension, the socket and the process storage. Threads publish in C,
+`ProcessPublisher` owns the installed C extension, the socket and the process storage. Threads publish in C,
 at every switch of context. It runs on the threads that start and stop it. For the first span of a
 provider it runs on the application's, where it must be short and must not raise. A thread of ours
 does the work with libraries, threads and directories (`run_pending_work`). Only a forked child makes
 its socket at once. Knows neither settings nor OpenTelemetry.
 
 Readers look once, when a library appears. So its targets exist before: socket, correlator, storage, library,
-pointer, in this order. Specification: Elastic universal profiling integration; docs/abi.md.
+pointer, in this order. Specification: Elastic universal profiling integration; docs/host-profilers/abi.md.
 """
 
 from __future__ import annotations
 
+import _thread
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -23,11 +25,12 @@ from splunk_profiler.host_profilers.libraries import elastic_library, labels_lib
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
 from splunk_profiler.host_profilers.span_identity import IDENTITY_ATTRIBUTE, IdentityFactory
-from splunk_profiler.otel.providers import SpanStartInstaller
-from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.otel.span_processors import SpanStartInstaller
+from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.threads import real_lock
 
 _LOCK_TIMEOUT_S = 1.0  # while another thread makes the process visible
+_SOCKET_SETTING = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
 _MAX_SOCKETS = 4  # made anew after the application has closed them
 
 
@@ -38,7 +41,6 @@ class PublishConfig:
     correlation: bool  # publish Elastic's ABI
     labels: bool  # publish the Custom Labels ABI
     socket_directory: str
-    socket_setting: str  # name of the setting for it, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class ContextSource:
     context_type: type
 
 
-class Publisher:
+class ProcessPublisher:
     """The publishing of one process; continues in a forked child. `notify` announces pending work; must be short."""
 
     def __init__(
@@ -68,6 +70,7 @@ class Publisher:
         self._correlator = correlator
         self._notify = notify
         self._lock = real_lock()
+        self._forking_ident = 0  # ident of the thread that holds `_lock` while it forks
         self._guard = Guard("publishing to host profilers")
         self._identity_factory = IdentityFactory(extension.Identity, extension.previous_local_root)
         self._providers = SpanStartInstaller(extension.assign_identity)
@@ -76,7 +79,7 @@ class Publisher:
         self._is_visible = False  # Elastic's library is loaded and points to a storage
         self._correlates = config.correlation
         self._reopen_count = 0
-        self._logged_messages: set[str] = set()
+        self._once_log = OnceLog()
         self._has_service_name = False  # from a provider; later providers are other services
         # Work for `run_pending_work`. It stays until it is done, also for a child forked midway.
         self._pending_attributes: deque[Mapping[str, object]] = deque()  # of resources
@@ -95,7 +98,7 @@ class Publisher:
             source.variable, source.span_key, source.labels, IDENTITY_ATTRIBUTE, self._identify, source.context_type
         )
         for hook, problem in problems:
-            self._warn_once(f"not every change of context can be shown to host profilers: {hook}: {problem}")
+            self._once_log.log(f"not every change of context can be shown to host profilers: {hook}: {problem}")
 
     def start(self, provider: Any, attributes: Mapping[str, object] | None) -> None:
         """Publish from now on. Readers find the process after `run_pending_work`, once `attributes` are known."""
@@ -160,27 +163,29 @@ class Publisher:
             self._reopen()
         self._extension.refresh()
         _, repaired = self._extension.audit()
-        if repaired and "repaired" not in self._logged_messages:
-            self._logged_messages.add("repaired")
-            logger.debug("what a thread showed to host profilers was not its context and has been repaired")
+        if repaired:
+            text = "what a thread showed to host profilers was not its context and has been repaired"
+            self._once_log.log(text, logging.DEBUG)
 
-    def hold_for_fork(self, timeout_s: float) -> bool:
-        """Keep other threads from making the process visible. Return True if `release_after_fork` is due."""
-        return self._lock.acquire(timeout=timeout_s)
+    def hold_for_fork(self, timeout_s: float) -> None:
+        """Keep other threads from making the process visible. Two threads may fork at once."""
+        if self._lock.acquire(timeout=timeout_s):
+            self._forking_ident = _thread.get_ident()
 
     def release_after_fork(self) -> None:
-        """Let other threads continue, in the parent."""
-        self._lock.release()
+        """Let other threads continue, in the parent; does nothing on a thread without the hold."""
+        if self._forking_ident == _thread.get_ident():
+            self._forking_ident = 0
+            self._lock.release()
 
-    def after_fork(self) -> None:
-        """Continue in a forked child, with its own socket and storage.
+    def reset_after_fork(self) -> None:
+        """Continue in a forked child, with its own socket and storage, after the correlator's reset.
 
-        Readers may look at the child at once. So its inherited storage is replaced in one step, and
-        is never absent.
+        Readers may look at the child at once. So its inherited storage is replaced in one step, and is never absent.
         """
         self._lock = real_lock()
+        self._forking_ident = 0
         self._extension.reset_after_fork()
-        self._correlator.after_fork()
         self._reopen_count = 0
         self._close_socket()  # the parent's
         service, self._service = self._service, None
@@ -209,10 +214,10 @@ class Publisher:
         """Make the process visible as the service of these attributes. The lock is held."""
         service = service_of(attributes)
         if service is not None:
-            self._correlator.describe(attributes)
+            self._correlator.set_service_attributes(attributes)
             self._publish_service(service, listens_first=True)
         elif self._service is None:
-            self._warn_once(
+            self._once_log.log(
                 "host profilers are not told of this process, because its service has no name: set OTEL_SERVICE_NAME"
             )
 
@@ -247,8 +252,8 @@ class Publisher:
             if not self._is_visible:
                 self._correlator.stop(0)  # it has hardly begun
                 self._close_socket()
-            setting = f"{self._config.socket_setting}: " if isinstance(error, MessageSocketError) else ""
-            self._warn_once(f"host profilers are not told of this process: {setting}{error}")
+            setting = f"{_SOCKET_SETTING}: " if isinstance(error, MessageSocketError) else ""
+            self._once_log.log(f"host profilers are not told of this process: {setting}{error}")
             return False
         self._service = service
         return True
@@ -307,7 +312,7 @@ class Publisher:
             self._needs_stop = True
             message_socket.close()
             reason = f"the application has closed its socket, and {error}" if must_reopen else error
-            self._warn_once(f"host profilers cannot send to this process any more: {reason}")
+            self._once_log.log(f"host profilers cannot send to this process any more: {reason}")
 
     def _close_socket(self) -> None:
         message_socket, self._message_socket, self._needs_correlator = self._message_socket, None, False
@@ -319,18 +324,13 @@ class Publisher:
         try:
             library = self._extension.load_labels_library(str(path))
         except OSError as error:
-            self._warn_once(f"labels are not shown to host profilers: {error}")
+            self._once_log.log(f"labels are not shown to host profilers: {error}")
             return
         self._warn_if_unreadable(path, library.tls, "the labels of the threads")
 
     def _warn_if_unreadable(self, path: Any, tls: str, what: str) -> None:
         if tls == "dynamic":
-            self._warn_once(
+            self._once_log.log(
                 f"host profilers cannot read {what}: the dynamic loader has put the thread-local pointer of"
                 f" {path.name} where they do not look; {remedy(path)}"
             )
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._logged_messages:
-            self._logged_messages.add(text)
-            logger.warning("%s", text)

@@ -10,7 +10,6 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from splunk_profiler.host_profilers.annotation import is_transaction, transactio
 from splunk_profiler.host_profilers.pending_spans import PendingSpans
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor, iter_processors
-from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import real_lock
 
@@ -35,7 +34,7 @@ class SpanDeferral:
         pending: PendingSpans,
         forwarder: SpanForwarder,
         on_defer: Callable[[], None],
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int],
     ) -> None:
         self.is_active = False
         self._pending = pending
@@ -47,7 +46,7 @@ class SpanDeferral:
         self._patched_sets: list[Any] = []  # sets of processors
         self._patches: list[MethodPatch] = []
         self._guard = Guard("having spans wait for host profilers")
-        self._has_warned_of_full = False
+        self._once_log = OnceLog()
 
     def attach(self, processors: Any) -> None:
         """Wrap what exports among `processors`, now and when more are added. Never waits."""
@@ -68,7 +67,7 @@ class SpanDeferral:
         self._pending.processors, self._patched_sets = [], []
         for patch in [*self._patches]:
             self._remove_patch(patch)
-        self._pending.deliver_all(self._now_ns())  # spans that saw `is_active` before it changed
+        self._pending.export_all(self._now_ns())  # spans that saw `is_active` before it changed
 
     def reset_after_fork(self) -> None:
         """Drop what waits in a forked child: the parent exports it. No profiler is known here yet."""
@@ -167,13 +166,13 @@ class SpanDeferral:
         transaction = self._pending.transactions.defer(key, wrapped, span, self._now_ns())
         if transaction.is_closed:
             self._warn_if_full()
-            self._pending.deliver(transaction)
+            self._pending.export_transaction(transaction)
             return
         self._on_defer()
         self._forwarder.forward_overdue()
         # A shutdown or a detach since the span began to end has not seen it.
         if wrapped.is_shut_down or not self.is_active:
-            self._pending.deliver_all(self._now_ns())
+            self._pending.export_all(self._now_ns())
 
     def _flush(self, wrapped: WrappedProcessor, timeout_ms: Any) -> bool:
         with self._guard.catching():
@@ -187,9 +186,8 @@ class SpanDeferral:
         wrapped.is_finished = True
 
     def _warn_if_full(self) -> None:
-        if self._pending.transactions.refused and not self._has_warned_of_full:
-            self._has_warned_of_full = True
-            logger.warning(
+        if self._pending.transactions.refused:
+            self._once_log.log(
                 "more transactions end than can wait for the host profiler: they are sent at once, and its stack-trace"
                 " ids on them may be incomplete; ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE says how many"
                 " can wait"

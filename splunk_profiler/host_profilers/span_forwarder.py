@@ -12,19 +12,23 @@ Specification: Elastic universal profiling integration, "Correlation Attribute".
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from splunk_profiler.host_profilers.flush_loop import BATCH_SIZE, POLL_INTERVAL_S, FlushLoop
-from splunk_profiler.host_profilers.pending_spans import PendingSpans, export_here
-from splunk_profiler.host_profilers.transactions import Delivery
+from splunk_profiler.host_profilers.pending_spans import ExportSpan, PendingSpans, export_here
+from splunk_profiler.host_profilers.transactions import PendingExport
 from splunk_profiler.host_profilers.worker_export import WorkerExport
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
+from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import WakeEvent, sleep_cooperatively, threads_are_greenlets
 
 _NS_PER_S = 1_000_000_000
+_BATCH_SIZE = 256  # transactions between two looks at the queues
+_POLL_INTERVAL_S = 0.005
+_SLOW_NS = 10_000_000
 _MAX_DRAIN_NS = 5 * _NS_PER_S  # beyond the SDK's own time for a shutdown
 _STALL_TIMEOUT_NS = 1 * _NS_PER_S  # with an exporter that takes nothing
 _FORWARD_SLICE_NS = _NS_PER_S // 5  # before the worker looks at messages again
@@ -39,9 +43,7 @@ Submit = Callable[[Callable[[], None] | None], bool]
 class SpanForwarder:
     """The export of pending spans, on the worker thread and for flushes and shutdowns."""
 
-    def __init__(
-        self, pending: PendingSpans, submit: Submit, monotonic_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, pending: PendingSpans, submit: Submit, monotonic_ns: Callable[[], int]) -> None:
         self.worker_export = WorkerExport()
         self._pending = pending
         self._submit = submit
@@ -63,19 +65,19 @@ class SpanForwarder:
         pending, export_span = self._pending, self.worker_export.export
         self._is_forwarding = True
         try:
-            for _ in pending.deliver_queued(export_span):
+            for _ in pending.export_queued(export_span):
                 if self._now_ns() > deadline_ns:
                     return False
-            for _ in pending.deliver_due(overdue_ns, sys.maxsize, export_span):
+            for _ in pending.export_due(overdue_ns, sys.maxsize, export_span):
                 if self._now_ns() > deadline_ns:
                     self._overdue_before_ns = overdue_ns
                     return False
             self._overdue_before_ns = 0
             while (first_ns := pending.transactions.first_end_ns()) is not None and first_ns <= ended_before_ns:
-                free_slots = min([BATCH_SIZE, *(wrapped.free_slots for wrapped in pending.processors)])
+                free_slots = min([_BATCH_SIZE, *(wrapped.free_slots for wrapped in pending.processors)])
                 if free_slots <= 0:
                     return False
-                for _ in pending.deliver_due(ended_before_ns, free_slots, export_span):
+                for _ in pending.export_due(ended_before_ns, free_slots, export_span):
                     if self._now_ns() > deadline_ns:
                         return False
             return True
@@ -89,7 +91,7 @@ class SpanForwarder:
         the queue of the worker thread would grow without end.
         """
         if self._overdue_before_ns:
-            for _ in self._pending.deliver_due(self._overdue_before_ns, 1, export_here):
+            for _ in self._pending.export_due(self._overdue_before_ns, 1, export_here):
                 pass
 
     def flush(self, flushed: WrappedProcessor, timeout_ms: int) -> bool:
@@ -99,7 +101,7 @@ class SpanForwarder:
         then goes on. A signal handler may add one level. Return False after `timeout_ms` milliseconds.
         """
         depth = self._pending.depth
-        if depth >= _MAX_DEPTH or self.worker_export.is_inside:
+        if depth >= _MAX_DEPTH or self.worker_export.is_this_thread_exporting:
             return True
         deadline_ns = self._now_ns() + timeout_ms * 1_000_000
         if self._pending.transactions.first_end_ns() is not None:
@@ -122,7 +124,7 @@ class SpanForwarder:
         if wrapped.has_queue:
             wrapped.on_end(span)
         else:
-            self._pending.worker_queue.append(Delivery(wrapped, span))
+            self._pending.worker_queue.append(PendingExport(wrapped, span))
 
     def _wait_for_worker_queue(self, deadline_ns: int) -> bool:
         """Wait until the worker thread has exported its queue. Return False after the deadline."""
@@ -139,7 +141,7 @@ class SpanForwarder:
                 with suppress(ValueError):  # the worker has just taken it
                     queue.remove(done)
                 return False
-        for _ in self._pending.deliver_queued(export_here):  # there is no worker thread now
+        for _ in self._pending.export_queued(export_here):  # there is no worker thread now
             pass
         return True
 
@@ -154,8 +156,7 @@ class SpanForwarder:
     def drain_spans(self, stall_timeout_s: float) -> None:
         """Export all that has ended until now, and drop what no exporter takes.
 
-        Args:
-            stall_timeout_s: seconds without progress, at least 1. With progress it may take 5.
+        Waits `stall_timeout_s` seconds without progress, at least 1; with progress it may take 5.
         """
         stall_timeout_ns = max(int(stall_timeout_s * _NS_PER_S), _STALL_TIMEOUT_NS)
         deadline_ns = self._now_ns() + _MAX_DRAIN_NS
@@ -167,7 +168,7 @@ class SpanForwarder:
             done.append(loop.run(worker_export.export))
 
         was_stuck = worker_export.is_stuck
-        is_submitted = not was_stuck and not worker_export.is_inside and self._submit(drain)
+        is_submitted = not was_stuck and not worker_export.is_this_thread_exporting and self._submit(drain)
         if not is_submitted and not was_stuck:
             FlushLoop(self._pending, self._now_ns, deadline_ns, stall_timeout_ns // 2).run(export_here)
             return
@@ -186,6 +187,87 @@ class SpanForwarder:
         last_progress_ns = self._now_ns()
         pending_count = len(self._pending)
         while not done and self._now_ns() < min(deadline_ns, last_progress_ns + stall_timeout_ns):
-            sleep_cooperatively(POLL_INTERVAL_S)
+            sleep_cooperatively(_POLL_INTERVAL_S)
             if len(self._pending) != pending_count:
                 pending_count, last_progress_ns = len(self._pending), self._now_ns()
+
+
+@dataclass(slots=True)
+class FlushLoop:
+    """One flush or shutdown: an export of all spans that ended before its `run`.
+
+    Runs on the thread that flushes, or on the worker thread for a shutdown.
+
+    Attributes:
+        deadline_ns: end of all waiting. An exporter that is slow for a span after it gets no more.
+        stall_timeout_ns: longest wait for a full exporter that makes no progress. It then gets the
+            rest all the same, and its SDK reports what it drops.
+        flushed: processor that may export on this thread. Spans without a taker then stay; without
+            `flushed` they are dropped.
+        excluded: processors that get nothing: their last call hangs, or was slow after the deadline.
+        lost_count: number of spans that are lost.
+    """
+
+    pending: PendingSpans
+    now_ns: Callable[[], int]
+    deadline_ns: int
+    stall_timeout_ns: int
+    pause: Callable[[float], object] = sleep_cooperatively
+    flushed: WrappedProcessor | None = None
+    excluded: list[WrappedProcessor] = field(default_factory=list)
+    lost_count: int = 0
+    _stalled: list[WrappedProcessor] = field(default_factory=list, init=False)  # are not waited for
+    _last_progress_ns: int = field(default=0, init=False)
+
+    def run(self, export_span: ExportSpan) -> bool:
+        """Export through `export_span`. Return False if spans are left."""
+        began_ns = self._last_progress_ns = self.now_ns()
+        export = partial(self._export, export_span)
+        if self.flushed is None:  # a flush waits for the worker instead
+            self._drain(self.pending.export_queued(export))
+        if not self._drain(self.pending.export_in_flight(export)):
+            return False
+        while (first_ns := self.pending.transactions.first_end_ns()) is not None and first_ns <= began_ns:
+            free_slots = self._wait_for_free_slots()
+            if not free_slots:
+                continue
+            if not self._drain(self.pending.export_due(began_ns, free_slots, export)):
+                return False
+            self._last_progress_ns = self.now_ns()
+        if self.lost_count:
+            logger.warning(
+                "%d spans that waited for the host profiler were not sent: their exporter takes too long",
+                self.lost_count,
+            )
+        return True
+
+    def _export(self, export_span: ExportSpan, wrapped: WrappedProcessor, span: Any) -> None:
+        if wrapped in self.excluded:
+            self.lost_count += 1
+            return
+        began_ns = self.now_ns()
+        export_span(wrapped, span)
+        done_ns = self.now_ns()
+        if done_ns > self.deadline_ns and done_ns - began_ns > _SLOW_NS:
+            self.excluded.append(wrapped)
+
+    def _drain(self, steps: Iterator[None]) -> bool:
+        """Take all steps. Return False if a flush has run out of time."""
+        return not any(self.excluded and self.flushed is not None for _ in steps)
+
+    def _wait_for_free_slots(self) -> int:
+        """Return how many spans all exporters take now; 0 after a wait for one that is full."""
+        free_slots = {item: item.free_slots for item in self.pending.processors if item not in self._stalled}
+        full = [wrapped for wrapped, count in free_slots.items() if count <= 0]
+        if not full:
+            return min([_BATCH_SIZE, *free_slots.values()])
+        if self.flushed in full:
+            self.flushed.force_flush()
+            self._stalled += [self.flushed] if self.flushed.free_slots <= 0 else []
+        elif self.now_ns() < min(self.deadline_ns, self._last_progress_ns + self.stall_timeout_ns):
+            for wrapped in full:
+                wrapped.wake_exporter()
+            self.pause(_POLL_INTERVAL_S)
+        else:
+            self._stalled += full
+        return 0

@@ -2,7 +2,7 @@
 
 `IdentityFactory.of` is the slow path. The C extension calls it once for a span without an identity,
 on the thread that made the span current. Spans get theirs in C if they start while the extension is
-on their provider (`otel/providers.py`). Loads OpenTelemetry's API only.
+on their provider (`otel/span_processors.py`). Loads OpenTelemetry's API only.
 
 Specification: Elastic universal profiling integration, "Thread Local Storage Layout".
 """
@@ -45,7 +45,7 @@ class IdentityFactory:
         return self._make(context.trace_id, context.span_id, root, int(context.trace_flags) & 0xFF)
 
     def _root_of(self, span: Any, context: trace.SpanContext) -> int:
-        parent = getattr(span, "parent", None)
+        parent: trace.SpanContext | None = getattr(span, "parent", None)
         if parent is None and isinstance(span, trace.NonRecordingSpan):
             # Its parent is unknown. Take the span that was current until now, if it is of the same trace.
             # Else take the trace's root in this process, which is right unless the trace came in twice.
@@ -53,9 +53,6 @@ class IdentityFactory:
             return _remember(self._unsampled_roots, context.trace_id, context.span_id if before is None else before)
         if parent is None or not parent.is_valid or parent.is_remote:
             return context.span_id
-        return self._root_of_parent(parent)
-
-    def _root_of_parent(self, parent: trace.SpanContext) -> int:
         known = self._roots.get((parent.trace_id, parent.span_id))
         if known is not None:
             return known

@@ -1,6 +1,6 @@
 """Transactions, the stacks that host profilers saw in them, and the queue of those that have ended.
 
-A transaction is a sampled local root span. `Transactions` is pure: it has no clock and no thread.
+A transaction is a sampled local root span. `TransactionBuffer` is pure: it has no clock and no thread.
 The application's threads call `begin` and `defer` where spans begin and end, even in signal handlers
 and finalisers. So nothing here waits for a lock: each step that matters is one operation on a dict or
 a deque, which the interpreter does not interrupt. Only one thread may call `count`.
@@ -24,7 +24,7 @@ _MAX_UNMATCHED_STACKS = 64
 _MAX_REFUSED = 64
 
 
-class Delivery(NamedTuple):
+class PendingExport(NamedTuple):
     """A span and the exporting processor that gets it."""
 
     exporter: Any
@@ -37,15 +37,15 @@ class Transaction:
 
     Attributes:
         ended_ns: time of its end (ns), 0 before.
-        deliveries: one for each exporting processor; `take` begins with the last.
-        is_closed: True once it has left the queue. A delivery added later must be exported at once.
+        exports: one for each exporting processor; `take` begins with the last.
+        is_closed: True once it has left the queue. An export added later must run at once.
         stacks: stack-trace id → number of samples.
         ids: sum of these numbers.
     """
 
     key: int
     ended_ns: int = 0
-    deliveries: list[Delivery] | None = None
+    exports: list[PendingExport] | None = None
     is_closed: bool = False
     stacks: dict[bytes, int] | None = None
     ids: int = 0
@@ -60,16 +60,16 @@ class Transaction:
             self.stacks[stack_trace_id] = self.stacks.get(stack_trace_id, 0) + kept
         return count - kept
 
-    def take(self) -> Iterator[Delivery]:
-        """Remove and yield the deliveries that are left; threads may share them."""
-        while self.deliveries:
+    def take(self) -> Iterator[PendingExport]:
+        """Remove and yield the exports that are left; threads may share them."""
+        while self.exports:
             try:
-                yield self.deliveries.pop()
+                yield self.exports.pop()
             except IndexError:  # another thread took it
                 return
 
 
-class Transactions:
+class TransactionBuffer:
     """The transactions of a process; `correlator.Counts` documents the counters."""
 
     def __init__(self, size: int) -> None:
@@ -93,7 +93,7 @@ class Transactions:
     def defer(self, key: int, exporter: Any, span: Any, now_ns: int) -> Transaction:
         """Keep the `span` of a transaction that has ended; called once for each `exporter`. Return the transaction.
 
-        The caller delivers one that `is_closed`: the queue is full, or its time is over.
+        The caller exports one that `is_closed`: the queue is full, or its time is over.
         """
         transaction = self._known.get(key) or self._refused.get(key)
         if transaction is None:
@@ -102,15 +102,15 @@ class Transactions:
             self.matched += transaction.ids
             self.unmatched -= transaction.ids
         if not transaction.ended_ns:
-            transaction.deliveries = []
+            transaction.exports = []
             transaction.ended_ns = now_ns
             if len(self._waiting) < self._size:
                 self._waiting.append(transaction)
             else:
                 self._refuse(transaction)
-        deliveries = transaction.deliveries
-        assert deliveries is not None  # set before `ended_ns`
-        deliveries.append(Delivery(exporter, span))
+        exports = transaction.exports
+        assert exports is not None  # set before `ended_ns`
+        exports.append(PendingExport(exporter, span))
         return transaction
 
     def count(self, key: int, stack_trace_id: bytes, count: int) -> None:

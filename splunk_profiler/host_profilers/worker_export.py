@@ -1,7 +1,6 @@
 """The exporter call that the worker thread is in, as other threads see it.
 
-The worker thread is the correlator's. It runs code of the application here, which may hold locks,
-take long, hang or fork.
+The worker thread is the correlator's. It runs the application's code, which may hold locks, take long, hang or fork.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class WorkerExport:
                 self._count += 1
 
     @property
-    def is_inside(self) -> bool:
+    def is_this_thread_exporting(self) -> bool:
         """True on the worker thread inside the call: it cannot wait for itself."""
         return self.processor is not None and self._worker_ident == _thread.get_ident()
 
@@ -64,7 +63,7 @@ class WorkerExport:
 
         Waits at most `timeout_s` seconds, and never twice for the same call.
         """
-        if self.is_inside or (self.processor is not None and self._count == self._fork_timeout_count):
+        if self.is_this_thread_exporting or (self.processor is not None and self._count == self._fork_timeout_count):
             return
         if self._lock.acquire(timeout=timeout_s):
             self._forking_ident = _thread.get_ident()

@@ -22,7 +22,7 @@ from splunk_profiler.config import Config, Resolved, from_config, from_env
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
-from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.threads import WakeEvent, Worker, is_profiler_thread
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ProcessProfiler:
         self._calls = CallQueue()
         self._pid = os.getpid()
         self._has_fork_hooks = False
-        self._logged_messages: set[str] = set()
+        self._once_log = OnceLog()
         # By ident of each thread between Python's hooks before and after a fork: the profiler that it holds.
         self._held_by_forking_thread: dict[int, Profiler | None] = {}
         self._has_lost_threads = False
@@ -119,11 +119,11 @@ class ProcessProfiler:
     def _may_run_here(self) -> bool:
         """Return False on Windows and in a subinterpreter, which could end while our threads are in gRPC."""
         if sys.platform == "win32":
-            self._warn_once("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
+            self._once_log.log("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
             return False
         if _is_main_interpreter():
             return True
-        self._warn_once(
+        self._once_log.log(
             "the profiler runs in the main interpreter only and stays off in this subinterpreter"
             " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
         )
@@ -149,15 +149,10 @@ class ProcessProfiler:
             item.name for item in fields(initial) if getattr(initial, item.name) != getattr(other, item.name)
         ]
         if changed_fields:
-            self._warn_once(
+            self._once_log.log(
                 "the settings of the first start() hold for the life of the process; another start() has no effect on"
                 f" {', '.join(changed_fields)}"
             )
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._logged_messages:
-            self._logged_messages.add(text)
-            logger.warning("%s", text)
 
     def _start_profiler(self, resolved: Resolved, *, is_forked_child: bool = False) -> None:
         parent = self._abandoned[-1] if self._abandoned else None
@@ -234,8 +229,7 @@ class ProcessProfiler:
     def _on_fork_detected(self) -> None:
         """Handle a fork that was detected without Python's hooks.
 
-        Do nothing between Python's hooks: `threading` would take threads that start here for the parent's and forget
-        them.
+        Do nothing between Python's hooks: `threading` would forget threads started here, taking them for the parent's.
         """
         if _thread.get_ident() not in self._held_by_forking_thread:
             self._after_fork_in_child(is_python_fork=False)
@@ -243,8 +237,7 @@ class ProcessProfiler:
     def _after_fork_in_child(self, *, is_python_fork: bool) -> None:
         """Start anew in a forked child. Every detection of the fork calls this; the first one counts.
 
-        Args:
-            is_python_fork: True if Python's hooks run, so that the interpreter knows which threads are left.
+        With `is_python_fork` Python's hooks run, so that the interpreter knows which threads are left.
         """
         if self._pid == os.getpid():
             return  # no fork: the portable walker calls at each attach, while other threads may hold for theirs

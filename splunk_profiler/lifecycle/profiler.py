@@ -6,9 +6,9 @@ The only module that knows both. It gives sampling the calls of publishing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from splunk_profiler.system.guard import logger
 
@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from splunk_profiler.lifecycle.publishing import Publishing
     from splunk_profiler.lifecycle.sampling import Sampling
     from splunk_profiler.otel.runtime_id import RuntimeId
-    from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
 _PUBLISHING_STOP_SHARE = 0.25  # of the time that stopping may take; sampling gets the rest
+
+
+class ForkParticipant(Protocol):
+    """A part that no fork may interrupt."""
+
+    def hold_for_fork(self, timeout_s: float, /) -> object:
+        """Wait for what is under way, and start nothing until `release_after_fork`."""
+
+    def release_after_fork(self) -> None:
+        """Continue in the parent; does nothing on a thread without the hold."""
 
 
 class Profiler:
@@ -46,10 +55,9 @@ class Profiler:
         self._has_lost_threads = has_lost_threads
         self._on_fork_in_child = on_fork_in_child
         self._runtime_id = runtime_id
-        self._continues_publishing = is_forked_child and parent is not None
-        self._publishing: Publishing | None = (
-            parent._publishing if is_forked_child and parent is not None else self._make_publishing()
-        )
+        continued = parent if is_forked_child else None
+        self._continues_publishing = continued is not None
+        self._publishing: Publishing | None = self._make_publishing() if continued is None else continued._publishing
         self._sampling: Sampling | None = self._make_sampling(parent) if resolved.samples else None
 
     def start(self) -> bool:
@@ -88,17 +96,15 @@ class Profiler:
 
         Waits for our imports as long as they progress, and about `timeout_s` seconds for the rest.
         """
-        if self._sampling is not None:
-            self._sampling.sink.hold_for_fork()
         deadline_s = time.monotonic() + timeout_s
         for participant in self._fork_participants():
             participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
+            if self._sampling is not None and participant is self._sampling.sink:
+                deadline_s = time.monotonic() + timeout_s  # the wait for imports does not count
 
     def release_after_fork(self) -> None:
         """Go on in the parent, in the reverse order of `hold_for_fork`."""
         with ExitStack() as releases:
-            if self._sampling is not None:
-                releases.callback(self._sampling.sink.release_after_fork)
             for participant in self._fork_participants():
                 releases.callback(participant.release_after_fork)
 
@@ -112,17 +118,19 @@ class Profiler:
         )
         return False
 
-    def _fork_participants(self) -> Iterator[BatchExporter[Any] | Publishing]:
-        """Yield, in the order of their holds, the parts that a fork waits for within its timeout."""
+    def _fork_participants(self) -> list[ForkParticipant]:
+        """Return the parts that a fork holds, in this order, and releases in reverse."""
+        participants: list[ForkParticipant] = []
         if self._sampling is not None:
-            yield self._sampling.batch_exporter
+            participants += [self._sampling.sink, self._sampling.batch_exporter]
         if self._publishing is not None:
-            yield self._publishing
+            participants += [self._publishing.publisher, self._publishing.correlator]
+        return participants
 
     def _start_publishing(self, publishing: Publishing) -> None:
         try:
             if self._continues_publishing:
-                publishing.after_fork()
+                publishing.reset_after_fork()
             else:
                 publishing.start()
         except Exception as error:  # sampling does not depend on it

@@ -6,21 +6,18 @@ that have neither.
 
 from __future__ import annotations
 
-import time
-from _thread import get_ident
 from collections.abc import Callable, Mapping
 from tempfile import gettempdir
 from typing import Any
 
-from splunk_profiler.config import Resolved
+from splunk_profiler.config import Resolved, preload
 from splunk_profiler.host_profilers.context_hooks import patch_runtime_context
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.libraries import labels_library
 from splunk_profiler.host_profilers.process_storage import service_of
-from splunk_profiler.host_profilers.publisher import ContextSource, PublishConfig, Publisher
+from splunk_profiler.host_profilers.publisher import ContextSource, ProcessPublisher, PublishConfig
 from splunk_profiler.host_profilers.span_identity import IDENTITY_ATTRIBUTE
 from splunk_profiler.otel import spans
-from splunk_profiler.system import preload
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.method_patch import MethodPatch
 from splunk_profiler.system.threads import WakeEvent, Worker
@@ -36,6 +33,9 @@ class Publishing:
 
     Args:
         is_audited_by_sampling: True if sampling calls `audit` at every snapshot; else our thread does, once a second.
+
+    Attributes:
+        publisher, correlator: no fork may interrupt what they do.
     """
 
     def __init__(
@@ -43,16 +43,13 @@ class Publishing:
     ) -> None:
         config = resolved.config
         publish_config = PublishConfig(
-            config.publishes_correlation,
-            config.publishes_labels,
-            config.socket_directory or _temporary_directory(),
-            "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
+            config.publishes_correlation, config.publishes_labels, config.socket_directory or _temporary_directory()
         )
         self._extension = extension
-        self._correlator = Correlator(
+        self.correlator = Correlator(
             config.correlation.lower() == "true", config.correlation_buffer_size, extension.SocketReader
         )
-        self._publisher = Publisher(extension, publish_config, source, self._correlator, self._notify)
+        self.publisher = ProcessPublisher(extension, publish_config, source, self.correlator, self._notify)
         self._publishes_labels = config.publishes_labels
         self._removes_preload = config.preload.lower() == "auto"
         self._configured_attributes = resolved.resource_attributes
@@ -60,7 +57,6 @@ class Publishing:
         self._guard = Guard("comparing what is published to host profilers")
         self._is_audited_by_sampling = is_audited_by_sampling
         self._periodic_worker: PeriodicWorker | None = None
-        self._forking_ident = 0  # ident of the thread for which the publisher is held while it forks
 
     def start(self) -> None:
         """Publish from now on.
@@ -71,11 +67,9 @@ class Publishing:
         extension = self._extension
         try:
             provider = spans.tracer_provider()
-            self._publisher.install()
-            self._context_patch = patch_runtime_context(
-                spans.runtime_context(), extension.attach, extension.detach, extension.publish
-            )
-            self._publisher.start(provider, self._service_attributes(provider))
+            self.publisher.install()
+            self._context_patch = patch_runtime_context(spans.runtime_context(), extension)
+            self.publisher.start(provider, self._service_attributes(provider))
             if self._publishes_labels:
                 LABEL_PUBLISHER.open(extension.UserLabels, extension.set_labels)
                 if self._removes_preload:
@@ -87,17 +81,17 @@ class Publishing:
 
     def stop(self, timeout_s: float = 0.0) -> None:
         """Stop, after the spans that wait for host profilers are exported or `timeout_s` seconds are over."""
-        self._publisher.stop_listening(timeout_s)
+        self.publisher.stop_listening(timeout_s)
         if self._periodic_worker is not None:
             self._periodic_worker.stop(_JOIN_S)
-        self._publisher.stop()  # before the patch goes: unseen switches would leave wrong spans
+        self.publisher.stop()  # before the patch goes: unseen switches would leave wrong spans
         LABEL_PUBLISHER.close()
         if self._context_patch is not None:
             self._context_patch.remove()
 
     def resource(self, resource: Any) -> Any:
         """Return `resource`, with the ``host.id`` from host profilers if it has none."""
-        return self._correlator.resource(resource)
+        return self.correlator.resource(resource)
 
     @staticmethod
     def local_root_of(span: Any) -> int | None:
@@ -108,28 +102,14 @@ class Publishing:
     def audit(self) -> None:
         """Compare what each thread shows with its context, and repair differences. Never raises."""
         with self._guard.catching():
-            self._publisher.audit()
+            self.publisher.audit()
 
-    def hold_for_fork(self, timeout_s: float) -> None:
-        """Let no change of visibility and no forwarding be under way. Two threads may fork at once."""
-        deadline_s = time.monotonic() + timeout_s
-        if self._publisher.hold_for_fork(timeout_s):
-            self._forking_ident = get_ident()
-        self._correlator.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
-
-    def release_after_fork(self) -> None:
-        """Go on in the parent; the publisher is released only by the thread that holds it."""
-        self._correlator.release_after_fork()
-        if self._forking_ident == get_ident():
-            self._forking_ident = 0
-            self._publisher.release_after_fork()
-
-    def after_fork(self) -> None:
+    def reset_after_fork(self) -> None:
         """Continue in a forked child. Raises what `start` raises; everything is undone."""
-        self._forking_ident = 0
         self._periodic_worker = None  # the parent's
         try:
-            self._publisher.after_fork()
+            self.correlator.reset_after_fork()
+            self.publisher.reset_after_fork()
             self._start_periodic_worker()
         except BaseException:
             self.stop()
@@ -137,7 +117,7 @@ class Publishing:
 
     def run_pending_work(self) -> None:
         """Load libraries, make the process visible and listen to its socket, as far as due. Never raises."""
-        self._publisher.run_pending_work()
+        self.publisher.run_pending_work()
 
     def _start_periodic_worker(self) -> None:
         self._periodic_worker = PeriodicWorker(self._work, _IDLE_S if self._is_audited_by_sampling else _AUDIT_S)
@@ -217,5 +197,5 @@ def make_publishing(resolved: Resolved, *, is_audited_by_sampling: bool) -> Publ
             " (OTEL_PYTHON_CONTEXT)"
         )
         return None
-    source = ContextSource(variable, spans.span_key(), PUBLISHED_LABELS, spans.context_type())
+    source = ContextSource(variable, spans.SPAN_KEY, PUBLISHED_LABELS, spans.CONTEXT_TYPE)
     return Publishing(resolved, _context, source, is_audited_by_sampling=is_audited_by_sampling)

@@ -32,11 +32,11 @@ from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipe
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
+from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import Worker
 from splunk_profiler.user_labels import sample_labels
-from splunk_profiler.user_labels.labels import CURRENT_LABELS
-from splunk_profiler.user_labels.tracker import LabelTracker
+from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
 
 _JOIN_S = 0.1
 
@@ -78,8 +78,8 @@ class Sampling:
         self._choice = choice
         self._resource_tagger = ResourceTagger(runtime_id, on_spans=config.adds_span_runtime_id)
         if parent is None:
-            self._context_tracker = ContextTracker(spans.runtime_context(), on_fork_in_child)
-            self._label_tracker = LabelTracker()
+            self._context_tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), on_fork_in_child)
+            self._label_tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
         else:  # the parent's trackers know what the forking thread has attached
             self._context_tracker, self._label_tracker = parent._context_tracker, parent._label_tracker
         self._local_roots = self._make_local_roots(parent)
@@ -121,11 +121,11 @@ class Sampling:
         if not self.is_native:
             self._context_tracker.install()
             if config.sends_profiles:
-                self._label_tracker.install()
+                LABEL_PUBLISHER.set_listener(self._label_tracker.set_value)
             log = logger.info if config.walker == "portable" else logger.warning
             log(
-                "the portable walker is used: %s. It finds the spans that a thread opens itself; under asyncio and"
-                " in copied contexts (asyncio.to_thread) spans may be missing",
+                "the portable walker is used: %s. It finds the spans that a thread, task or greenlet opens itself; in"
+                " copied contexts (asyncio.to_thread, trio, before CPython 3.12 those of tasks) spans may be missing",
                 choice.reason,
             )
         self._resource_tagger.attach(spans.tracer_provider())
@@ -158,14 +158,15 @@ class Sampling:
         with Guard("ending the sampling").catching():
             if has_ended and self._has_baseline:
                 self._handle_events()
-                idle_repeats = self._snapshot_builder.take_idle_spans()
+                idle_repeats = self._snapshot_builder.take_idle_repeats()
                 self._add_snapshot(Snapshot(time.time_ns(), 0, (), idle_repeats=idle_repeats))
             self._record_pipeline.close(self._snapshot_builder.unattributed() if is_complete else ())
         self.batch_exporter.stop(max(deadline_s - time.monotonic(), 0.0) * 0.8)
         self._export_thread.join(_JOIN_S)
         if not self.is_native:
             self._context_tracker.remove()
-            self._label_tracker.remove()
+            LABEL_PUBLISHER.set_listener(None)
+            self._label_tracker.clear()
         if self._local_roots is not None:
             self._local_roots.detach()
         self._resource_tagger.detach()
@@ -190,11 +191,11 @@ class Sampling:
         return make_ticker(
             self._choice,
             spans.context_variable(),
-            self._context_tracker.context_of,
+            self._context_tracker.value_of,
             config.max_stack_depth,
             labels_var=CURRENT_LABELS if config.sends_profiles else None,  # text records carry no labels
-            labels_of=self._label_tracker.labels_of,
-            trace_filter=None if selector is None else TraceFilter(selector.traces, spans.span_key(), spans.trace_id),
+            labels_of=self._label_tracker.value_of,
+            trace_filter=None if selector is None else TraceFilter(selector.traces, spans.SPAN_KEY, spans.trace_id),
         )
 
     def _make_snapshot_builder(self) -> SnapshotBuilder:
@@ -213,8 +214,10 @@ class Sampling:
         interval_ns = self._resolved.config.export_interval_ns
         if self._local_roots is None:
             return SamplePipeline(self.sink, interval_ns)
-        take_idle_spans = self._snapshot_builder.take_idle_spans
-        return ProfilePipeline(self.sink, interval_ns, self._local_roots.endpoint, take_idle_spans, registered_kinds())
+        take_idle_repeats = self._snapshot_builder.take_idle_repeats
+        return ProfilePipeline(
+            self.sink, interval_ns, self._local_roots.endpoint, take_idle_repeats, registered_kinds()
+        )
 
     def _make_trace_profiler(self) -> TraceProfiler | None:
         if self._trace_selector is None:
@@ -227,14 +230,7 @@ class Sampling:
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
             limit = OverheadLimit(limiter, self._export_cpu_ns, self._log_new_periods)
-        return Sampler(
-            self._ticker,
-            self._periods.all_ns,
-            self._handle,
-            limit,
-            focused_period_ns=self._periods.focused_ns,
-            flush_if_due=self._run_periodic_work,
-        )
+        return Sampler(self._ticker, self._periods, self._handle, limit, flush_if_due=self._run_periodic_work)
 
     def _export(self) -> None:
         self.sink.open()

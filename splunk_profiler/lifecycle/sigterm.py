@@ -39,11 +39,7 @@ class SigtermHandler:
         self.is_ending = False
 
     def start(self) -> None:
-        """Handle SIGTERM from now on, if the native walker is available.
-
-        Raises:
-            RuntimeError: the process can make no more threads.
-        """
+        """Handle SIGTERM from now on if the native walker is there; `RuntimeError` if no more threads can be made."""
         try:
             from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
         except ImportError as error:

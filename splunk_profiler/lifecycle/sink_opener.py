@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.export import destinations
+from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.runtime_id import ResourceTagger
 
@@ -64,9 +65,8 @@ class SinkOpener:
 
         if self._resolved.config.sends_profiles:
             self._classifier = CodeClassifier(parent=self._classifier)
-        return destinations.make_sink(
-            self._resolved, self._resource, self._classifier, share_connection=not self._is_forked_child
-        )
+        context = SinkContext(self._resolved, self._resource, self._classifier, not self._is_forked_child)
+        return destinations.make_sink(context)
 
     def _resource(self) -> Any:
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415

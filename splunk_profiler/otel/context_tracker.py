@@ -1,74 +1,34 @@
 """Each thread's current OpenTelemetry context, for walkers that cannot read it from the interpreter.
 
 Patches `attach` and `detach` of the runtime-context *instance*, so that callers with earlier
-imports of OpenTelemetry's functions are covered. Exact for spans that a thread opens itself.
-Approximate for asyncio and copied contexts (`asyncio.to_thread`), where the context changes without
-a call: there a span may be missing. Runs on the application's threads: must be short and must not
-raise.
+imports of OpenTelemetry's functions are covered. Exact for spans that a thread, task or greenlet
+opens itself. Runs on the application's threads: must be short and must not raise.
 """
 
 from __future__ import annotations
 
-import _thread
-from collections import deque
 from collections.abc import Callable
-from threading import get_ident
+from contextvars import ContextVar
 from typing import Any
 
+from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.method_patch import MethodPatch
 
-_MAX_ATTACHED = 256  # per thread; bounds the memory of programs that never detach
+_MAX_ATTACHED = 256  # per thread, task or greenlet; bounds the memory of programs that never detach
 
 
-class _ThreadState:
-    """The attached contexts of one thread, in its thread-local memory.
+class ContextTracker(ContextValues[Any]):
+    """A tracker of the context that each thread, task or greenlet attached last.
 
-    Its destruction at the thread's end forgets the thread's context, so that a reused ident starts
-    without one.
+    Args:
+        variable: variable of the current context; None if `runtime` keeps it elsewhere.
+        on_attach: called before each attach; must not raise.
     """
 
-    def __init__(self, current: dict[int, Any]) -> None:
-        self.attached: deque[tuple[Any, Any]] = deque(maxlen=_MAX_ATTACHED)  # (context, previous context)
-        self._current = current
-        self._ident = get_ident()
-
-    def __del__(self) -> None:
-        self._current.pop(self._ident, None)
-
-    def push_context(self, context: Any) -> None:
-        """Record that this thread attached `context`."""
-        self.attached.append((context, self._current.get(self._ident)))
-        self._set_current(context)
-
-    def pop_context(self, detached: Any, restored: Any) -> None:
-        """Record that this thread detached `detached`, after which `restored` is current.
-
-        `restored` may belong to another task or to a copied context that ends without a call; it
-        would then stay for ever. So it counts only if it was current when `detached` was attached.
-        """
-        previous = None
-        for position in reversed(range(len(self.attached))):
-            if self.attached[position][0] is detached:
-                previous = self.attached[position][1]
-                del self.attached[position]
-                break
-        self._set_current(restored if restored is previous else None)
-
-    def _set_current(self, context: Any) -> None:
-        if context:
-            self._current[self._ident] = context
-        else:
-            self._current.pop(self._ident, None)
-
-
-class ContextTracker:
-    """A tracker of the context that each thread attached last; first calls `on_attach`, which must not raise."""
-
-    def __init__(self, runtime: Any, on_attach: Callable[[], None]) -> None:
+    def __init__(self, runtime: Any, variable: ContextVar[Any] | None, on_attach: Callable[[], None]) -> None:
+        super().__init__(variable)
         self._runtime = runtime
         self._on_attach = on_attach
-        self._current: dict[int, Any] = {}
-        self._local = _thread._local()
         self._patch = MethodPatch(runtime)
 
     def install(self) -> None:
@@ -81,7 +41,7 @@ class ContextTracker:
             self._on_attach()
             token = attach(context)
             if self._patch.is_installed:
-                self._thread_state().push_context(context)
+                self._record_attached(context)
             return token
 
         def tracked_detach(token: Any) -> None:
@@ -89,21 +49,38 @@ class ContextTracker:
             try:
                 detach(token)
             finally:
-                self._thread_state().pop_context(detached, get_current())
+                self._record_detached(detached)
 
         self._patch.install({"attach": tracked_attach, "detach": tracked_detach})
 
     def remove(self) -> None:
         """Undo `install`."""
         self._patch.remove()
-        self._current.clear()
+        self.clear()
 
-    def context_of(self, ident: int) -> Any | None:
-        """Return the context that the thread with this ident attached last, or None."""
-        return self._current.get(ident)
+    def _record_attached(self, context: Any) -> None:
+        try:
+            current = self._current()
+            current.attached.append((context, current.value))
+            if len(current.attached) > _MAX_ATTACHED:
+                del current.attached[0]
+            current.value = context or None
+        except Exception as error:  # the application needs its token
+            self._guard.note(error)
 
-    def _thread_state(self) -> _ThreadState:
-        state: _ThreadState | None = getattr(self._local, "state", None)
-        if state is None:
-            state = self._local.state = _ThreadState(self._current)
-        return state
+    def _record_detached(self, detached: Any) -> None:
+        """Record that `detached` was detached, and which context is current now.
+
+        That one may belong to another task or to a copied context that ends without a call; it
+        would then stay for ever. So it counts only if it was current when `detached` was attached.
+        """
+        try:
+            current, previous, restored = self._current(), None, self._runtime.get_current()
+            attached = current.attached
+            for position in range(len(attached) - 1, -1, -1):
+                if attached[position][0] is detached:
+                    previous = attached.pop(position)[1]
+                    break
+            current.value = restored or None if restored is previous else None
+        except Exception as error:
+            self._guard.note(error)

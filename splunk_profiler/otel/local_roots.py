@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from opentelemetry import trace
 
 from splunk_profiler.model import SpanRef
 from splunk_profiler.otel import spans
-from splunk_profiler.otel.span_listener import SpanListener, is_local_root
+from splunk_profiler.otel.span_processors import SpanListener, is_local_root
 from splunk_profiler.system.guard import Guard
 
 _MAX_ENDED = _MAX_SAMPLED = 4096
@@ -123,7 +124,5 @@ class LocalRootTracker(SpanListener):
 def _put_bounded(known: OrderedDict[int, Any], key: int, value: Any, max_size: int) -> None:
     known[key] = value
     if len(known) > max_size:
-        try:
+        with suppress(KeyError):  # other threads removed items
             known.popitem(last=False)
-        except KeyError:  # other threads removed items
-            return

@@ -4,8 +4,7 @@
 span costs nothing more. Older SDKs do not list their tracers; there each span gets the resource at
 its start. The application's resource object stays unchanged, and its own ids take precedence. Runs
 on the thread that starts or stops the profiler, the sampling worker's and the exporting one. Finds
-the SDK's parts by duck typing and loads nothing of it. Takes no lock of a newer SDK: a fork may
-have left it locked.
+the SDK's parts by duck typing and loads nothing of it. Takes no lock of a newer SDK: a fork may have left it locked.
 
 Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``);
 OpenTelemetry's semantic conventions (``service.instance.id``).
@@ -14,12 +13,11 @@ OpenTelemetry's semantic conventions (``service.instance.id``).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from splunk_profiler.otel.providers import SpanStartInstaller
+from splunk_profiler.otel.span_processors import SpanStartInstaller
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import real_lock
 
@@ -32,11 +30,7 @@ _DETACH_TIMEOUT_S = 1.0  # another thread holds the lock for microseconds
 
 @dataclass(frozen=True, slots=True)
 class RuntimeId:
-    """The id of this process.
-
-    Attributes:
-        former_values: ids of the processes it was forked from, which its resources may still carry.
-    """
+    """The id of this process, and those of the processes it was forked from, which its resources may still carry."""
 
     value: str
     former_values: frozenset[str] = frozenset()
@@ -49,15 +43,6 @@ class RuntimeId:
     def new_for_child(self) -> RuntimeId:
         """Return the id of a forked child."""
         return RuntimeId(str(uuid4()), self.former_values | {self.value})
-
-    def missing_attributes(self, attributes: Mapping[str, Any], keys: tuple[str, ...] = _KEYS) -> dict[str, str]:
-        """Return the attributes to add to a resource: keys without an id, or with a former one."""
-        return {key: self.value for key in keys if attributes.get(key, "") in ("", *self.former_values)}
-
-    def foreign_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a resource without ours."""
-        ours = (self.value, *self.former_values)
-        return {key: value for key, value in attributes.items() if key not in _KEYS or value not in ours}
 
 
 class ResourceTagger:
@@ -94,12 +79,9 @@ class ResourceTagger:
     def attach(self, provider: Any) -> None:
         """Tag spans of `provider` from now on. Cheap if they are tagged already; never raises."""
         resource = getattr(provider, "_resource", None)
-        if (
-            not self._on_spans
-            or resource is None
-            or self._is_tagged(provider, resource)
-            or not self._lock.acquire(False)
-        ):
+        if not self._on_spans or resource is None or self._is_tagged(provider, resource):
+            return
+        if not self._lock.acquire(False):
             return
         try:
             if not self._is_detached:
@@ -172,12 +154,14 @@ class ResourceTagger:
             self._guard.note(error)
 
     def _with_id(self, resource: Any, keys: tuple[str, ...] = _KEYS) -> Any:
-        missing_attributes = self._runtime_id.missing_attributes(resource.attributes, keys)
-        return resource.merge(type(resource)(missing_attributes)) if missing_attributes else resource
+        """Return `resource` with our id for the keys that have none, or that of a process before the fork."""
+        runtime_id = self._runtime_id
+        replaceable = ("", *runtime_id.former_values)
+        missing = {key: runtime_id.value for key in keys if resource.attributes.get(key, "") in replaceable}
+        return resource.merge(type(resource)(missing)) if missing else resource
 
     def _without_id(self, resource: Any) -> Any:
         """Return `resource` without our ids; the SDK may have added attributes, as in a forked child."""
-        foreign_attributes = self._runtime_id.foreign_attributes(resource.attributes)
-        if len(foreign_attributes) == len(resource.attributes):
-            return resource
-        return type(resource)(foreign_attributes, resource.schema_url)
+        ours = (self._runtime_id.value, *self._runtime_id.former_values)
+        kept = {key: value for key, value in resource.attributes.items() if key not in _KEYS or value not in ours}
+        return resource if len(kept) == len(resource.attributes) else type(resource)(kept, resource.schema_url)

@@ -16,6 +16,9 @@ from opentelemetry.trace import propagation
 
 from splunk_profiler.model import SpanRef
 
+CONTEXT_TYPE: type = Context  # of contexts, which OpenTelemetry guarantees to be immutable
+SPAN_KEY = propagation._SPAN_KEY  # of the span in a context
+
 
 def span_ref(context: Any) -> SpanRef | None:
     """Return ids and flags of the current span of `context`, sampled or not; None without a valid span."""
@@ -39,16 +42,6 @@ def context_variable() -> ContextVar[Any] | None:
     """Return the variable of the current context; None if ``OTEL_PYTHON_CONTEXT`` selects another holder."""
     variable = getattr(runtime_context(), "_current_context", None)
     return variable if isinstance(variable, ContextVar) else None
-
-
-def context_type() -> type:
-    """Return the type of contexts, which OpenTelemetry guarantees to be immutable."""
-    return Context
-
-
-def span_key() -> str:
-    """Return the key of the span in a context."""
-    return propagation._SPAN_KEY
 
 
 def tracer_provider() -> Any | None:

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from splunk_profiler.otel.span_listener import SpanListener, is_local_root
+from splunk_profiler.otel.span_processors import SpanListener, is_local_root
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import real_get_ident
 
@@ -57,7 +57,7 @@ class TraceSelector(SpanListener):
         self.refused_count = 0  # entries beyond `MAX_ENTRIES`
         self._has_logged_refusal = False
         self._last_end_ns = 0
-        # Trace id → start of its last entry. The ticker's focus; the ticker reads it with the GIL held.
+        # Trace id → start of its last entry. The ticker's trace filter, which it reads with the GIL held.
         self.traces: dict[int, EntrySpan] = {}
         self._entries: dict[int, int] = {}  # span id → trace id
         self._entry_start_ns: dict[int, int] = {}  # span id → start

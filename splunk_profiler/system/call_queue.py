@@ -39,8 +39,7 @@ class CallQueue:
     """Calls that must not overlap.
 
     A lock would not do: a call can come on the thread that is in the middle of another one, and waits are bounded.
-    A thread that runs its call also runs the calls that come meanwhile. If they do not end, it leaves them to a thread
-    of ours.
+    A thread that runs its call also runs those that come meanwhile. If they do not end, it leaves them to our thread.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from splunk_profiler.system.printable import printable
 
 logger = logging.getLogger("splunk_profiler")
+_MAX_LOGGED_ONCE = 64
 
 
 def make_printable(record: logging.LogRecord) -> bool:
@@ -32,6 +33,19 @@ def _printable(argument: object) -> object:
 
 
 logger.addFilter(make_printable)
+
+
+class OnceLog:
+    """A log that writes equal lines once, and 64 different ones at most: what others send may be in them."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def log(self, text: str, level: int = logging.WARNING) -> None:
+        """Write `text`, unless that was done."""
+        if text not in self._logged and len(self._logged) < _MAX_LOGGED_ONCE:
+            self._logged.add(text)
+            logger.log(level, "%s", text)
 
 
 class Guard:

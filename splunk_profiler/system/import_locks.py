@@ -20,7 +20,8 @@ def is_importing() -> bool:
 
 def modules_held_by(threads: Collection[int]) -> list[str]:
     """Return the modules that `threads` (idents) are importing."""
-    return [name for name, lock in _owned_locks() if lock.owner in threads]
+    locks = ((name, reference()) for name, reference in list(_import_state("_module_locks").items()))
+    return [name for name, lock in locks if getattr(lock, "owner", None) in threads]
 
 
 def is_waiting_for(thread: int, other: int) -> bool:
@@ -73,11 +74,6 @@ def _is_initializing(module: ModuleType) -> bool:
 def _import_state(name: str) -> Any:
     kept = getattr(sys.modules.get("_frozen_importlib"), name, None)
     return {} if kept is None else kept
-
-
-def _owned_locks() -> list[tuple[str, Any]]:
-    found = ((name, reference()) for name, reference in list(_import_state("_module_locks").items()))
-    return [(name, lock) for name, lock in found if getattr(lock, "owner", None) is not None]
 
 
 def _locks_awaited_by(thread: int) -> list[Any]:

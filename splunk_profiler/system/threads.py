@@ -171,29 +171,30 @@ class ThreadProgress:
     def is_stalled(self) -> bool:
         """Return True after 5 seconds without progress, or a minute of waiting for a disk, perhaps a remote one."""
         now = time.monotonic()
-        try:
-            cpu_ns = read_cpu_ns(self._native_id) if self._native_id else 0
-            state = Path(f"/proc/self/task/{self._native_id}/stat").read_text("ascii", "replace").rpartition(")")[2]
-            progress = (cpu_ns, state.split()[0])
-        except OSError:
-            progress = (0, _ASLEEP)
+        fields = read_proc_file(f"/proc/self/task/{self._native_id}/stat").rpartition(")")[2].split()
+        progress = (cpu_ns_or_zero(self._native_id), fields[0] if fields else _ASLEEP)
         if progress != self._last_progress or progress[1] not in _STALL_TIMEOUTS_S:
             self._last_progress, self._last_progress_s = progress, now
         return now - self._last_progress_s > _STALL_TIMEOUTS_S.get(progress[1], inf)
 
 
-def read_cpu_ns(native_id: int) -> int:
-    """Return the CPU time (ns) of a thread of this process; `OSError` if it has ended. Linux only."""
-    # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
-    return time.clock_gettime_ns((~native_id << 3) | 6)
-
-
 def cpu_ns_or_zero(native_id: int) -> int:
     """Return the CPU time (ns) of a thread of this process; 0 if it is unknown or the thread has ended."""
+    if native_id <= 0 or not sys.platform.startswith("linux"):
+        return 0
     try:
-        return read_cpu_ns(native_id) if native_id > 0 and sys.platform.startswith("linux") else 0
+        # The kernel's id of a thread's CPU clock (MAKE_THREAD_CPUCLOCK): a dead thread is an error, not a crash.
+        return time.clock_gettime_ns((~native_id << 3) | 6)
     except OSError:
         return 0
+
+
+def read_proc_file(path: str | Path) -> str:
+    """Return the text of a file of a process or thread; empty if it cannot be read, or has ended."""
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _register_with_walker(is_starting: bool) -> None:

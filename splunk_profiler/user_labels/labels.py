@@ -6,7 +6,7 @@ publishing is on, a second variable holds their published form, which the C exte
 switch. Runs on the application's threads. Imports nothing of ours until the first warning; must not
 import OpenTelemetry.
 
-Specification: Custom Label ABI v1; the limits are those of its readers (docs/abi.md).
+Specification: Custom Label ABI v1; the limits are those of its readers (docs/host-profilers/abi.md).
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ RESERVED_NAMES = frozenset({"trace_id", "span_id", "local_root_span_id"})
 Pairs = tuple[tuple[bytes, bytes], ...]
 LabelEncoder = Callable[[Pairs], Any]
 Warn = Callable[[str, str], None]  # called with (kind, sentence)
-Made = TypeVar("Made")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-class LabelSet:
-    """All labels in force at one point of the program; `outer` is in force again after them."""
+class ActiveLabels:
+    """All labels in force at one point of the program; `outer` is in force again after them.
 
-    __slots__ = ("_encoded_by", "_published_form", "_sample_form", "outer", "pairs")
+    `sample_form` is the form that samples carry, set by the first sample.
+    """
 
-    def __init__(self, pairs: dict[str, str], outer: LabelSet | None) -> None:
+    __slots__ = ("_encoded_by", "_published_form", "outer", "pairs", "sample_form")
+
+    def __init__(self, pairs: dict[str, str], outer: ActiveLabels | None) -> None:
         self.pairs = pairs
         self.outer = outer
         self._encoded_by: LabelEncoder | None = None
         self._published_form: Any = None
-        self._sample_form: Any = None
+        self.sample_form: tuple[tuple[str, str], ...] | None = None
 
     def encode_for_publishing(self, encoder: LabelEncoder, warn: Warn) -> Any:
         """Return the published form, made once by `encoder`; `warn` gets (kind, sentence) of what is lost."""
@@ -47,15 +49,8 @@ class LabelSet:
             self._encoded_by = encoder
         return self._published_form
 
-    def encode_for_samples(self, encoder: Callable[[dict[str, str]], Made]) -> Made:
-        """Return the form for samples, made once by `encoder`, which is always the same."""
-        if self._sample_form is None:
-            self._sample_form = encoder(self.pairs)
-        form: Made = self._sample_form
-        return form
 
-
-CURRENT_LABELS: ContextVar[LabelSet | None] = ContextVar("splunk_profiler_labels", default=None)
+CURRENT_LABELS: ContextVar[ActiveLabels | None] = ContextVar("splunk_profiler_labels", default=None)
 PUBLISHED_LABELS: ContextVar[Any] = ContextVar("splunk_profiler_published_labels", default=None)
 
 
@@ -65,7 +60,7 @@ class LabelPublisher:
     def __init__(self) -> None:
         self._target: tuple[LabelEncoder, Callable[[ContextVar[Any], Any], None]] | None = None
         self._warned: dict[str, object] = {}
-        self._listener: Callable[[LabelSet | None], None] | None = None
+        self._listener: Callable[[ActiveLabels | None], None] | None = None
 
     def open(self, encoder: LabelEncoder, set_variable: Callable[[ContextVar[Any], Any], None]) -> None:
         """Publish labels from the next change on; `set_variable` sets a variable and publishes the calling thread."""
@@ -76,11 +71,11 @@ class LabelPublisher:
         """Stop publishing labels."""
         self._target = None
 
-    def set_listener(self, listener: Callable[[LabelSet | None], None] | None) -> None:
+    def set_listener(self, listener: Callable[[ActiveLabels | None], None] | None) -> None:
         """Call `listener`, which must not raise, with the labels of the calling thread at each change."""
         self._listener = listener
 
-    def publish(self, labels: LabelSet | None) -> None:
+    def publish(self, labels: ActiveLabels | None) -> None:
         """Publish the labels that are now in force on the calling thread."""
         if (listener := self._listener) is not None:
             listener(labels)
@@ -118,21 +113,18 @@ class labels:  # noqa: N801  # used like a function
     profilers show 7, with names of up to 25 bytes and values of up to 53. Excess is cut off, with
     one warning in the log. Values of other types are converted to text. Without publishing this
     only sets a variable.
-
-    Args:
-        pairs: name=value.
     """
 
     def __init__(self, /, **pairs: object) -> None:
         self._pairs = {name: value if type(value) is str else _to_text(value) for name, value in pairs.items()}
-        self._standalone_set: LabelSet | None = None  # made once, for use without an outer block
+        self._standalone_set: ActiveLabels | None = None  # made once, for use without an outer block
 
     def __enter__(self) -> None:
         outer = CURRENT_LABELS.get()
         if outer is not None:
-            entered = LabelSet({**outer.pairs, **self._pairs}, outer)
+            entered = ActiveLabels({**outer.pairs, **self._pairs}, outer)
         else:
-            entered = self._standalone_set = self._standalone_set or LabelSet(self._pairs, None)
+            entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs, None)
         CURRENT_LABELS.set(entered)
         LABEL_PUBLISHER.publish(entered)
 

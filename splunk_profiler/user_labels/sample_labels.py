@@ -6,9 +6,7 @@ of ours. Host profilers show less of a label, because their readers do (`labels.
 
 from __future__ import annotations
 
-from functools import partial
-
-from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, LabelSet, Warn
+from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, ActiveLabels, Warn
 
 MAX_LABELS = 10
 MAX_NAME_CHARACTERS = 64
@@ -25,9 +23,13 @@ USER_PREFIX = "user."
 Labels = tuple[tuple[str, str], ...]
 
 
-def encode_for_samples(labels: LabelSet | None) -> Labels:
+def encode_for_samples(labels: ActiveLabels | None) -> Labels:
     """Return the labels of a sample in canonical order."""
-    return () if labels is None else labels.encode_for_samples(_encode_bounded)
+    if labels is None:
+        return ()
+    if labels.sample_form is None:
+        labels.sample_form = bound_labels(labels.pairs, LABEL_PUBLISHER.warn_once)
+    return labels.sample_form
 
 
 def bound_labels(pairs: dict[str, str], warn: Warn) -> Labels:
@@ -42,9 +44,6 @@ def bound_labels(pairs: dict[str, str], warn: Warn) -> Labels:
         else:
             kept_labels[sample_name] = _truncate(value, MAX_VALUE_CHARACTERS, f"the value of the label {name!r}", warn)
     return tuple(sorted(kept_labels.items()))
-
-
-_encode_bounded = partial(bound_labels, warn=LABEL_PUBLISHER.warn_once)
 
 
 def _avoid_reserved(name: str) -> str:

@@ -87,7 +87,7 @@ def test_the_host_that_the_profiler_says_is_added_to_the_resource() -> None:
     assert host_id.add_to_span(span).resource.attributes["host.id"] == "i-2"
 
 
-def test_a_host_id_of_the_services_own_stays_and_a_difference_is_told() -> None:
+def test_a_host_id_of_the_services_own_stays_and_a_difference_is_logged() -> None:
     told = []
     host_id = HostId(lambda own, said: told.append((own, said)))
     host_id.value = "i-1"

@@ -67,7 +67,7 @@ def test_threads_that_show_the_truth_are_left_alone(publishing: InstalledPublish
     _context.detach(token)
 
 
-def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+def test_a_missed_switch_is_repaired_and_counted(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     repaired = _context.counters().repaired
 
     def switch_unseen() -> Any:
@@ -86,7 +86,7 @@ def test_a_switch_that_nobody_saw_is_repaired_and_counted(publishing: InstalledP
     assert _context.counters().repaired == repaired + 1
 
 
-def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+def test_a_missed_end_of_a_span_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
     publishing.variable.reset(token)
     assert memory.elastic() == shown(FIRST)
@@ -94,7 +94,7 @@ def test_the_end_of_a_span_that_nobody_saw_is_repaired(publishing: InstalledPubl
     assert memory.elastic() == Elastic(1, 1, 0, 0, 0, 0, 0)
 
 
-def test_labels_that_nobody_saw_are_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+def test_a_missed_change_of_labels_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
     labels = publishing.labels.set(_context.UserLabels(PAIRS))
     assert _context.audit() == (1, 1)
@@ -172,7 +172,7 @@ def test_without_a_publisher_there_is_nothing_to_compare(publishing: InstalledPu
     _context.detach(token)
 
 
-def test_a_thread_that_waits_inside_a_span_while_publishing_stops_and_starts_shows_it_again(
+def test_thread_waiting_in_a_span_shows_it_again_after_a_restart(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     def enter() -> Any:

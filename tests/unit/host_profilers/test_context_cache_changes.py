@@ -16,7 +16,8 @@ from splunk_profiler import _context
 
 TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
 NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
-LABELS = _context.UserLabels(((b"tenant", b"one"),))
+PAIRS = ((b"tenant", b"one"),)
+LABELS = _context.UserLabels(PAIRS)
 ENOUGH = 4  # entries that cache a context, if it can be cached
 
 
@@ -62,7 +63,7 @@ def test_another_span_is_attached_in_it(publishing: InstalledPublisher, memory: 
     assert always(context, memory) == shown(ROOT)
 
 
-def test_the_variable_is_set_in_it_and_nobody_sees(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+def test_the_variable_that_is_set_in_it_changes_the_record(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     context.run(publishing.variable.set, Context({SPAN_KEY: Span(TRACE, CHILD)}))
     assert always(context, memory) == shown(CHILD)
@@ -145,7 +146,7 @@ def test_its_variables_are_gone_and_others_are_in_their_place(
 def test_labels_are_set_in_it(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     context = inside(publishing, Span(TRACE, ROOT))
     before = context.copy()
-    for labels, expected in ((LABELS, list(LABELS.pairs)), (None, [])):
+    for labels, expected in ((LABELS, list(PAIRS)), (None, [])):
         context.run(_context.set_labels, publishing.labels, labels)
         for _ in range(ENOUGH):
             found = context.run(memory.labels)

@@ -129,7 +129,7 @@ def test_greenlets_of_every_thread_are_published() -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_a_context_that_greenlets_share_may_change_while_one_of_them_has_entered_another() -> None:
+def test_shared_context_may_change_while_a_greenlet_is_in_another_one() -> None:
     right: list[bool] = []
 
     def driver() -> None:
@@ -151,7 +151,7 @@ def test_a_context_that_greenlets_share_may_change_while_one_of_them_has_entered
     assert right == [True, True]
 
 
-def test_a_trace_function_that_was_there_sees_the_same_and_is_there_again_afterwards() -> None:
+def test_existing_trace_function_sees_the_same_switches_and_is_restored() -> None:
     events: list[tuple[str, Any]] = []
 
     def trace(event: str, switch: Any) -> None:
@@ -171,7 +171,6 @@ def test_a_trace_function_that_was_there_sees_the_same_and_is_there_again_afterw
         with hooks():
             attach()
             assert greenlet.gettrace() is not trace
-            assert native.trace_greenlets()
             some_switches()
             assert _switches(2) == [True] * 6
         assert greenlet.gettrace() is trace
@@ -216,7 +215,7 @@ def test_a_trace_function_that_raises_is_taken_off_and_the_hook_is_not() -> None
     assert greenlet.gettrace() is None
 
 
-def test_in_other_threads_nothing_is_noticed_any_more_and_what_was_there_is_still_called() -> None:
+def test_after_uninstall_other_threads_call_only_their_own_trace_function() -> None:
     events: list[str] = []
     traced, over, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -269,10 +268,6 @@ def test_hooks_that_come_again_find_the_trace_function_they_left() -> None:
     assert depths == [1, 1, 1]
 
 
-def test_without_hooks_greenlets_are_not_traced() -> None:
-    assert not native.trace_greenlets()
-
-
 def test_a_greenlet_module_that_is_half_imported_is_found_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     half = ModuleType("greenlet")
     half.__spec__ = ModuleSpec("greenlet", None)
@@ -280,10 +275,23 @@ def test_a_greenlet_module_that_is_half_imported_is_found_once_it_is_there(monke
     monkeypatch.setitem(sys.modules, "greenlet", half)
     with hooks():
         attach()
-        assert not native.trace_greenlets()
+        assert greenlet.gettrace() is None
         half.settrace, half.gettrace = greenlet.settrace, greenlet.gettrace  # type: ignore[attr-defined]
         attach()
         assert _switches(2) == [True] * 6
+
+
+def test_a_greenlet_module_whose_attributes_raise_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ArithmeticError(name)
+
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    monkeypatch.setitem(sys.modules, "greenlet", Broken("greenlet"))
+    with hooks():
+        attach()
+    assert not reported
 
 
 def test_asking_about_a_span_in_one_greenlet_leaves_others_to_be_asked(publishing: Any, memory: Any) -> None:

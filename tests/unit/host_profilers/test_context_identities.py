@@ -108,7 +108,7 @@ def test_a_span_that_takes_no_attributes_is_asked_about_each_time(
     assert _context.counters().failed == failed
 
 
-def test_a_span_of_a_foreign_kind_is_published_by_what_is_said_of_it(
+def test_a_span_of_a_foreign_kind_is_published_by_its_looked_up_identity(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     token = publishing.attach(Opaque(TRACE, ROOT))

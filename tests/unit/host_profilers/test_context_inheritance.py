@@ -63,7 +63,7 @@ def test_the_given_parent_context_counts_and_not_the_current_one(publishing: Ins
 
 @pytest.mark.usefixtures("publishing")
 @pytest.mark.parametrize("parent", [Span(TRACE, ROOT, is_remote=True), Span(0, 0), Span(TRACE + 1, ROOT)])
-def test_a_parent_that_is_remote_invalid_or_of_another_trace_is_no_local_parent(parent: Span) -> None:
+def test_remote_invalid_or_other_trace_parent_is_no_local_parent(parent: Span) -> None:
     span = Span(TRACE, CHILD)
     _context.assign_identity(span, {SPAN_KEY: parent})
     assert identity_of(span).local_root_id == CHILD

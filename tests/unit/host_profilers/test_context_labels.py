@@ -91,11 +91,6 @@ def test_anything_else_in_the_variable_is_no_labels(
     _context.publish()
 
 
-def test_labels_give_back_what_they_were_made_of() -> None:
-    assert _context.UserLabels(PAIRS).pairs == PAIRS
-    assert _context.UserLabels(()).pairs == ()
-
-
 @pytest.mark.parametrize(
     ("pairs", "says"),
     [

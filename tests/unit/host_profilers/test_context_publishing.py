@@ -42,7 +42,7 @@ def test_an_attached_span_is_shown_in_both_layouts(publishing: InstalledPublishe
     _context.detach(token)
 
 
-def test_after_the_last_span_the_record_is_valid_and_says_that_there_is_no_trace(
+def test_record_after_the_last_span_is_valid_and_has_no_trace(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     _context.detach(publishing.attach(Span(TRACE, ROOT)))
@@ -88,7 +88,7 @@ def test_the_same_context_again_writes_nothing(publishing: InstalledPublisher) -
 
 
 @pytest.mark.parametrize("span", [Span(TRACE, ROOT, is_remote=True), Span(0, 0), Span(TRACE, 0), Span(0, ROOT)])
-def test_a_remote_or_invalid_span_is_no_trace_and_nobody_is_asked_about_it(
+def test_a_remote_or_invalid_span_is_no_trace_and_is_not_looked_up(
     publishing: InstalledPublisher, memory: OwnMemory, span: Span
 ) -> None:
     outer = publishing.attach(Span(TRACE, ROOT))
@@ -210,7 +210,7 @@ def test_what_is_not_right_is_refused_at_installation() -> None:
     assert _context.audit() == (0, 0)
 
 
-def test_a_span_that_becomes_known_while_another_context_is_entered_is_shown_when_its_own_comes_back(
+def test_span_identified_in_another_context_is_shown_once_its_own_returns(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     span = Span(TRACE, CHILD)
@@ -223,7 +223,7 @@ def test_a_span_that_becomes_known_while_another_context_is_entered_is_shown_whe
     _context.detach(token)
 
 
-def test_what_was_installed_anew_inside_of_a_context_decides_what_the_one_around_it_shows(
+def test_publisher_installed_inside_a_context_decides_what_the_outer_shows(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
     token = publishing.attach(Span(TRACE, ROOT))

@@ -37,7 +37,7 @@ def published() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("published")
-def test_the_audit_tells_what_was_changed_behind_the_hooks_back() -> None:
+def test_the_audit_finds_changes_that_the_hooks_missed() -> None:
     known = Span()
     native.detach(attach(known))
     token = current.set(context_with_span(known))
@@ -59,7 +59,7 @@ def test_attach_and_detach_publish_what_they_set() -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_attach_and_detach_take_their_argument_by_name_as_those_of_the_runtime_context_do() -> None:
+def test_attach_and_detach_take_keywords_as_the_runtime_context_does() -> None:
     before, context = current.get(), context_with_span()
     token = native.attach(context=context)
     assert current.get() is context
@@ -108,7 +108,7 @@ def test_detach_refuses_what_reset_refuses_and_in_its_words(wrong: Callable[[], 
 
 
 @pytest.mark.usefixtures("published")
-def test_a_context_that_is_run_is_published_and_so_is_the_one_that_comes_back() -> None:
+def test_context_run_publishes_the_entered_and_the_restored_context() -> None:
     inside = Context()
 
     def body() -> None:
@@ -161,7 +161,7 @@ def errors_of_run() -> list[tuple[type[Exception], str]]:
     return found
 
 
-def test_run_refuses_what_it_refuses_without_the_hooks_and_in_the_same_words() -> None:
+def test_run_raises_the_same_errors_with_and_without_hooks() -> None:
     without = errors_of_run()
     with hooks():
         attach()
@@ -171,7 +171,7 @@ def test_run_refuses_what_it_refuses_without_the_hooks_and_in_the_same_words() -
 
 
 @pytest.mark.usefixtures("published")
-def test_the_recursion_limit_is_met_as_without_the_hooks_and_leaves_the_right_span() -> None:
+def test_recursion_limit_is_unchanged_by_hooks_and_leaves_the_right_span() -> None:
     deepest = 0
 
     def deeper(depth: int) -> None:
@@ -186,7 +186,7 @@ def test_the_recursion_limit_is_met_as_without_the_hooks_and_leaves_the_right_sp
     assert audit_passes()
 
 
-def test_a_run_that_began_before_the_hooks_came_or_ends_after_they_went_is_left_alone() -> None:
+def test_run_begun_before_install_or_ended_after_uninstall_is_left_alone() -> None:
     run = Context().run
 
     def comes() -> None:
@@ -271,7 +271,7 @@ def test_every_task_is_published_with_its_own_span(loop: asyncio.AbstractEventLo
 
 
 @pytest.mark.usefixtures("published")
-def test_callbacks_timers_and_threads_of_a_loop_have_the_context_they_were_given(
+def test_loop_callbacks_timers_and_threads_keep_their_given_context(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     right: list[bool] = []
@@ -312,7 +312,7 @@ def test_a_task_that_starts_at_once_is_published_with_its_own_span(loop: asyncio
 
 
 @pytest.mark.usefixtures("published")
-def test_a_generator_that_holds_a_span_leaves_it_to_whoever_drives_it() -> None:
+def test_a_span_of_a_generator_is_current_in_its_caller() -> None:
     def holds() -> Generator[bool, None, None]:
         token = attach()
         yield audit_passes()
@@ -342,7 +342,7 @@ def test_install_wants_a_context_variable() -> None:
     assert noticed_in(lambda: copy_context().run(int)) == 0
 
 
-def test_a_thread_that_began_before_the_hooks_is_published_from_its_next_switch_on() -> None:
+def test_thread_older_than_the_hooks_is_published_from_its_next_switch() -> None:
     there, go, right = threading.Event(), threading.Event(), []
 
     def body() -> None:

@@ -83,7 +83,7 @@ def test_what_cannot_be_understood_is_counted_and_the_rest_goes_on(make: Any) ->
     assert counts.received == 10
 
 
-def test_the_host_that_a_profiler_says_is_on_spans_and_resources_from_then_on(make: Any) -> None:
+def test_registered_host_id_is_on_later_spans_and_resources(make: Any) -> None:
     bench = make(**{"service.name": "shop"})
     bench.register(0, b"i-1")
     span = bench.run_span()
@@ -144,6 +144,7 @@ def test_a_registration_with_a_long_host_id_is_read_and_the_log_cuts_it(
 
 def test_a_message_that_is_too_long_gives_one_warning(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     bench = make()
+    bench.register(0)  # otherwise each span waits for a profiler that has not named its delay yet
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         for _ in range(3):
             bench.sending.send(bytes(65_537))
@@ -153,7 +154,7 @@ def test_a_message_that_is_too_long_gives_one_warning(make: Any, caplog: pytest.
     assert "more than 65,536 bytes" in record.getMessage()
 
 
-def test_an_absurd_delay_is_cut_and_it_is_said(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_absurd_delay_is_cut_and_logged(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     bench = make()
     with caplog.at_level(logging.INFO, "splunk_profiler"):
         bench.register(2**32 - 1)
@@ -202,7 +203,7 @@ def test_a_stop_ends_its_threads_and_gives_the_processors_back(make: Any) -> Non
     assert not {"splunk-profiler-inbox", "splunk-profiler-correlator"} & {one.name for one in threading.enumerate()}
 
 
-def test_a_socket_that_somebody_else_closes_is_reported(make: Any) -> None:
+def test_a_socket_that_the_application_closes_is_reported(make: Any) -> None:
     bench = make()
     bench.receiving.shutdown(socket.SHUT_RDWR)
     assert bench.lost.wait(WAIT_S)

@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool]) -> None:
         os.sched_yield()
 
 
-def test_what_has_come_is_said_when_it_stops(inbox: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_counts_of_messages_are_logged_at_the_stop(inbox: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "splunk_profiler")
     correlator = make()
     correlator.listen(inbox.fileno(), lambda: None)
@@ -69,7 +69,7 @@ def test_what_came_to_a_socket_that_is_gone_still_counts(inbox: socket.socket, t
         correlator.stop(1.0)
 
 
-def test_what_has_the_number_of_a_socket_that_was_closed_is_neither_read_nor_shut_down(inbox: socket.socket) -> None:
+def test_descriptor_with_the_number_of_our_lost_socket_is_left_alone(inbox: socket.socket) -> None:
     correlator = make()
     send(inbox, b"the application's")
     with pytest.raises(OSError, match="closed meanwhile"):
@@ -86,5 +86,5 @@ def test_a_forked_child_counts_anew(inbox: socket.socket) -> None:
     send(inbox, b"x", struct.pack("=HH", 99, 1))
     until(lambda: correlator.counts()[:4] == (2, 0, 1, 1))
     correlator.stop(1.0)
-    correlator.after_fork()
+    correlator.reset_after_fork()
     assert set(correlator.counts()) == {0}

@@ -55,7 +55,7 @@ def flushed_in_vain(bench: CorrelatorBench, processor: SpanProcessor, *names: st
     assert not processor.force_flush(BRIEFLY_MS)
 
 
-def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_and_loses_nothing(
+def test_flush_with_a_hanging_exporter_fails_in_time_and_loses_nothing(
     held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
@@ -67,7 +67,7 @@ def test_a_flush_with_an_exporter_that_hangs_says_in_time_that_not_all_is_out_an
     assert exporter.names == ["one", "two", "three"]
 
 
-def test_what_a_flush_could_not_bring_out_goes_out_as_soon_as_the_exporter_comes_back(
+def test_spans_a_flush_left_behind_go_out_once_the_exporter_returns(
     held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, exporter, processor = held
@@ -92,7 +92,7 @@ def _signals() -> int:
     return sum(isinstance(found, WakeEvent) for found in gc.get_objects())
 
 
-def test_an_exporter_that_hangs_does_not_keep_a_flush_from_what_other_processors_have_in_their_queues(
+def test_hanging_exporter_does_not_keep_a_flush_from_other_processors(
     held: tuple[CorrelatorBench, Held, SimpleSpanProcessor],
 ) -> None:
     bench, _exporter, processor = held
@@ -128,7 +128,7 @@ class FlushingUnderItsLock(SpanProcessor):
             assert self._bench.provider.force_flush()
 
 
-def test_a_processor_that_flushes_with_its_own_lock_held_does_not_wait_for_a_thread_that_wants_that_lock(
+def test_flush_under_a_processors_own_lock_does_not_deadlock(
     tmp_path: Path,
 ) -> None:
     bench = CorrelatorBench(tmp_path, at_once=True, resource={})

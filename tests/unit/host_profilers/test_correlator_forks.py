@@ -42,7 +42,7 @@ def locking(tmp_path: Any) -> Any:
     bench.end()
 
 
-def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins_before_it_is_over(
+def test_fork_waits_for_exporters_on_our_thread_and_no_export_begins(
     locking: tuple[CorrelatorBench, Locking],
 ) -> None:
     bench, processor = locking
@@ -67,7 +67,7 @@ def test_a_fork_waits_until_no_exporter_is_at_work_on_our_thread_and_none_begins
     assert processor.ended == ["one", "two"]
 
 
-def test_an_exporter_that_hangs_holds_up_one_fork_and_not_those_that_follow(
+def test_hanging_exporter_delays_one_fork_and_no_later_one(
     locking: tuple[CorrelatorBench, Locking],
 ) -> None:
     bench, processor = locking

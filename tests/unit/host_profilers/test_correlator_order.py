@@ -68,7 +68,7 @@ class World:
         return self._now_ns
 
 
-def test_a_message_that_comes_while_others_are_looked_at_is_counted_before_its_transaction_goes(tmp_path: Path) -> None:
+def test_message_that_arrives_during_a_turn_counts_before_its_span_is_sent(tmp_path: Path) -> None:
     world, exporter = World(), Exporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -104,7 +104,7 @@ def test_the_directory_may_have_any_name_that_a_file_can_have(directory: Path) -
             assert received(made) == b"message"
 
 
-def test_a_path_of_as_many_bytes_as_readers_take_works_and_one_more_makes_nothing(directory: Path) -> None:
+def test_longest_path_that_readers_take_works_and_one_byte_more_fails(directory: Path) -> None:
     with inbox(directory) as short:
         spare = MAX_BYTES - len(short.address) - 1
     with inbox(directory / ("d" * spare)) as longest:
@@ -149,7 +149,7 @@ def test_a_file_system_that_is_mounted_read_only_is_named_with_the_reason(direct
                 MessageSocket(str(path))
 
 
-def test_a_file_system_that_was_mounted_full_is_named_with_the_reason_and_works_once_there_is_room(
+def test_full_mounted_file_system_is_named_and_works_once_there_is_room(
     directory: Path,
 ) -> None:
     with mounted(directory, "nr_inodes=2"):
@@ -195,7 +195,7 @@ print(*map(oct, modes))
 
 
 @pytest.mark.parametrize("umask", ["000", "022", "077"])
-def test_nobody_else_may_write_to_it_from_its_first_moment_on(directory: Path, umask: str) -> None:
+def test_other_users_may_not_write_to_it_from_its_first_moment_on(directory: Path, umask: str) -> None:
     command = [sys.executable, "-c", _MODES, str(directory), umask]
     assert subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout.split() == [
         "0o600",
@@ -214,7 +214,7 @@ inbox.close()
 """
 
 
-def test_it_takes_no_number_of_a_standard_stream_that_a_daemon_is_about_to_open_anew(directory: Path) -> None:
+def test_socket_takes_no_number_of_a_closed_standard_stream(directory: Path) -> None:
     command = [sys.executable, "-c", _STREAMS, str(directory)]
     done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "True", "False", "False"]
@@ -227,7 +227,7 @@ def test_its_file_goes_when_it_is_closed_and_closing_it_again_does_nothing(direc
     assert not list(directory.iterdir())
 
 
-def test_it_can_be_closed_when_its_file_or_directory_is_gone_or_may_not_be_changed(directory: Path) -> None:
+def test_close_works_with_file_or_directory_missing_or_read_only(directory: Path) -> None:
     for_file, for_directory = MessageSocket(str(directory)), MessageSocket(str(directory / "inner"))
     Path(for_file.path).unlink()
     for_file.close()
@@ -242,7 +242,7 @@ def test_it_can_be_closed_when_its_file_or_directory_is_gone_or_may_not_be_chang
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
-def test_a_forked_child_that_closes_its_copy_leaves_socket_and_file_to_the_parent(directory: Path) -> None:
+def test_close_in_a_forked_child_leaves_socket_and_file_to_the_parent(directory: Path) -> None:
     with inbox(directory) as made:
         child = os.fork()
         if child == 0:
@@ -256,7 +256,7 @@ def test_a_forked_child_that_closes_its_copy_leaves_socket_and_file_to_the_paren
     assert not list(directory.iterdir())
 
 
-def test_what_processes_that_are_gone_have_left_is_removed_and_nothing_else(directory: Path) -> None:
+def test_only_sockets_of_ended_processes_are_removed(directory: Path) -> None:
     names = [f"splunk-profiler-{number}-0123abcd.sock" for number in range(1, 7)]
     stale, living, file, folder, link, strangers = (directory / name for name in names)
     other = directory / "splunk-profiler-1-0123abcd.sock.old"
@@ -303,7 +303,7 @@ def test_a_socket_that_was_closed_is_made_anew_under_the_same_path(directory: Pa
     assert not list(directory.iterdir())
 
 
-def test_making_it_anew_leaves_the_descriptor_alone_that_has_its_number_now(directory: Path) -> None:
+def test_reopen_leaves_the_new_owner_of_its_descriptor_number_alone(directory: Path) -> None:
     with inbox(directory) as made, (directory / "log").open("w") as file:
         number = made.fileno()
         os.dup2(file.fileno(), number)
@@ -326,7 +326,7 @@ def test_a_socket_that_cannot_be_made_anew_says_why_and_can_be_closed(directory:
     assert [path.name for path in directory.iterdir()] == ["inner"]
 
 
-def test_clearing_the_directory_leaves_its_own_file_while_its_descriptor_is_closed(directory: Path) -> None:
+def test_stale_removal_keeps_its_own_file_while_its_descriptor_is_closed(directory: Path) -> None:
     inbox = MessageSocket(str(directory))
     os.close(inbox.fileno())  # as daemons do
     inbox.remove_stale_sockets()

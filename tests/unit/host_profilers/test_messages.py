@@ -41,7 +41,7 @@ def is_malformed(message: Message) -> bool:
     return isinstance(message, MalformedMessage)
 
 
-def test_a_correlation_message_is_a_transaction_a_stack_and_how_often_it_was_seen() -> None:
+def test_correlation_message_is_a_transaction_a_stack_and_a_count() -> None:
     transaction = int.from_bytes(TRACE_ID + TRANSACTION_ID, "big")
     assert decode(stack_traces(3)) == TraceCorrelation(transaction, STACK_TRACE_ID, 3)
     assert len(stack_traces()) == 46
@@ -78,7 +78,7 @@ def test_the_delay_is_unsigned(delay_ms: int) -> None:
 
 @MINOR_VERSIONS
 @pytest.mark.parametrize("more", [b"", b"\x00", b"new field", bytes(900)])
-def test_messages_of_any_minor_version_are_read_up_to_the_fields_that_are_known(minor: int, more: bytes) -> None:
+def test_messages_of_any_minor_version_are_read_up_to_the_known_fields(minor: int, more: bytes) -> None:
     assert decode(stack_traces(7, minor) + more) == decode(stack_traces(7))
     assert decode(registration(minor=minor) + more) == ProfilerRegistration(100, "host")
 
@@ -101,7 +101,7 @@ def test_a_host_id_may_be_in_any_script_and_have_any_length() -> None:
 @pytest.mark.parametrize(
     ("raw", "shown"), [(b"a\xffb", "a\ufffdb"), ("東".encode()[:2], "\ufffd"), (b"\xed\xa0\x80", "\ufffd" * 3)]
 )
-def test_what_is_not_utf_8_in_a_host_id_is_replaced_so_that_exporters_can_send_it(raw: bytes, shown: str) -> None:
+def test_invalid_utf_8_in_a_host_id_is_replaced_for_exporters(raw: bytes, shown: str) -> None:
     message = decode(registration(1, raw))
     assert message == ProfilerRegistration(1, shown)
     assert shown.encode()
@@ -113,7 +113,7 @@ def test_a_correlation_message_that_is_cut_off_anywhere_is_discarded(length: int
 
 
 @pytest.mark.parametrize("length", range(len(registration())))
-def test_a_registration_that_is_cut_off_anywhere_but_after_the_delay_is_discarded(length: int) -> None:
+def test_registration_cut_off_anywhere_but_after_the_delay_is_discarded(length: int) -> None:
     assert is_malformed(decode(registration()[:length])) == (length != 8)
 
 
@@ -127,7 +127,7 @@ def test_an_empty_datagram_and_half_a_head_are_discarded() -> None:
 
 
 @pytest.mark.parametrize("message_type", [0, 3, 255, 256, 512, 65535])
-def test_types_that_are_not_known_are_told_apart_whatever_is_in_them(message_type: int) -> None:
+def test_unknown_types_are_recognised_whatever_their_content(message_type: int) -> None:
     for rest in (b"", bytes(42), stack_traces(), bytes(1000)):
         assert decode(struct.pack("=HH", message_type, 1) + rest) == UnknownMessage(message_type)
 
@@ -150,14 +150,14 @@ def test_any_bytes_have_the_meaning_that_a_second_decoder_finds(datagram: bytes)
 
 @settings(max_examples=500)
 @given(st.integers(0, 3), st.integers(0, 65535), st.binary(max_size=80))
-def test_any_message_with_a_head_has_the_meaning_that_a_second_decoder_finds(
+def test_any_message_with_a_header_decodes_as_in_a_second_decoder(
     message_type: int, minor: int, payload: bytes
 ) -> None:
     datagram = struct.pack("=HH", message_type, minor) + payload
     assert decoded_fields(decode(datagram)) == expected_fields(datagram)
 
 
-def test_hundreds_of_thousands_of_random_and_damaged_datagrams_are_decoded_right() -> None:
+def test_random_and_damaged_datagrams_decode_as_in_a_second_decoder() -> None:
     kinds: Counter[object] = Counter()
     for datagram in datagrams(_FUZZED, 20261121):
         wanted = expected_fields(datagram)

@@ -22,7 +22,7 @@ def decode(data: bytes) -> tuple[int, list[bytes]]:
     return minor, texts
 
 
-def test_it_is_the_version_and_three_strings_with_their_lengths_and_no_padding() -> None:
+def test_storage_is_the_version_and_three_strings_with_their_lengths() -> None:
     data = encode(Service("shop", ""), b"/tmp/s")
     assert data == b"".join((struct.pack("=HI", 1, 4), b"shop", struct.pack("=II", 0, 6), b"/tmp/s"))
 

@@ -91,9 +91,7 @@ def test_without_messages_there_are_none_after_the_timeout(reading: SocketReader
 
 
 @pytest.mark.parametrize("timeout_s", [3600, 1e9, math.inf])
-def test_a_wake_up_before_anybody_waits_is_kept_for_the_next_one_alone(
-    reading: SocketReaderThread, timeout_s: float
-) -> None:
+def test_a_wake_up_before_a_wait_is_kept_for_the_next_wait_only(reading: SocketReaderThread, timeout_s: float) -> None:
     reading.reader.wake()
     reading.reader.wake()
     assert reading.reader.take(timeout_s) == []
@@ -128,7 +126,7 @@ def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: Sock
     assert seen == [[]]
 
 
-def test_after_a_stop_senders_are_told_and_nothing_waits_any_more(reading: SocketReaderThread) -> None:
+def test_after_a_stop_senders_get_an_error_and_nothing_waits(reading: SocketReaderThread) -> None:
     reading.reader.stop()
     reading.reader.stop()
     reading.start()
@@ -174,7 +172,7 @@ def test_a_full_mailbox_has_senders_wait_and_loses_nothing_that_was_sent(
     assert reading.take_messages(1) == [b"it goes on"]
 
 
-def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(reading: SocketReaderThread) -> None:
+def test_messages_that_are_too_long_fill_the_reader_so_reading_is_bounded(reading: SocketReaderThread) -> None:
     reading.start()
     sent = reading.fill(bytes(MAX_BYTES + 1), 1)
     assert reading.reader.counts() == (1, 1)
@@ -188,7 +186,7 @@ def test_messages_that_are_too_long_fill_it_too_so_that_reading_them_is_bounded(
     assert reading.reader.counts() == (sent + 1, sent)
 
 
-def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(reading: SocketReaderThread) -> None:
+def test_many_senders_and_takers_lose_nothing_and_duplicate_nothing(reading: SocketReaderThread) -> None:
     senders, takers, each = 4, 3, 2000
     seen: list[int] = []
     over = threading.Event()
@@ -218,7 +216,7 @@ def test_many_threads_that_send_and_take_lose_nothing_and_get_nothing_twice(read
     assert sorted(seen) == list(range(senders * each))
 
 
-def test_a_socket_that_somebody_closes_while_it_is_read_ends_the_reading_with_the_next_message(
+def test_socket_closed_during_a_read_ends_reading_with_the_next_message(
     reading: SocketReaderThread,
 ) -> None:
     reading.start()
@@ -237,13 +235,13 @@ def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: Socke
     assert reading.join_reader() is False
 
 
-def test_a_socket_that_somebody_shuts_down_ends_the_reading(reading: SocketReaderThread) -> None:
+def test_a_shutdown_of_the_socket_ends_the_reading(reading: SocketReaderThread) -> None:
     reading.start()
     reading.receiver.shutdown(socket.SHUT_RD)
     assert reading.join_reader() is False
 
 
-def test_a_socket_that_is_closed_while_the_mailbox_is_full_ends_the_reading_once_there_is_room(
+def test_socket_closed_while_the_reader_is_full_ends_reading_with_room(
     reading: SocketReaderThread,
 ) -> None:
     reading.start()
@@ -254,7 +252,7 @@ def test_a_socket_that_is_closed_while_the_mailbox_is_full_ends_the_reading_once
 
 
 @pytest.mark.parametrize("started", ["before", "after"])
-def test_another_socket_under_the_number_keeps_its_messages_and_is_not_shut_down(
+def test_another_socket_under_the_number_keeps_its_messages_and_is_open(
     reading: SocketReaderThread, started: str
 ) -> None:
     theirs, friend = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

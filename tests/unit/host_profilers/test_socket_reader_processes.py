@@ -27,7 +27,7 @@ def reading() -> Iterator[SocketReaderThread]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
-def test_in_a_forked_child_everything_returns_at_once_and_the_parents_goes_on(reading: SocketReaderThread) -> None:
+def test_reader_in_a_forked_child_returns_at_once_and_the_parents_goes_on(reading: SocketReaderThread) -> None:
     reading.start()
     reading.send(b"gathered by the parent")
     while reading.reader.counts() != (1, 0):
@@ -54,7 +54,7 @@ def _answer_of_a_child(reader: SocketReader) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forks_in_the_middle_of_everything_leave_children_that_wait_for_nobody(reading: SocketReaderThread) -> None:
+def test_forks_at_any_moment_leave_children_that_do_not_hang(reading: SocketReaderThread) -> None:
     over = threading.Event()
 
     def flood() -> None:

@@ -126,7 +126,7 @@ def test_a_flush_brings_out_what_waits(bench: DeferralBench, of: str) -> None:
     assert bench.ids("root") == (ID,)
 
 
-def test_a_shutdown_brings_out_what_waits_and_later_spans_meet_the_processor_as_it_is(bench: DeferralBench) -> None:
+def test_shutdown_exports_what_waits_and_later_spans_are_not_deferred(bench: DeferralBench) -> None:
     bench.activate()
     bench.tracer.start_span("root").end()
     bench.provider.shutdown()
@@ -149,7 +149,7 @@ def test_a_flush_does_not_overflow_the_queue_of_a_batch_processor() -> None:
     bench.provider.shutdown()
 
 
-def test_what_is_due_waits_a_little_longer_for_room_in_a_batch_processors_queue() -> None:
+def test_due_spans_wait_a_little_for_room_in_a_batch_processors_queue() -> None:
     bench = DeferralBench()
     exporter = InMemorySpanExporter()
     batch = BatchSpanProcessor(exporter, max_queue_size=4, max_export_batch_size=4, schedule_delay_millis=60_000)
@@ -302,7 +302,7 @@ def test_an_exporter_that_fails_costs_its_own_span_only() -> None:
     bench.deferral.detach(LATER)
 
 
-def test_an_exporter_that_takes_for_ever_loses_what_is_left_at_shutdown_and_it_is_said(
+def test_endless_exporter_at_shutdown_loses_the_rest_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = DeferralBench()

@@ -58,7 +58,7 @@ def test_a_transaction_that_cannot_be_annotated_is_exported_as_it_is(
     assert caplog.text.count("an error in writing on spans what host profilers say") == 1
 
 
-def test_a_span_that_cannot_be_told_its_host_is_exported_as_it_is_and_the_application_sees_no_error(
+def test_span_that_refuses_its_host_id_is_exported_as_it_is(
     viewed: DeferralBench,
 ) -> None:
     viewed.host_id.value = "h1"
@@ -91,7 +91,7 @@ class FlushingAtEachEnd(BatchSpanProcessor):
 
 
 @pytest.mark.parametrize("who", ["our own thread", "a flush", "a shutdown"])
-def test_a_processor_that_flushes_at_each_end_gets_all_that_waits_however_much_that_is(who: str) -> None:
+def test_processor_that_flushes_at_each_end_gets_all_that_waits(who: str) -> None:
     bench = DeferralBench(size=2_000)
     bench.add(FlushingAtEachEnd(bench.exporter))
     bench.activate()
@@ -137,7 +137,7 @@ def test_a_slow_exporter_does_not_keep_our_thread_from_its_messages() -> None:
     assert len(bench.names) == 20
 
 
-def test_where_our_thread_cannot_keep_up_who_ends_a_transaction_hands_on_one_that_is_overdue() -> None:
+def test_overdue_transactions_are_forwarded_by_threads_that_end_others() -> None:
     bench = slow_bench()
     assert bench.names == []
     assert not bench.forwarder.forward(bench.now_ns + 2_000_000_000)
@@ -162,7 +162,7 @@ class Lasting(SpanExporter):
         return self._to.export(spans)
 
 
-def test_what_has_been_shut_down_is_kept_by_nobody() -> None:
+def test_processors_are_released_after_their_shutdown() -> None:
     bench = DeferralBench()
     bench.activate()
     gone: list[weakref.ref[Any]] = []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 
-from splunk_profiler.host_profilers.transactions import MAX_STACK_IDS, Transaction, Transactions
+from splunk_profiler.host_profilers.transactions import MAX_STACK_IDS, Transaction, TransactionBuffer
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 EXPORTER, SECOND = "exporter", "second exporter"
 
 
-def ended(transactions: Transactions, key: int, span: str, now_ns: int = 10) -> Transaction:
+def ended(transactions: TransactionBuffer, key: int, span: str, now_ns: int = 10) -> Transaction:
     transactions.begin(key)
     return transactions.defer(key, EXPORTER, span, now_ns)
 
 
 def test_samples_that_come_before_and_after_the_end_are_counted_together() -> None:
-    transactions = Transactions(10)
+    transactions = TransactionBuffer(10)
     transactions.begin(7)
     transactions.count(7, ONE, 2)
     transactions.defer(7, EXPORTER, "span", 10)
@@ -28,8 +28,8 @@ def test_samples_that_come_before_and_after_the_end_are_counted_together() -> No
     assert (transactions.matched, transactions.unmatched) == (4, 0)
 
 
-def test_transactions_come_in_the_order_of_their_ends_and_not_before_their_time() -> None:
-    transactions = Transactions(10)
+def test_transactions_come_in_the_order_of_their_ends_and_not_early() -> None:
+    transactions = TransactionBuffer(10)
     for key in (3, 1, 2):
         ended(transactions, key, str(key), now_ns=10 * key if key != 3 else 5)
     assert [one.key for one in transactions.due(10)] == [3, 1]
@@ -40,15 +40,15 @@ def test_transactions_come_in_the_order_of_their_ends_and_not_before_their_time(
 
 
 def test_no_more_are_taken_than_there_is_room_for() -> None:
-    transactions = Transactions(10)
+    transactions = TransactionBuffer(10)
     for key in (1, 2, 3):
         ended(transactions, key, str(key))
     assert [one.key for one in transactions.due(10, 2)] == [1, 2]
     assert len(transactions) == 1
 
 
-def test_samples_after_the_transaction_was_forwarded_belong_to_nobody() -> None:
-    transactions = Transactions(10)
+def test_samples_after_the_transaction_was_forwarded_are_unmatched() -> None:
+    transactions = TransactionBuffer(10)
     ended(transactions, 1, "span")
     (transaction,) = transactions.due(10)
     transactions.count(1, ONE, 5)
@@ -56,8 +56,8 @@ def test_samples_after_the_transaction_was_forwarded_belong_to_nobody() -> None:
     assert (transactions.matched, transactions.unmatched) == (0, 5)
 
 
-def test_samples_that_came_before_anybody_knew_of_the_transaction_are_found_at_its_end() -> None:
-    transactions = Transactions(10)
+def test_samples_from_before_a_transaction_was_known_are_found_at_its_end() -> None:
+    transactions = TransactionBuffer(10)
     transactions.count(1, ONE, 5)
     assert transactions.unmatched == 5
     transactions.defer(1, EXPORTER, "span", 10)  # it began before the first message
@@ -67,7 +67,7 @@ def test_samples_that_came_before_anybody_knew_of_the_transaction_are_found_at_i
 
 
 def test_all_exporters_of_a_transaction_are_given_their_span_at_once() -> None:
-    transactions = Transactions(10)
+    transactions = TransactionBuffer(10)
     transactions.begin(1)
     transactions.defer(1, EXPORTER, "span", 10)
     transactions.defer(1, SECOND, "span", 11)
@@ -76,8 +76,8 @@ def test_all_exporters_of_a_transaction_are_given_their_span_at_once() -> None:
     assert sorted(transaction.take()) == [(EXPORTER, "span"), (SECOND, "span")]
 
 
-def test_an_exporter_that_is_told_too_late_is_left_to_its_caller() -> None:
-    transactions = Transactions(10)
+def test_a_span_deferred_after_its_transaction_starts_another_one() -> None:
+    transactions = TransactionBuffer(10)
     transactions.begin(1)
     transaction = transactions.defer(1, EXPORTER, "span", 10)
     assert not transaction.is_closed
@@ -88,7 +88,7 @@ def test_an_exporter_that_is_told_too_late_is_left_to_its_caller() -> None:
 
 
 def test_a_full_queue_refuses_and_gives_what_is_known_to_every_exporter() -> None:
-    transactions = Transactions(1)
+    transactions = TransactionBuffer(1)
     ended(transactions, 1, "waits")
     transactions.begin(2)
     transactions.count(2, ONE, 3)
@@ -101,8 +101,8 @@ def test_a_full_queue_refuses_and_gives_what_is_known_to_every_exporter() -> Non
     assert len(transactions) == 1
 
 
-def test_the_number_of_ids_of_one_transaction_is_bounded_and_the_rest_is_counted() -> None:
-    transactions = Transactions(10)
+def test_ids_of_one_transaction_are_bounded_and_the_surplus_is_counted() -> None:
+    transactions = TransactionBuffer(10)
     transactions.begin(1)
     for _ in range(3):
         transactions.count(1, ONE, 65_535)
@@ -115,7 +115,7 @@ def test_the_number_of_ids_of_one_transaction_is_bounded_and_the_rest_is_counted
 
 
 def test_spans_that_never_end_and_samples_of_strangers_do_not_pile_up() -> None:
-    transactions = Transactions(10)
+    transactions = TransactionBuffer(10)
     for key in range(200_000):
         transactions.begin(key)
         transactions.count(1_000_000 + key, ONE, 1)
@@ -123,14 +123,14 @@ def test_spans_that_never_end_and_samples_of_strangers_do_not_pile_up() -> None:
     assert transactions.unmatched >= 200_000
 
 
-def _is_known(transactions: Transactions, key: int) -> bool:
+def _is_known(transactions: TransactionBuffer, key: int) -> bool:
     before = transactions.matched
     transactions.count(key, ONE, 1)
     return transactions.matched > before
 
 
-def test_spans_end_on_many_threads_while_others_are_forwarded_and_none_is_lost_or_doubled() -> None:
-    transactions = Transactions(1_000_000)
+def test_spans_ended_on_many_threads_are_forwarded_once() -> None:
+    transactions = TransactionBuffer(1_000_000)
     threads, each = 6, 20_000
     left = [threads]
     got: list[str] = []

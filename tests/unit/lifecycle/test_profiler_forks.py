@@ -13,12 +13,12 @@ pytest.importorskip("splunk_profiler._context")
 from splunk_profiler.config import Config, from_config
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.host_profilers.correlator import Correlator
-from splunk_profiler.host_profilers.publisher import Publisher
+from splunk_profiler.host_profilers.publisher import ProcessPublisher
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.otel.runtime_id import RuntimeId
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
-_HOLDING_ORDER: list[type] = [LazySink, BatchExporter, Publisher, Correlator]
+_HOLDING_ORDER: list[type] = [LazySink, BatchExporter, ProcessPublisher, Correlator]
 
 
 @pytest.fixture
@@ -70,4 +70,4 @@ def test_a_failed_release_does_not_keep_the_others(profiler: Profiler, monkeypat
         patch.setattr(Correlator, "release_after_fork", fail)
         with pytest.raises(ValueError, match="released"):
             profiler.release_after_fork()
-    assert released == [BatchExporter, LazySink]
+    assert released == [ProcessPublisher, BatchExporter, LazySink]

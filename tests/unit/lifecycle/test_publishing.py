@@ -42,7 +42,7 @@ def directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_the_first_span_of_a_provider_makes_the_process_visible_as_its_service(directory: Path) -> None:
+def test_first_span_of_a_provider_makes_the_process_visible_as_its_service(directory: Path) -> None:
     tracer = provider("shop", **{"deployment.environment.name": "test"}).get_tracer("t")
     with publishing(directory) as life:
         assert read_storage() is None
@@ -64,7 +64,7 @@ def test_a_service_that_the_environment_names_is_visible_before_any_span(directo
         assert (seen.name, seen.environment) == ("early", "old style")
 
 
-def test_what_a_provider_says_replaces_what_the_environment_said_and_the_socket_stays(directory: Path) -> None:
+def test_a_provider_replaces_the_environments_service_and_keeps_the_socket(directory: Path) -> None:
     with publishing(directory, {"service.name": "early"}) as life:
         before = read_storage()
         with provider("late").get_tracer("t").start_as_current_span("first"):
@@ -87,7 +87,7 @@ def test_a_provider_that_comes_later_does_not_rename_the_service(directory: Path
             assert seen.name == "shop"
 
 
-def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after_the_fork(directory: Path) -> None:
+def test_first_span_during_a_fork_makes_the_process_visible_after_the_fork(directory: Path) -> None:
     tracer = provider("shop").get_tracer("t")
 
     def first_span() -> None:
@@ -95,12 +95,14 @@ def test_a_first_span_that_starts_while_the_process_forks_makes_it_visible_after
             pass
 
     with publishing(directory) as life:
-        life.hold_for_fork(60)
+        for participant in (life.publisher, life.correlator):
+            participant.hold_for_fork(60)
         thread = threading.Thread(target=first_span)
         thread.start()
         thread.join()
         meanwhile = read_storage()
-        life.release_after_fork()
+        for participant in (life.publisher, life.correlator):
+            participant.release_after_fork()
         life.run_pending_work()
         after = read_storage()
         assert meanwhile is None
@@ -120,7 +122,7 @@ def test_a_descriptor_that_is_the_applications_by_now_is_left_open(directory: Pa
     assert [path.name for path in directory.iterdir()] == ["log"]
 
 
-def test_a_service_without_a_name_is_not_told_and_the_log_says_so_once(
+def test_a_service_without_a_name_is_not_published_and_logged_once(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with publishing(directory) as life:
@@ -154,7 +156,7 @@ def test_the_socket_takes_datagrams_without_a_reader(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 80, "file/directory"])
-def test_a_socket_that_cannot_be_made_is_one_line_that_names_the_setting_and_labels_go_on(
+def test_socket_that_cannot_be_made_is_one_warning_and_labels_go_on(
     directory: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     (directory / "file").touch()
@@ -167,7 +169,7 @@ def test_a_socket_that_cannot_be_made_is_one_line_that_names_the_setting_and_lab
     assert name in line
 
 
-def test_sockets_of_processes_that_are_gone_are_cleared_away_and_others_left(directory: Path) -> None:
+def test_sockets_of_ended_processes_are_removed_and_others_left(directory: Path) -> None:
     stale = directory / "splunk-profiler-1-0123abcd.sock"
     living = directory / "splunk-profiler-2-0123abcd.sock"
     other = directory / "other.sock"
@@ -198,7 +200,7 @@ def test_children_and_grandchildren_have_the_root_of_their_service(directory: Pa
             assert published_ids() == ids_of(another)
 
 
-def test_a_span_whose_parent_is_in_another_process_is_a_root_and_a_remote_span_is_none(directory: Path) -> None:
+def test_span_with_a_remote_parent_is_a_root_and_a_remote_span_is_none(directory: Path) -> None:
     remote = trace.NonRecordingSpan(trace.SpanContext(5, 6, is_remote=True))
     tracer = provider().get_tracer("t")
     with publishing(directory), trace.use_span(remote):
@@ -227,7 +229,7 @@ def test_a_span_that_starts_on_another_thread_has_the_root_of_its_parent(directo
         assert ids == ids_of(span, root)
 
 
-def test_spans_older_than_the_publishing_have_a_root_as_far_as_their_parent(directory: Path) -> None:
+def test_spans_older_than_publishing_have_a_root_as_far_as_their_parent(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     with (
         tracer.start_as_current_span("root") as root,
@@ -268,7 +270,7 @@ def test_spans_that_are_not_sampled_share_the_root_of_their_trace(directory: Pat
                     assert published_ids() == ids_of(inner, root)
 
 
-def test_spans_of_a_provider_that_calls_its_processors_on_other_threads_have_their_roots(directory: Path) -> None:
+def test_spans_with_processors_on_other_threads_have_their_roots(directory: Path) -> None:
     concurrent = ConcurrentMultiSpanProcessor(2)
     concurrent.add_span_processor(SpanProcessor())
     tracer = TracerProvider(active_span_processor=concurrent, shutdown_on_exit=False).get_tracer("t")
@@ -327,10 +329,10 @@ def test_each_abi_can_be_published_alone(directory: Path) -> None:
         assert read_storage() is not None
 
 
-def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_order(directory: Path) -> None:
+def test_context_tracker_and_publishing_work_together_in_any_order(directory: Path) -> None:
     tracer = provider().get_tracer("t")
     here = threading.get_ident()
-    tracker = ContextTracker(spans.runtime_context(), lambda: None)
+    tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
     for tracker_first in (True, False):
         if tracker_first:
             tracker.install()
@@ -338,13 +340,13 @@ def test_the_portable_walkers_shadow_and_publishing_stand_each_other_in_any_orde
             tracker.install()
             with tracer.start_as_current_span("one") as span:
                 assert published_ids() == ids_of(span)
-                assert trace.get_current_span(tracker.context_of(here)) is span
+                assert trace.get_current_span(tracker.value_of(here)) is span
             assert published_ids() is None
             if not tracker_first:
                 tracker.remove()
         tracker.remove()
         with tracer.start_as_current_span("after"):
-            assert tracker.context_of(here) is None
+            assert tracker.value_of(here) is None
 
 
 def test_who_decorates_over_us_keeps_working_when_we_go(directory: Path) -> None:

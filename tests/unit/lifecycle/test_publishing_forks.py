@@ -26,13 +26,15 @@ def test_transactions_wait_from_the_first_one_of_a_forked_child_on(monkeypatch: 
     with TemporaryDirectory(prefix="s") as directory, publishing(Path(directory)) as life:
         with tracer.start_as_current_span("first"):
             life.run_pending_work()
-        life.hold_for_fork(60)
+        for participant in (life.publisher, life.correlator):
+            participant.hold_for_fork(60)
         child = os.fork()
         if child == 0:
             monkeypatch.setattr(PeriodicWorker, "start", lambda _: None)  # its thread comes later
-            life.after_fork()
+            life.reset_after_fork()
             before = len(exporter.get_finished_spans())
             tracer.start_span("of the child", Context()).end()
             os._exit(len(exporter.get_finished_spans()) - before)
-        life.release_after_fork()
+        for participant in (life.publisher, life.correlator):
+            participant.release_after_fork()
         assert os.waitpid(child, 0)[1] == 0, "it was exported before a host profiler could say something of it"

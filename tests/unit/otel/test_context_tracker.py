@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import opentelemetry.context as otel_context
@@ -18,7 +24,7 @@ HERE = threading.get_ident()
 
 @pytest.fixture
 def tracker() -> Iterator[ContextTracker]:
-    tracker = ContextTracker(spans.runtime_context(), lambda: None)
+    tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
     tracker.install()
     yield tracker
     tracker.remove()
@@ -29,7 +35,7 @@ def _context(name: str) -> otel_context.Context:
 
 
 def _name(tracker: ContextTracker) -> Any:
-    context = tracker.context_of(HERE)
+    context = tracker.value_of(HERE)
     return None if context is None else context["name"]
 
 
@@ -60,6 +66,85 @@ def test_two_tasks_that_overlap_leave_nothing_behind(tracker: ContextTracker) ->
     assert _name(tracker) is None
 
 
+def test_a_task_that_waits_leaves_its_context_to_no_other_task(tracker: ContextTracker) -> None:
+    found: dict[str, Any] = {}
+
+    async def hold_context(attached: asyncio.Event, over: asyncio.Event) -> None:
+        token = otel_context.attach(_context("held"))
+        attached.set()
+        await over.wait()
+        found["holder"] = _name(tracker)
+        otel_context.detach(token)
+
+    async def main() -> None:
+        attached, over = asyncio.Event(), asyncio.Event()
+        holder = asyncio.create_task(hold_context(attached, over))
+        await attached.wait()
+        found["other"] = _name(tracker)
+        over.set()
+        await holder
+
+    asyncio.run(main())
+    assert found == {"other": None, "holder": "held"}
+    assert _name(tracker) is None
+
+
+def test_tasks_that_wait_in_nested_contexts_keep_their_outer_one(tracker: ContextTracker) -> None:
+    found = []
+
+    async def nest(number: int) -> None:
+        outer = otel_context.attach(_context(f"outer {number}"))
+        await asyncio.sleep(0)
+        inner = otel_context.attach(_context("inner"))
+        await asyncio.sleep(0)
+        otel_context.detach(inner)
+        found.append(_name(tracker))
+        otel_context.detach(outer)
+
+    async def main() -> None:
+        await asyncio.gather(*map(nest, range(300)))
+
+    asyncio.run(main())
+    assert found == [f"outer {number}" for number in range(300)]
+
+
+def test_a_context_in_trio_is_missing_rather_than_wrong(
+    tracker: ContextTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = otel_context.attach(_context("outer"))
+    monkeypatch.setitem(sys.modules, "trio", SimpleNamespace(lowlevel=SimpleNamespace(in_trio_run=lambda: True)))
+    inner = otel_context.attach(_context("inner"))
+    assert _name(tracker) is None
+    otel_context.detach(inner)
+    monkeypatch.delitem(sys.modules, "trio")
+    otel_context.detach(outer)
+    assert _name(tracker) is None
+
+
+def test_an_attach_looks_at_the_own_value_only(tracker: ContextTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    monkeypatch.setattr(tracker, "value_of", looked_at.append)
+    otel_context.detach(otel_context.attach(_context("own")))
+    assert not looked_at
+
+
+def test_an_error_of_the_tracker_does_not_reach_the_application(
+    tracker: ContextTracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> bool:
+        raise ValueError("ours")
+
+    monkeypatch.setitem(sys.modules, "trio", SimpleNamespace(lowlevel=SimpleNamespace(in_trio_run=fail)))
+    with caplog.at_level(logging.WARNING):
+        token = otel_context.attach(_context("attached"))
+        assert otel_context.get_value("name") == "attached"
+        otel_context.detach(token)
+        tracker.set_value(None)
+    assert otel_context.get_value("name") is None
+    (logged,) = caplog.messages
+    assert "an error in recording a context was caught" in logged
+
+
 def test_a_worker_that_ran_in_a_copied_context_does_not_keep_it(tracker: ContextTracker) -> None:
     request = contextvars.Context()
     request.run(otel_context.attach, _context("request"))
@@ -88,4 +173,62 @@ def test_contexts_that_are_never_detached_do_not_fill_memory(tracker: ContextTra
     thread.start()
     ident = thread.ident or 0
     thread.join()
-    assert tracker.context_of(ident) is None
+    assert tracker.value_of(ident) is None
+
+
+_GREENLETS = """
+import sys
+from importlib import import_module
+from opentelemetry import context as otel_context
+if sys.argv[1] == "patched first":
+    import_module("gevent.monkey").patch_all()
+from splunk_profiler.otel import spans
+from splunk_profiler.otel.context_tracker import ContextTracker
+tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
+tracker.install()
+import_module("gevent.monkey").patch_all()
+import gevent
+
+here = gevent.monkey.get_original("_thread", "get_ident")()
+
+def check(expected):
+    context = tracker.value_of(here)
+    assert (None if context is None else context["name"]) == expected, (context, expected)
+
+def hold(name):
+    token = otel_context.attach(otel_context.set_value("name", name))
+    for _ in range(3):
+        check(name)
+        gevent.sleep(0)
+    otel_context.detach(token)
+    check(None)
+
+def nest(number):
+    outer = otel_context.attach(otel_context.set_value("name", number))
+    gevent.sleep(0)
+    inner = otel_context.attach(otel_context.set_value("name", "inner"))
+    gevent.sleep(0)
+    check("inner")
+    otel_context.detach(inner)
+    check(number)
+    otel_context.detach(outer)
+
+def have_none():
+    for _ in range(5):
+        check(None)
+        gevent.sleep(0)
+
+gevent.joinall([gevent.spawn(hold, "first"), gevent.spawn(hold, "second"), gevent.spawn(have_none)], raise_error=True)
+gevent.joinall([gevent.spawn(nest, number) for number in range(300)], raise_error=True)
+ended = gevent.spawn(otel_context.attach, otel_context.set_value("name", "ended"))
+ended.join()
+check(None)
+"""
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
+@pytest.mark.parametrize("order", ["patched first", "tracked first"])
+def test_a_greenlet_has_its_own_context_and_not_that_of_one_that_waits(order: str) -> None:
+    command = [sys.executable, "-c", _GREENLETS, order]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -78,7 +78,7 @@ def test_the_name_is_that_of_the_moment_and_after_the_end_the_last_one(spans: Sp
     assert spans.ref(child).endpoint == spans.roots.endpoint(id_of(root)) == "GET /cart/{id}"
 
 
-def test_a_trace_that_has_come_in_twice_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
+def test_trace_that_came_in_twice_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
     first, second = spans.from_outside("first", 1), spans.from_outside("second", 2)
     first.end()
     children = [spans.start("child", first), spans.start("child", second)]
@@ -121,7 +121,7 @@ def test_no_span_no_answer(spans: Spans) -> None:
 
 
 @pytest.mark.parametrize("is_publishing", [False, True])
-def test_a_root_is_known_as_long_as_it_lives_however_many_others_come_and_go(spans: Spans, is_publishing: bool) -> None:
+def test_root_is_known_while_it_lives_however_many_others_come_and_go(spans: Spans, is_publishing: bool) -> None:
     root = spans.start("slow")
     child = spans.start("query", root)
     if is_publishing:
@@ -131,7 +131,7 @@ def test_a_root_is_known_as_long_as_it_lives_however_many_others_come_and_go(spa
     assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "slow")
 
 
-def test_a_root_that_is_sampled_after_its_end_takes_no_place_among_the_living(spans: Spans) -> None:
+def test_root_sampled_after_its_end_takes_no_place_of_a_living_one(spans: Spans) -> None:
     root, living = spans.start("gone"), spans.start("living")
     root.end()
     for _ in range(5000):

@@ -40,7 +40,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return dict(span.resource.attributes)
 
 
-def test_spans_of_tracers_made_before_and_after_carry_the_id_and_nothing_else_changes() -> None:
+def test_spans_of_old_and_new_tracers_carry_the_id_and_are_else_unchanged() -> None:
     service, identity = Service(), RuntimeId.new()
     ResourceTagger(identity, on_spans=True).attach(service.provider)
     assert UUID(identity.value).version == 4
@@ -117,7 +117,7 @@ def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> 
     assert attributes(late.start_span("work"))[RUNTIME_ID] == identity.value
 
 
-def test_a_provider_that_takes_the_place_of_another_carries_the_id_and_the_other_does_not() -> None:
+def test_provider_that_replaces_another_carries_the_id_and_the_other_not() -> None:
     first, second, identity = Service(), Service(), RuntimeId.new()
     identified = ResourceTagger(identity, on_spans=True)
     identified.attach(first.provider)
@@ -146,7 +146,7 @@ def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("sdk_first", [True, False])
-def test_in_a_forked_child_it_is_the_same_whether_the_sdk_renews_its_resource_before_or_after(sdk_first: bool) -> None:
+def test_id_of_a_forked_child_is_independent_of_the_sdks_renewal_order(sdk_first: bool) -> None:
     service, parent = Service(), RuntimeId.new()
     ResourceTagger(parent, on_spans=True).attach(service.provider)
     child = parent.new_for_child()
@@ -177,7 +177,7 @@ def test_spans_of_an_older_sdk_carry_it_as_well_and_no_more_after_the_stop() -> 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn of forks with threads
-def test_with_an_older_sdk_a_forked_child_carries_its_own_id_and_nobodys_after_the_stop() -> None:
+def test_forked_child_with_an_older_sdk_carries_its_own_id_until_the_stop() -> None:
     service, identity = Service(), RuntimeId.new()
     service.forget_tracers()
     ResourceTagger(identity, on_spans=True).attach(service.provider)

@@ -146,7 +146,7 @@ def test_traces_that_are_not_sampled_are_not_selected(all_of_them: Bench) -> Non
     assert all_of_them.traces == set()
 
 
-def test_no_more_than_a_hundred_entries_are_profiled_at_once_and_the_others_are_counted(
+def test_at_most_100_entries_are_profiled_at_once_and_the_others_counted(
     all_of_them: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans = [all_of_them.start() for _ in range(MAX_ENTRIES + 20)]
@@ -171,7 +171,7 @@ def test_entries_that_never_end_make_room_after_ten_minutes(all_of_them: Bench) 
     assert all_of_them.traces == {late.get_span_context().trace_id}
 
 
-def test_spans_of_before_the_end_of_profiling_concern_nobody_after_it(all_of_them: Bench) -> None:
+def test_spans_from_before_the_end_of_profiling_have_no_effect_after_it(all_of_them: Bench) -> None:
     span = all_of_them.start()
     all_of_them.trace_selector.end()
     assert all_of_them.traces == set()
@@ -277,6 +277,6 @@ gevent.spawn(serve).get()
 
 
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
-def test_where_idents_are_those_of_greenlets_an_entry_begins_on_the_real_thread() -> None:
+def test_entry_with_a_greenlet_ident_begins_on_the_real_thread() -> None:
     done = subprocess.run([sys.executable, "-c", _GREENLETS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -89,7 +89,7 @@ def test_a_call_waits_for_one_of_another_thread(calls: CallQueue) -> None:
     assert sorted(done) == [0] * 50 + [1] * 50 + [2] * 50 + [3] * 50
 
 
-def test_calls_that_come_without_end_do_not_keep_the_thread_that_asked_first(calls: CallQueue) -> None:
+def test_endless_calls_do_not_hold_the_thread_that_asked_first(calls: CallQueue) -> None:
     here, ran_on = threading.get_ident(), [0]
     elsewhere = WakeEvent()
 

@@ -108,9 +108,9 @@ def _run(code: str) -> str:
     return done.stdout
 
 
-def test_a_worker_is_a_real_thread_where_gevent_has_patched_threading_before() -> None:
+def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
     assert _run(f"BEFORE = True\n{GEVENT}") == "ok\n"
 
 
-def test_a_worker_is_a_real_thread_where_gevent_patches_threading_afterwards() -> None:
+def test_worker_is_a_real_thread_if_gevent_patches_threading_afterwards() -> None:
     assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"

@@ -86,7 +86,7 @@ def test_a_new_thread_begins_as_contextvars_do() -> None:
     assert seen == [{"route": "/"} if inherited else {}]
 
 
-def test_functions_and_coroutines_can_be_decorated_and_generators_are_refused() -> None:
+def test_functions_and_coroutines_are_decorated_and_generators_refused() -> None:
     @labels(route="/")
     def plain(value: int) -> tuple[int, dict[str, str]]:
         return value, in_force()
@@ -122,7 +122,7 @@ def collect(pairs: dict[str, str]) -> tuple[dict[bytes, bytes], list[str]]:
     return dict(encode(pairs, lambda kind, _text: kinds.append(kind))), kinds
 
 
-def test_what_fits_is_published_as_it_is_and_nothing_is_said() -> None:
+def test_what_fits_is_published_as_it_is_and_nothing_is_logged() -> None:
     assert collect({"route": "/checkout", "empty": ""}) == ({b"route": b"/checkout", b"empty": b""}, [])
 
 
@@ -161,7 +161,7 @@ def test_whatever_is_given_the_result_is_within_the_limits(pairs: dict[str, str]
         value.decode()
 
 
-def test_each_kind_of_cut_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_cut_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     outlet = LabelPublisher()
     for _ in range(3):
         outlet.warn_once("long", "the value is cut")
@@ -171,7 +171,7 @@ def test_each_kind_of_cut_is_said_once(caplog: pytest.LogCaptureFixture) -> None
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_an_open_outlet_is_told_of_every_change_and_sets_are_encoded_once() -> None:
+def test_an_open_publisher_gets_every_change_and_encodes_sets_once() -> None:
     made: list[Any] = []
     seen: list[Any] = []
 

@@ -20,7 +20,8 @@ from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
-from splunk_profiler.user_labels.labels import CURRENT_LABELS
+from splunk_profiler.system.context_values import ContextValues
+from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
 from splunk_profiler.user_labels.sample_labels import (
     MAX_LABELS,
     MAX_NAME_CHARACTERS,
@@ -30,7 +31,6 @@ from splunk_profiler.user_labels.sample_labels import (
     bound_labels,
     encode_for_samples,
 )
-from splunk_profiler.user_labels.tracker import LabelTracker
 
 HERE = threading.get_ident
 
@@ -40,15 +40,15 @@ class Watcher:
 
     def __init__(self, choice: WalkerChoice) -> None:
         self.reads_the_interpreter = choice.name == "native"  # and sees labels without a listener
-        self.tracker = LabelTracker()
-        contexts = ContextTracker(spans.runtime_context(), lambda: None)
+        self.tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
+        contexts = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
         self._ticker = make_ticker(
             choice,
             spans.context_variable(),
-            contexts.context_of,
+            contexts.value_of,
             100,
             labels_var=CURRENT_LABELS,
-            labels_of=self.tracker.labels_of,
+            labels_of=self.tracker.value_of,
         )
         self._capture = SnapshotBuilder(
             spans.span_ref, make_idle_tracker(native=choice.name == "native"), 1, labels_of=encode_for_samples
@@ -73,9 +73,9 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
         pytest.skip(f"no native walker: {choice.reason}")
     watcher = Watcher(choice)
     if request.param == "portable":
-        watcher.tracker.install()
+        LABEL_PUBLISHER.set_listener(watcher.tracker.set_value)
     yield watcher
-    watcher.tracker.remove()
+    LABEL_PUBLISHER.set_listener(None)
 
 
 def shown(**pairs: object) -> dict[str, str]:
@@ -160,22 +160,22 @@ def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Wat
 
 
 def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
-    tracker = LabelTracker()
-    tracker.install()
+    tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
+    LABEL_PUBLISHER.set_listener(tracker.set_value)
     try:
         idents: list[int] = []
 
         def leave_them() -> None:
             labels(route="/").__enter__()  # never left, on purpose
             idents.append(HERE())
-            assert tracker.labels_of(HERE()) is not None
+            assert tracker.value_of(HERE()) is not None
 
         thread = threading.Thread(target=leave_them)
         thread.start()
         thread.join()
-        assert tracker.labels_of(idents[0]) is None
+        assert tracker.value_of(idents[0]) is None
     finally:
-        tracker.remove()
+        LABEL_PUBLISHER.set_listener(None)
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), *(prefix + "name" for prefix in RESERVED_PREFIXES)])
@@ -183,7 +183,7 @@ def test_a_label_with_a_name_of_the_profilers_own_is_sent_under_another(name: st
     assert shown(**{name: "mine", "route": "/"}) == {f"user.{name}": "mine", "route": "/"}
 
 
-def test_no_label_gets_a_name_of_the_profilers_own_on_its_way_to_a_datadog_agent() -> None:
+def test_names_of_profiler_labels_for_datadog_are_reserved() -> None:
     own = [(name, "00f067aa0ba902b7") for name in sorted(RESERVED_NAMES)]
     sent = translate_profile(replace(small_profile(), aggregates=(Aggregate(Stack((), False), tuple(own), 1, 1, 1),)))
     assert {name for name, _ in sent.aggregates[0].labels} <= RESERVED_NAMES
@@ -197,7 +197,7 @@ def test_equal_labels_are_equal_however_they_came_about() -> None:
     assert encode_for_samples(None) == ()
 
 
-def test_what_is_beyond_the_limits_is_cut_off_and_said() -> None:
+def test_what_is_beyond_the_limits_is_cut_off_and_logged() -> None:
     said: list[str] = []
 
     def say(kind: str, sentence: str) -> None:

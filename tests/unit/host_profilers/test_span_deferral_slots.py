@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
-from splunk_profiler.otel.providers import WeakIdentitySet
+from splunk_profiler.otel.span_processors import WeakIdentitySet
 
 
 class Slotted:
@@ -64,7 +64,7 @@ class Unequal(Referable):
 
 @pytest.mark.parametrize("kind", [Slotted, Referable, Unequal])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_transactions_of_a_provider_with_a_set_of_its_own_kind_are_deferred(
+def test_transactions_of_a_provider_with_a_custom_processor_are_deferred(
     tmp_path: Any, kind: type[Slotted], *, at_once: bool
 ) -> None:
     bench = CorrelatorBench(tmp_path, at_once=at_once, resource={})

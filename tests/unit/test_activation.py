@@ -42,7 +42,7 @@ def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "false", " FALSE ", "auto"])
-def test_publishing_to_host_profilers_is_off_with_the_profiler_unless_it_is_asked_for(value: str) -> None:
+def test_publishing_is_off_with_the_profiler_unless_it_is_asked_for(value: str) -> None:
     code = (
         "import sys, splunk_profiler as p\nassert p.start() is False\n"
         "assert 'splunk_profiler.config' not in sys.modules\n"
@@ -53,7 +53,7 @@ def test_publishing_to_host_profilers_is_off_with_the_profiler_unless_it_is_aske
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
 @pytest.mark.parametrize("name", PUBLISHING)
-def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_the_sdk(name: str) -> None:
+def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: str) -> None:
     code = (
         "import sys, threading, splunk_profiler as p\nassert p.start() and p.start()\n"
         "names = {t.name for t in threading.enumerate()} - {'MainThread'}\n"
@@ -68,7 +68,7 @@ def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_the_sdk(na
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_without_the_extension_publishing_is_off_and_said_where_it_was_asked_for(asked: bool) -> None:
+def test_publishing_without_the_extension_is_off_and_logged_if_asked_for(asked: bool) -> None:
     code = (
         "import sys; sys.modules['splunk_profiler._context'] = None\n"
         f"import splunk_profiler as p\nassert p.start() is {not asked}\np.stop()\n"
@@ -79,7 +79,7 @@ def test_without_the_extension_publishing_is_off_and_said_where_it_was_asked_for
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
-def test_opentelemetrys_own_switch_and_another_kind_of_context_keep_publishing_off() -> None:
+def test_sdk_disabled_or_another_kind_of_context_keeps_publishing_off() -> None:
     said = _run(
         "import splunk_profiler as p\nassert not p.start()\n", OTEL_SDK_DISABLED="true", **{PUBLISHING[1]: "true"}
     )
@@ -140,7 +140,7 @@ def test_an_explicit_false_wins_over_code_and_snapshot_profiles(value: str) -> N
     assert "SPLUNK_PROFILER_ENABLED=false: the profiler stays off" in said
 
 
-def test_a_second_start_with_other_settings_keeps_the_first_and_says_so_once() -> None:
+def test_second_start_with_other_settings_keeps_the_first_and_warns_once() -> None:
     code = (
         "import splunk_profiler as p\nassert not p.start(p.Config(enabled=False, max_stack_depth=9))\n"
         "assert not p.start(p.Config(enabled=True, max_stack_depth=9))\n"
@@ -165,7 +165,7 @@ def test_opentelemetrys_own_switch_goes_before_ours_and_says_so() -> None:
     assert said.count("OTEL_SDK_DISABLED=true") == 1
 
 
-def test_a_wrong_value_is_said_once_and_the_application_runs_on() -> None:
+def test_a_wrong_value_is_logged_once_and_the_application_continues() -> None:
     code = "import splunk_profiler as p\nprint(p.start(), p.start())\n"
     said = _run(code, SPLUNK_PROFILER_ENABLED="maybe", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
     assert "False False" in said
@@ -173,7 +173,7 @@ def test_a_wrong_value_is_said_once_and_the_application_runs_on() -> None:
     assert said.count("SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'") == 1
 
 
-def test_starting_loads_neither_grpc_nor_the_sdk_nor_ssl_while_the_application_imports(tmp_path: Path) -> None:
+def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
     (tmp_path / "application.py").write_text(
         "import sys, time, splunk_profiler as p\nassert p.start()\n"
         "begun = time.monotonic()\nwhile time.monotonic() < begun + 1: pass\n"
@@ -193,7 +193,7 @@ def test_starting_installs_no_tracer_provider() -> None:
     assert "not allowed" not in _run(code, SPLUNK_PROFILER_ENABLED="true")
 
 
-def test_a_thread_that_cannot_be_made_leaves_nothing_running_and_raises_nothing() -> None:
+def test_start_that_cannot_make_a_thread_leaves_nothing_and_raises_nothing() -> None:
     code = (
         "import resource, threading, splunk_profiler as p\n"
         "threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError('cannot start new thread'))\n"
@@ -216,7 +216,7 @@ splunk_profiler.stop()
 """
 
 
-def test_a_subinterpreter_is_left_alone_and_told_so() -> None:
+def test_a_subinterpreter_is_not_profiled_and_the_log_reports_it() -> None:
     module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     said = _run(SUBINTERPRETER.format(module=module), SPLUNK_PROFILER_ENABLED="true")
     assert said.count("stays off in this subinterpreter") == 3

@@ -10,9 +10,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from splunk_profiler.otel.local_roots import LocalRootTracker
-from splunk_profiler.otel.providers import SpanStartInstaller
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
-from splunk_profiler.otel.span_listener import SpanListener
+from splunk_profiler.otel.span_processors import SpanListener, SpanStartInstaller
 from splunk_profiler.otel.trace_selector import TraceSelector
 
 
@@ -32,7 +31,7 @@ class Listening(SpanListener):
         self.heard += 1
 
 
-def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_provider_that_refuses_is_asked_once_and_the_next_is_listened_to(caplog: pytest.LogCaptureFixture) -> None:
     refusing, listener = Refusing(shutdown_on_exit=False), Listening()
     for _ in range(3):
         listener.attach(refusing)
@@ -45,7 +44,7 @@ def test_a_provider_that_refuses_is_asked_once_and_keeps_nobody_from_going_on(ca
     assert listener.heard == 1
 
 
-def test_nobody_waits_for_a_lock_that_its_own_thread_may_have() -> None:
+def test_no_call_waits_for_a_lock_that_its_own_thread_may_hold() -> None:
     # The state in a signal handler that interrupts `add_span_processor`.
     provider = TracerProvider(shutdown_on_exit=False)
     processors = vars(provider)["_active_span_processor"]
@@ -94,7 +93,7 @@ def selecting() -> SpanListener:
 
 
 @pytest.mark.parametrize("make", [lambda: LocalRootTracker(lambda _: None), selecting])
-def test_spans_that_make_a_listener_fail_reach_nobody_else(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_a_listener_do_not_reach_the_application(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     provider, listener = TracerProvider(id_generator=OddIds(), shutdown_on_exit=False), make()
     listener.attach(provider)
     processors: Any = provider._active_span_processor

@@ -130,7 +130,7 @@ def stack_trace(span: Span, count: int = 1) -> bytes:
     return struct.pack("=HH24s16sH", 1, 1, ids, STACK, count)
 
 
-def test_transactions_wait_for_a_second_while_no_profiler_has_said_how_long_it_takes() -> None:
+def test_transactions_wait_a_second_until_a_profiler_gives_its_delay() -> None:
     with correlation_settings() as waiting:
         waiting.end("root", at_ms=5000)
         assert waiting.turn(at_ms=5000) == 1.0
@@ -211,7 +211,7 @@ def test_they_are_forwarded_one_after_another_each_when_it_is_due() -> None:
         assert waiting.wait_s == 3600, "nothing waits: nobody needs to look"
 
 
-def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_further_one() -> None:
+def test_correlator_is_woken_only_by_the_first_waiting_transaction() -> None:
     with correlation_settings() as waiting:
         assert waiting.wait_s == 3600
         for number in range(5):
@@ -219,7 +219,7 @@ def test_the_correlator_is_woken_when_a_transaction_begins_to_wait_and_by_no_fur
         assert waiting.turns.woken == 1
 
 
-def test_a_message_that_nobody_has_read_from_the_socket_yet_is_taken_all_the_same() -> None:
+def test_message_still_in_the_socket_is_taken() -> None:
     with TemporaryDirectory(prefix="s") as directory:
         message_socket = MessageSocket(directory)
         reader = _context.SocketReader(message_socket.fileno())
