@@ -31,6 +31,7 @@ MEASURES = (
     "deferral",
     "fork_delay",
     "format_cost",
+    "pprof_cost",
     "label_pressure",
     "wire_cost",
     "message_loss",

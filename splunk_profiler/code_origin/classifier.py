@@ -1,9 +1,8 @@
 """The origin of a source file: the application, a library with its version, or the standard library.
 
 The exporting thread runs all of it. It reads each entry of ``sys.path`` once, for a bounded time before
-each profile, and offers the GIL in between. Files under an unread entry are classified by their paths
-alone. Runs no code of the application and imports nothing at run time. Must not import settings,
-formats or OpenTelemetry.
+each profile, and offers the GIL in between. Files under an unread entry are classified by path alone.
+Runs no code of the application, imports nothing at run time. Must not import settings, formats or OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class CodeClassifier:
     """Finds the origin of code.
 
     Args:
-        entries: returns the current entries of ``sys.path``.
+        entries: returns the directories and archives to read; None: those of ``sys.path``.
         parent: in a forked child, the classifier of the parent; entries that it has read are not read again.
     """
 
     def __init__(
         self,
-        entries: Callable[[], Iterable[object]] = lambda: sys.path,
+        entries: Callable[[], Iterable[object]] | None = None,
         *,
         parent: CodeClassifier | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -65,7 +64,7 @@ class CodeClassifier:
         self._real_directories: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
 
-    def read(self, pause: Callable[[], None] = lambda: None) -> bool:
+    def read(self, pause: Callable[[], None] | None = None) -> bool:
         """Read installed distributions for 0.3 s at most; return True if all are read."""
         until = self._now() + _MAX_READ_S
         paused_ns = time.thread_time_ns()
@@ -81,7 +80,7 @@ class CodeClassifier:
                 logger.debug("what is installed in %s cannot be read", entry, exc_info=True)
                 self._finish_entry(entry, {})
             # Each read releases the GIL already. Beside busy threads, getting it back takes tens of milliseconds.
-            if time.thread_time_ns() - paused_ns >= _PAUSE_INTERVAL_NS:
+            if pause is not None and time.thread_time_ns() - paused_ns >= _PAUSE_INTERVAL_NS:
                 pause()
                 paused_ns = time.thread_time_ns()
         return True
@@ -102,7 +101,7 @@ class CodeClassifier:
         return found
 
     def _next_entry(self) -> tuple[str, Steps] | None:
-        for entry in list(self._entries()):
+        for entry in list(sys.path if self._entries is None else self._entries()):
             # '' is the current directory, where nothing is installed.
             if type(entry) is str and entry and entry not in self._entries_read:
                 return (entry, read_entry(entry)) if len(self._entries_read) < _MAX_ENTRIES else None

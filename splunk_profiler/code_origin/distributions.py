@@ -2,8 +2,8 @@
 
 Reads the files of installers (``RECORD``, ``direct_url.json``, ``top_level.txt``, ``.pth``), in directories
 and zip files, and the finders of editable installs. The exporting thread runs it in steps of about a
-millisecond. Runs no code of the application and imports nothing at run time. So it cannot use
-`importlib.metadata`, which calls the application's finders and imports modules.
+millisecond. Runs no code of the application and imports nothing at run time. `importlib.metadata` does
+both (tests/unit/code_origin/test_importlib_metadata.py).
 
 Specifications: "Recording installed projects", "Recording the Direct URL Origin" of the packaging guide.
 """
@@ -19,7 +19,7 @@ import sys
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -32,7 +32,6 @@ SITE_DIRECTORIES = ("site-packages", "dist-packages")
 OWN_NAME = "splunk-profiler"  # a library, even as an editable install
 OWN_PACKAGE = posixpath.dirname(posixpath.dirname(__file__))
 _MAX_FILE_BYTES = 8 << 20
-_READ_SIZE = 1 << 20
 _MAX_DIRECTORIES = 50_000
 _MAX_REDIRECTIONS = 5_000
 _LINES_PER_STEP = 1000  # lines between two steps
@@ -62,17 +61,12 @@ class _Directory:
             file = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return ""
-        content = b""
         try:
-            while len(content) < _MAX_FILE_BYTES:
-                content += (more := os.read(file, _READ_SIZE))
-                if len(more) < _READ_SIZE:  # the end of a file, or all that another kind has now
-                    break
+            return os.read(file, _MAX_FILE_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
         finally:
             os.close(file)
-        return content.decode("utf-8", "replace")
 
 
 class _Archive:
@@ -118,12 +112,12 @@ def read_entry(entry: str) -> Steps:
     installed = [_Distribution(folder, name, entry) for name in sorted(names)]
     yield
     for each in installed:
-        yield from each.claim(index)
+        yield from each.index_modules(index)
         yield
     shared = {origin for origins in index.shared.values() for origin in origins}
     for each in installed:
         if each.origin in shared:
-            yield from each.claim_files(index)
+            yield from each.index_shared_modules(index)
     yield
     base = entry.rstrip("/")
     return {**{f"{base}/{path}": origin for path, origin in index.compact().items()}, **index.absolute_paths}
@@ -157,7 +151,7 @@ class _EntryIndex:
     files: dict[str, CodeOrigin] = field(default_factory=dict)
     absolute_paths: dict[str, CodeOrigin] = field(default_factory=dict)
 
-    def claim(self, path: str, origin: CodeOrigin) -> None:
+    def add_module(self, path: str, origin: CodeOrigin) -> None:
         """Record a module of the distribution `origin`."""
         directory = path.rpartition("/")[0]
         if not directory:
@@ -199,7 +193,7 @@ class _Distribution:
         normalized_name = _SEPARATORS.sub("-", name).lower()  # as package indexes compare it
         self.origin = CodeOrigin(kind, normalized_name, version)
 
-    def claim(self, index: _EntryIndex) -> Iterator[None]:
+    def index_modules(self, index: _EntryIndex) -> Iterator[None]:
         """Add the modules and paths of this distribution to `index`; yield after each step."""
         if self._kind == "egg":
             index.absolute_paths[self._entry] = self.origin
@@ -220,13 +214,13 @@ class _Distribution:
             if "/" not in path and (path.endswith(".pth") or "editable" in path):
                 editable_files.append(path)
             elif module := _module(path):
-                index.claim(module, self.origin)
+                index.add_module(module, self.origin)
         if not text:
-            self._claim_top_level(index)
+            self._index_top_level(index)
         yield
-        self._claim_paths(index, editable_files, project, scripts)
+        self._index_paths(index, editable_files, project, scripts)
 
-    def claim_files(self, index: _EntryIndex) -> Iterator[None]:
+    def index_shared_modules(self, index: _EntryIndex) -> Iterator[None]:
         """Add the single modules of this distribution in shared directories; yield after each step."""
         for number, line in enumerate(self._text("RECORD").splitlines(), 1):
             if number % _LINES_PER_STEP == 0:
@@ -247,17 +241,17 @@ class _Distribution:
 
     def _read_version(self) -> None:
         info = self._text("PKG-INFO").splitlines()
-        versions = [line.partition(":")[2].strip() for line in info if line.startswith("Version:")]
-        self.origin = CodeOrigin(self.origin.kind, self.origin.name, versions[0] if versions else "")
+        version = next((line.partition(":")[2].strip() for line in info if line.startswith("Version:")), "")
+        self.origin = replace(self.origin, version=version)
 
-    def _claim_top_level(self, index: _EntryIndex) -> None:
+    def _index_top_level(self, index: _EntryIndex) -> None:
         """Add the packages of ``top_level.txt``, else the one of its own name; there is no list of files."""
         for name in self._text("top_level.txt").splitlines() or [self._module]:
             if name and "/" not in name:
-                index.claim(f"{name}/__init__.py", self.origin)
-                index.claim(f"{name}.py", self.origin)
+                index.add_module(f"{name}/__init__.py", self.origin)
+                index.add_module(f"{name}.py", self.origin)
 
-    def _claim_paths(
+    def _index_paths(
         self, index: _EntryIndex, editable_files: list[str], project: str | None, scripts: list[str]
     ) -> None:
         """Add the absolute paths of editable installs, and the scripts; paths outside the entry are editable."""
@@ -274,8 +268,7 @@ class _Distribution:
         index.absolute_paths.update((posixpath.normpath(script), script_origin) for script in scripts)
 
     def _editable_origin(self) -> CodeOrigin:
-        kind = OriginKind.LIBRARY if self.origin.name == OWN_NAME else OriginKind.APPLICATION
-        return CodeOrigin(kind, self.origin.name, self.origin.version)
+        return replace(self.origin, kind=OriginKind.LIBRARY if self.origin.name == OWN_NAME else OriginKind.APPLICATION)
 
     def _read_editable_directory(self) -> str | None:
         """Return the directory of an editable install; set the origin of an install from a directory.

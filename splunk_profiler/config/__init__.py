@@ -17,9 +17,9 @@ from typing import Any
 
 from splunk_profiler.config.otlp_transport import Transport, parse_transport
 from splunk_profiler.config.parsers import (
-    Agent,
     Collector,
     ConfigError,
+    DatadogAgent,
     Destination,
     Endpoint,
     NoDestination,
@@ -30,7 +30,7 @@ from splunk_profiler.config.parsers import (
     parse_tags,
     quote_redacted,
 )
-from splunk_profiler.config.settings import SETTINGS, Setting, setting_for_field
+from splunk_profiler.config.settings import SETTINGS, Setting
 
 DEFAULT_ENDPOINT = "https://localhost:4317"
 _GENERAL_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -119,7 +119,7 @@ class Config:
             if value is None and item.default is None:
                 continue
             expected_type = type(item.default) if item.default is not None else _OPTIONAL_FIELD_TYPES[item.name]
-            setting = setting_for_field(item.name)
+            setting = next(setting for setting in SETTINGS if setting.field == item.name)
             try:
                 if type(value) is not expected_type:
                     raise ConfigError(f"not of type {expected_type.__name__}")
@@ -160,7 +160,7 @@ class Config:
     @property
     def adds_span_runtime_id(self) -> bool:
         """True if the application's spans carry the id of the process."""
-        return _resolve_auto(self.span_runtime_id, isinstance(self.destination, Agent))
+        return _resolve_auto(self.span_runtime_id, isinstance(self.destination, DatadogAgent))
 
     @property
     def publishes_correlation(self) -> bool:

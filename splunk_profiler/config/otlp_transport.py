@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from splunk_profiler.config.parsers import quote_redacted
@@ -64,10 +64,15 @@ class Transport:
     trace_credential_provider: str = ""
 
 
-def parse_transport(
-    env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False
-) -> tuple[Transport, list[str]]:
-    """Parse the transport in `env`; return it with one sentence for each value that is not used.
+class ParsedTransport(NamedTuple):
+    """A transport, and one sentence for each value that is not used."""
+
+    transport: Transport
+    warnings: list[str]
+
+
+def parse_transport(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> ParsedTransport:
+    """Parse the transport in `env`.
 
     `headers` replace all others. `is_other_host` withholds general headers and credentials, because
     records go to another host than that of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
@@ -86,7 +91,7 @@ def parse_transport(
     if is_other_host and transport.credential_provider and not env.get(own, "").strip():
         transport = replace(transport, credential_provider="")
         warnings.append(_withheld_warning(general, own))
-    return transport, warnings
+    return ParsedTransport(transport, warnings)
 
 
 def _select_headers(

@@ -103,7 +103,7 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class DatadogAgent:
     """A Datadog agent, which takes profiles over HTTP.
 
     Attributes:
@@ -126,7 +126,7 @@ class Agent:
         return f"the Datadog agent at {self.url}"
 
 
-Destination = Collector | Directory | Agent
+Destination = Collector | Directory | DatadogAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,20 +287,20 @@ def validate_endpoint(text: str) -> str:
     return text
 
 
-def _parse_agent(url: str) -> Agent:
+def _parse_agent(url: str) -> DatadogAgent:
     scheme, _, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
         path = _parse_socket_path(rest)
         if not path.startswith("/"):
             raise ConfigError("the path of the agent's socket is not absolute")
-        return Agent(url, "localhost", 0, path=path)
+        return DatadogAgent(url, "localhost", 0, path=path)
     if scheme not in ("http", "https") or not rest.startswith("//"):
         raise ConfigError("the agent's address does not begin with http://, https:// or unix://")
     if rest[2:].partition("/")[2] or "?" in rest or "#" in rest:
         raise ConfigError("nothing may follow the agent's host and port")
     host, port = _split_host_and_port(url)
-    return Agent(url, host.strip("[]"), port or DEFAULT_AGENT_PORT, is_secure=scheme == "https")
+    return DatadogAgent(url, host.strip("[]"), port or DEFAULT_AGENT_PORT, is_secure=scheme == "https")
 
 
 def parse_destination(text: str) -> Destination:

@@ -24,12 +24,11 @@ from splunk_profiler.config.parsers import (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable: name, `Config` field, parser, meaning, and True if it is secret."""
+    """An environment variable: name, `Config` field, parser, and True if it is secret."""
 
     name: str
     field: str
     parse: Callable[[str], Any]
-    meaning: str
     is_secret: bool = False
 
     def redact(self, value: object) -> str:
@@ -42,133 +41,31 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean, "switches the profiler on"),
-    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", validate_endpoint, "where records are sent (OTLP/gRPC)"),
-    Setting(
-        LOGS_HEADERS_SETTING,
-        "logs_headers",
-        str,
-        "headers that go with the records, to wherever they are sent",
-        is_secret=True,
-    ),
-    Setting(
-        "SPLUNK_PROFILER_CALL_STACK_INTERVAL",
-        "call_stack_interval_ms",
-        integer_parser(1, 3_600_000),
-        "milliseconds between two samples",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_MAX_OVERHEAD",
-        "max_overhead",
-        parse_overhead,
-        "percent of one core that the profiler may use; it samples less often rather than use more",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_EXPORT_INTERVAL",
-        "export_interval_ms",
-        integer_parser(1, 600_000),
-        "milliseconds that samples are gathered before they are sent",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_MAX_STACK_DEPTH",
-        "max_stack_depth",
-        integer_parser(1, 65_536),
-        "frames kept of a stack, from the leaf",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS",
-        "include_internal_stacks",
-        parse_boolean,
-        "also sends threads of the profiler, the OpenTelemetry SDK and gRPC",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_TRACING_STACKS_ONLY",
-        "tracing_stacks_only",
-        parse_boolean,
-        "sends only samples taken inside a span",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_DATA_FORMAT",
-        "data_format",
-        choice_parser("text", "pprof-gzip-base64"),
-        "form of a record's body",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_OUTPUT",
-        "output",
-        validate_destination,
-        "what takes the profiles: a collector (otlp), a directory or a Datadog agent",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_GC_EVENTS_ENABLED",
-        "gc_events",
-        parse_auto_boolean,
-        "samples collections of garbage as well, where profiles are sent",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED",
-        "span_runtime_id",
-        parse_auto_boolean,
-        "puts the id of the process on the resource of the application's spans",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_WALKER",
-        "walker",
-        choice_parser("auto", "native", "portable"),
-        "which stack walker reads the threads",
-    ),
-    Setting(
-        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED",
-        "correlation",
-        parse_auto_boolean,
-        "shows host profilers of Elastic's kind which span each thread is in",
-    ),
-    Setting(
-        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR",
-        "socket_directory",
-        parse_directory,
-        "directory of the socket that host profilers send to",
-    ),
+    Setting("SPLUNK_PROFILER_ENABLED", "enabled", parse_boolean),
+    Setting("SPLUNK_PROFILER_LOGS_ENDPOINT", "logs_endpoint", validate_endpoint),
+    Setting(LOGS_HEADERS_SETTING, "logs_headers", str, is_secret=True),
+    Setting("SPLUNK_PROFILER_CALL_STACK_INTERVAL", "call_stack_interval_ms", integer_parser(1, 3_600_000)),
+    Setting("SPLUNK_PROFILER_MAX_OVERHEAD", "max_overhead", parse_overhead),
+    Setting("SPLUNK_PROFILER_EXPORT_INTERVAL", "export_interval_ms", integer_parser(1, 600_000)),
+    Setting("SPLUNK_PROFILER_MAX_STACK_DEPTH", "max_stack_depth", integer_parser(1, 65_536)),
+    Setting("SPLUNK_PROFILER_INCLUDE_INTERNAL_STACKS", "include_internal_stacks", parse_boolean),
+    Setting("SPLUNK_PROFILER_TRACING_STACKS_ONLY", "tracing_stacks_only", parse_boolean),
+    Setting("SPLUNK_PROFILER_DATA_FORMAT", "data_format", choice_parser("text", "pprof-gzip-base64")),
+    Setting("SPLUNK_PROFILER_OUTPUT", "output", validate_destination),
+    Setting("SPLUNK_PROFILER_GC_EVENTS_ENABLED", "gc_events", parse_auto_boolean),
+    Setting("SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED", "span_runtime_id", parse_auto_boolean),
+    Setting("SPLUNK_PROFILER_WALKER", "walker", choice_parser("auto", "native", "portable")),
+    Setting("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "correlation", parse_auto_boolean),
+    Setting("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", "socket_directory", parse_directory),
     Setting(
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE",
         "correlation_buffer_size",
         integer_parser(1, 1_000_000),
-        "how many ended transactions may wait for what host profilers say of them",
     ),
-    Setting(
-        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED",
-        "custom_labels",
-        parse_auto_boolean,
-        "shows host profilers of Parca's kind ids and labels of each thread",
-    ),
-    Setting(
-        "SPLUNK_PROFILER_PRELOAD_ENABLED",
-        "preload",
-        parse_auto_boolean,
-        "has splunk-profiler run load the library of these labels by LD_PRELOAD",
-    ),
-    Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean, "memory profiling"),
-    Setting(
-        "SPLUNK_SNAPSHOT_PROFILER_ENABLED",
-        "snapshot_enabled",
-        parse_boolean,
-        "samples the threads that work for selected traces more often",
-    ),
-    Setting(
-        "SPLUNK_SNAPSHOT_SAMPLING_INTERVAL",
-        "snapshot_interval_ms",
-        integer_parser(1, 3_600_000),
-        "milliseconds between two samples of a snapshot profile",
-    ),
-    Setting(
-        "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY",
-        "snapshot_probability",
-        parse_probability,
-        "share of traces that a snapshot profile is taken of",
-    ),
+    Setting("SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED", "custom_labels", parse_auto_boolean),
+    Setting("SPLUNK_PROFILER_PRELOAD_ENABLED", "preload", parse_auto_boolean),
+    Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean),
+    Setting("SPLUNK_SNAPSHOT_PROFILER_ENABLED", "snapshot_enabled", parse_boolean),
+    Setting("SPLUNK_SNAPSHOT_SAMPLING_INTERVAL", "snapshot_interval_ms", integer_parser(1, 3_600_000)),
+    Setting("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "snapshot_probability", parse_probability),
 )
-
-
-def setting_for_field(field: str) -> Setting:
-    """Return the setting of a `Config` field."""
-    return next(setting for setting in SETTINGS if setting.field == field)

@@ -27,11 +27,7 @@ def client_context() -> ssl.SSLContext:
 
 
 def remaining_s(deadline_s: float) -> float:
-    """Return the seconds until a deadline.
-
-    Raises:
-        TimeoutError: it has passed.
-    """
+    """Return the seconds until a deadline; `TimeoutError` if it has passed."""
     remaining = deadline_s - time.monotonic()
     if remaining <= 0:
         raise TimeoutError

@@ -7,47 +7,32 @@ OpenTelemetry's messages and HTTP are large.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from splunk_profiler.config import Resolved
-from splunk_profiler.config.parsers import Agent, Collector, ConfigError, Directory, NoDestination
+from splunk_profiler.config.parsers import Collector, ConfigError, DatadogAgent, Directory, NoDestination
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.model import Sink
-
-if TYPE_CHECKING:
-    from splunk_profiler.code_origin.classifier import CodeClassifier
 
 # Destination → the module below `export` whose `open_sink` makes its sink.
 _SINK_MODULES: dict[type, str] = {
     Collector: "otlp.exporter",
     Directory: "files",
-    Agent: "datadog.exporter",
+    DatadogAgent: "datadog.exporter",
 }
 
 
 def load_sink_module(resolved: Resolved) -> Any:
-    """Import and return the module of the sink. The process must not fork meanwhile.
-
-    Raises:
-        ConfigError: there is no destination.
-    """
+    """Import and return the module of the sink; `ConfigError` if there is none. The process must not fork meanwhile."""
     if isinstance(resolved.destination, NoDestination):
         raise ConfigError(resolved.destination.reason)
     return import_module(f"splunk_profiler.export.{_SINK_MODULES[type(resolved.destination)]}")
 
 
-def make_sink(
-    resolved: Resolved, resource: Callable[[], Any], classifier: CodeClassifier | None = None, *, share_connection: bool
-) -> Sink[Any]:
-    """Make the sink of a process; `SinkContext` explains the arguments.
-
-    Raises:
-        ConfigError: there is no destination.
-    """
-    context = SinkContext(resolved, resource, classifier, share_connection)
-    sink: Sink[Any] = load_sink_module(resolved).open_sink(context)
+def make_sink(context: SinkContext) -> Sink[Any]:
+    """Make the sink of a process; `ConfigError` if there is no destination."""
+    sink: Sink[Any] = load_sink_module(context.resolved).open_sink(context)
     return sink
 
 

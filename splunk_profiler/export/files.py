@@ -22,23 +22,19 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.config.parsers import Directory
-from splunk_profiler.export.sink_context import SinkContext
+from splunk_profiler.export.sink_context import Resource, SinkContext
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
 from splunk_profiler.system.threads import real_lock, yield_gil
-
-if TYPE_CHECKING:
-    from splunk_profiler.export.otlp.sample_records import Resource  # it loads OpenTelemetry's messages
 
 MAX_FILES = 10_000
 MAX_BYTES = 512 << 20
@@ -154,13 +150,22 @@ class DirectorySink:
         self._next_scan_at = self._files_written + max(_MIN_FILES_BETWEEN_SCANS, int(found * _SCAN_INTERVAL_RATIO))
 
     def _write(self, name: str, content: bytes) -> None:
-        with _locked_temporary_file(self._directory / f".{name}.tmp") as (path, descriptor):
+        path = self._directory / f".{name}.tmp"
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remaining = memoryview(content)
             while remaining:  # a disk takes a part before it is full
                 remaining = remaining[os.write(descriptor, remaining) :]
             # Some file systems report a full disk on close only. The other descriptor keeps the lock.
             os.close(os.dup(descriptor))
             path.rename(self._directory / name)
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+            with suppress(OSError):  # renamed
+                path.unlink()
 
     def _remove_old_files(self, service: str, needed_bytes: int, *, full: bool = False) -> int:
         """Remove abandoned temporary files and the oldest profiles of `service`; return the number of profiles.
@@ -204,21 +209,6 @@ def open_sink(context: SinkContext) -> DirectorySink:
     destination = context.resolved.destination
     assert isinstance(destination, Directory)
     return DirectorySink(Path(destination.path), context.resource, context.classifier)
-
-
-@contextmanager
-def _locked_temporary_file(path: Path) -> Iterator[tuple[Path, int]]:
-    """Make a locked file at `path`; on exit, remove it unless it was renamed."""
-    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield path, descriptor
-    finally:
-        with suppress(OSError):
-            os.close(descriptor)
-        with suppress(OSError):
-            path.unlink()
 
 
 def _remove_abandoned(path: Path) -> None:

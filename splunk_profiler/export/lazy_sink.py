@@ -41,17 +41,16 @@ class LazySink(Generic[Record]):
         open_sink: makes the real sink; called once, on the exporting thread.
         is_service_known: called after `open_sink`, until it returns True.
         load: imports the modules of the sink; called first. No fork happens during it.
-        detect: runs resource detectors, perhaps over the network; called after `load`. A fork waits
-            only for its imports.
+        detect: runs resource detectors, perhaps over the network, after `load`. A fork waits only for its imports.
     """
 
     def __init__(
         self,
         open_sink: Callable[[], Sink[Record]],
-        is_service_known: Callable[[], bool] = lambda: True,
+        is_service_known: Callable[[], bool] | None = None,
         *,
-        load: Callable[[], object] = lambda: None,
-        detect: Callable[[], object] = lambda: None,
+        load: Callable[[], object] | None = None,
+        detect: Callable[[], object] | None = None,
     ) -> None:
         self._open_sink = open_sink
         self._is_service_known = is_service_known
@@ -119,10 +118,10 @@ class LazySink(Generic[Record]):
         if self._sink is not None:
             self._sink.shutdown()
 
-    def hold_for_fork(self) -> None:
+    def hold_for_fork(self, _timeout_s: float, /) -> None:
         """Wait for our imports and prevent new ones until `release_after_fork`.
 
-        The wait ends when the imports make no progress, or wait for the calling thread.
+        Whatever the timeout, the wait ends when the imports make no progress, or wait for the calling thread.
         """
         own_ident = _thread.get_ident()
         had_thread_pools = import_locks.is_loaded(_THREAD_POOL_MODULE)
@@ -171,7 +170,7 @@ class LazySink(Generic[Record]):
 
     def _has_known_service(self) -> bool:
         try:
-            return self._is_service_known()
+            return self._is_service_known is None or self._is_service_known()
         except Exception:
             logger.debug("the service's description cannot be read", exc_info=True)
             return True
@@ -184,9 +183,11 @@ class LazySink(Generic[Record]):
             return
         self._opener = ThreadProgress()
         try:
-            self._run_between_forks(self._load)
+            if self._load is not None:
+                self._run_between_forks(self._load)
             self._idents_before_detect = frozenset(active_threads().copy())
-            self._detect()
+            if self._detect is not None:
+                self._detect()
             self._run_between_forks(self._open_real_sink)
         except Exception as error:
             self._open_error = f"the exporter cannot be made: {error}"

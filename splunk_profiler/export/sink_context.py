@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from splunk_profiler.config import Resolved
 
 if TYPE_CHECKING:
     from splunk_profiler.code_origin.classifier import CodeClassifier
+
+
+class Resource(Protocol):
+    """The part of the SDK's resource that encoders use."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Description of the process."""
+
+    @property
+    def schema_url(self) -> str:
+        """Schema of the attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,6 @@ class SinkContext:
     """
 
     resolved: Resolved
-    resource: Callable[[], Any]
+    resource: Callable[[], Resource]
     classifier: CodeClassifier | None = None
     share_connection: bool = True

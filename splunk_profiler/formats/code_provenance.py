@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
+from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.model import CodeOrigin, Frame, OriginKind, Profile
 
-_PAUSE_EVERY = 64  # aggregates or frames between two calls of `pause`
 _KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unknown"}  # for files of no distribution
 
 
 def message(
-    profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] = lambda: None
+    profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] | None = None
 ) -> bytes:
     """Return the attachment for the `profiles` of a request, not compressed; `pause` lets other threads run.
 
@@ -24,14 +24,10 @@ def message(
     """
     frames: set[Frame] = set()
     aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)
-    for number, aggregate in enumerate(aggregates, 1):
-        if number % _PAUSE_EVERY == 0:
-            pause()
+    for aggregate in iter_with_pauses(aggregates, pause):
         frames.update(aggregate.stack.frames)
     files: dict[CodeOrigin, set[str]] = {}
-    for number, frame in enumerate(frames, 1):
-        if number % _PAUSE_EVERY == 0:
-            pause()
+    for frame in iter_with_pauses(frames, pause):
         origin = origin_of(frame.file, frame.namespace)
         if origin.kind in _KIND_NAMES:
             files.setdefault(origin, set()).add(frame.file)

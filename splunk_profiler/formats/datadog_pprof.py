@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.model import Profile
 
 VALUE_TYPES = ("wall-samples", "wall-time", "cpu-time")
@@ -22,17 +23,14 @@ _LABEL_NAMES = {
     "endpoint": "trace endpoint",
 }
 _SPAN_ID_NAMES = {"span_id": "span id", "local_root_span_id": "local root span id"}
-_PAUSE_EVERY = 64  # aggregates between two calls of `pause`
 _DROPPED_LABELS = {"source.event.time", "source.event.period"}  # facts of single samples, not of aggregates
 
 
-def translate_profile(profile: Profile, pause: Callable[[], None] = lambda: None) -> Profile:
+def translate_profile(profile: Profile, pause: Callable[[], None] | None = None) -> Profile:
     """Return `profile` with the backend's names of labels; `pause` lets other threads run."""
     translate = cache(_translate_label)
     aggregates = []
-    for number, aggregate in enumerate(profile.aggregates, 1):
-        if number % _PAUSE_EVERY == 0:
-            pause()
+    for aggregate in iter_with_pauses(profile.aggregates, pause):
         labels = tuple(label for key, value in aggregate.labels if (label := translate(key, value)) is not None)
         aggregates.append(replace(aggregate, labels=labels))
     return replace(profile, aggregates=tuple(aggregates))

@@ -1,7 +1,7 @@
 """A profile as messages of pprof's ``profile.proto``, gzipped, and in base64 for a log record.
 
-Pure: data in, bytes out; imports the model and its wire format. Runs on the exporting thread. Strings,
-functions, locations and labels are encoded once and shared, so a sample costs a few look-ups and a join.
+Pure: data in, bytes out; imports the model and its wire format. Runs on the exporting thread. Equal
+strings, functions, locations and stacks are encoded once and shared.
 
 Specification: ``proto/profile.proto`` of the pprof project; labels and body: Splunk profiling conventions,
 ``pprof-gzip-base64``.
@@ -10,33 +10,33 @@ Specification: ``proto/profile.proto`` of the pprof project; labels and body: Sp
 from __future__ import annotations
 
 import base64
-import zlib
+import gzip
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import cache, partial
+from itertools import count
+from typing import Any
 
-from splunk_profiler.formats import profile_proto as proto
-from splunk_profiler.formats.profile_proto import field, number, varint
-from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
+from splunk_profiler.formats.pauses import iter_with_pauses
+from splunk_profiler.formats.profile_proto import ProfileMessage, SampleMessage
+from splunk_profiler.model import Aggregate, CodeOrigin, DataType, EventKind, Frame, OriginKind, Profile, Stack
 
 MAX_BODY_BYTES = 1 << 20
 MAX_TEXT_CHARACTERS = 4096  # of one text; each part of a profile repeats the texts of its samples
 VALUE_TYPES = ("samples", "wall", "cpu")
 
 _GZIP_LEVEL = 2  # takes a third of the time of level 6, the default, for 5 to 8 % longer bodies
-_GZIP_WBITS = 16 + zlib.MAX_WBITS  # with a gzip header, without time and name
-_PAUSE_EVERY = 64  # samples between two calls of `pause`
+_SAMPLES_PER_BLOCK = 64  # between two calls of `pause`
 _INT64 = range(-(1 << 63), 1 << 63)
 # Without source.event.time: readers would show a time of day in hours.
 _LABEL_UNITS = {"source.event.period": "milliseconds"}
-_NO_EVENT = 2 * varint(0)
 _UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)
 
 OriginOf = Callable[[str, str], CodeOrigin]  # by file and namespace of a frame
 
-_Key = TypeVar("_Key")
 _FunctionKey = tuple[str, str, str, int]  # namespace, name, file, first line
-_LocationKey = tuple[bytes, int, bytes]  # id of the function, line, id of the mapping
+_LocationKey = tuple[int, int, int]  # id of the function, line, id of the mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def parts(
     profile: Profile,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
-    pause: Callable[[], None] = lambda: None,
-    origin_of: OriginOf = lambda _file, _namespace: _UNKNOWN,
+    pause: Callable[[], None] | None = None,
+    origin_of: OriginOf | None = None,
 ) -> list[EncodedPart]:
     """Encode `profile` in as many parts as its size needs; together they have every sample once.
 
@@ -63,13 +63,13 @@ def parts(
     repeatedly, to let other threads run. `origin_of` is called once for each frame, whose mapping it names.
     """
     encoded_whole = encode_whole(profile, pause=pause, origin_of=origin_of)
-    count = len(profile.aggregates)
+    total = len(profile.aggregates)
     times = 4 * -(-len(encoded_whole.gzipped) // 3) / max_body_bytes
-    if times <= 1 or count <= 1:
+    if times <= 1 or total <= 1:
         return [encoded_whole]
-    each = -(-count // min(int(1.2 * times) + 1, count))  # more than `times`: each part repeats shared data
+    each = -(-total // min(int(1.2 * times) + 1, total))  # more than `times`: each part repeats shared data
     found = []
-    for first in range(0, count, each):
+    for first in range(0, total, each):
         part = replace(
             profile,
             aggregates=profile.aggregates[first : first + each],
@@ -82,53 +82,53 @@ def parts(
 def encode_whole(
     profile: Profile,
     *,
-    pause: Callable[[], None] = lambda: None,
+    pause: Callable[[], None] | None = None,
     value_types: tuple[str, str, str] = VALUE_TYPES,
-    origin_of: OriginOf = lambda _file, _namespace: _UNKNOWN,
+    origin_of: OriginOf | None = None,
     comments: tuple[str, ...] = (),
 ) -> EncodedPart:
     """Encode `profile` in one part, however long.
 
     `value_types` name the number of samples, their wall time and their CPU time, if the profile has these.
     """
-    strings: _IdTable[str] = _IdTable(0)
+    # Each new key gets the next id.
+    strings: dict[str, int] = defaultdict(count(0).__next__)
     _ = strings[""]  # must have the id 0
-    values = _SampleValues(profile, value_types, strings)
-    functions: _IdTable[_FunctionKey] = _IdTable(1)
-    location_ids: _IdTable[_LocationKey] = _IdTable(1)
-    mappings: _IdTable[CodeOrigin] = _IdTable(1)
+    tables = ProfileMessage(time_nanos=profile.time_ns, duration_nanos=profile.duration_ns)
+    _add_value_types(tables, profile, value_types, strings)
+    functions: dict[_FunctionKey, int] = defaultdict(count(1).__next__)
+    locations: dict[_LocationKey, int] = defaultdict(count(1).__next__)
+    mappings: dict[CodeOrigin, int] = defaultdict(count(1).__next__)
     _ = mappings[_UNKNOWN]  # the first mapping names the profile
-    stacks = _Stacks(_Locations(functions, location_ids, mappings, origin_of))
-    labels = _Labels(strings)
-    pieces = [field(proto.PROFILE_SAMPLE_TYPE, each) for each in values.types]
-    frame_count = 0
-    for counted, aggregate in enumerate(profile.aggregates, 1):
-        if counted % _PAUSE_EVERY == 0:
+    location_id = cache(partial(_location_id, functions, locations, mappings, origin_of))
+    encode_stack = cache(partial(_encode_stack, location_id))
+    encode_label = cache(partial(_encode_label, strings))
+    event_places = {kind: 2 * number for number, kind in enumerate(profile.kinds)}
+    pieces = []
+    for first in range(0, len(profile.aggregates), _SAMPLES_PER_BLOCK):
+        block = ProfileMessage()  # messages in a row are read as one
+        for aggregate in profile.aggregates[first : first + _SAMPLES_PER_BLOCK]:
+            stack, labels = encode_stack(aggregate.stack), [encode_label(*label) for label in aggregate.labels]
+            sample = block.sample.add(value=_values(aggregate, profile, event_places))
+            sample.MergeFromString(b"".join((stack, *labels)))
+        pieces.append(block.SerializeToString())
+        if pause is not None:
             pause()
-        content = field(proto.SAMPLE_VALUE, values.encode_values(aggregate))
-        sample = b"".join((stacks[aggregate.stack], content, *[labels[label] for label in aggregate.labels]))
-        pieces.append(field(proto.PROFILE_SAMPLE, sample))
-        frame_count += len(aggregate.stack.frames)
     if profile.dropped_labels:
         note = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
         comments = (*comments, note)
-    comment = field(proto.PROFILE_COMMENT, b"".join(strings[note] for note in comments)) if comments else b""
-    pieces += [_mapping(origin, encoded_id, strings) for origin, encoded_id in mappings.items()]
-    pieces += [_location(*place, encoded_id) for place, encoded_id in location_ids.items()]
-    pause()
-    pieces += [_function(function, encoded_id, strings) for function, encoded_id in functions.items()]
-    pause()
+    tables.comment.extend(strings[note] for note in comments)
+    for origin, mapping_id in mappings.items():
+        _add_mapping(tables, origin, mapping_id, strings)
+    for (function_id, line, mapping_id), id_ in iter_with_pauses(locations.items(), pause):
+        tables.location.add(id=id_, mapping_id=mapping_id).line.add(function_id=function_id, line=line)
+    for function, function_id in iter_with_pauses(functions.items(), pause):
+        _add_function(tables, function, function_id, strings)
     # Last, when all have ids.
-    pieces += [field(proto.PROFILE_STRING_TABLE, _printable(text).encode()) for text in strings]
-    pieces += (
-        number(proto.PROFILE_TIME_NANOS, profile.time_ns),
-        number(proto.PROFILE_DURATION_NANOS, profile.duration_ns),
-        values.period,
-        comment,
-        values.default_type,
-    )
-    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
-    return EncodedPart(compressor.compress(b"".join(pieces)) + compressor.flush(), frame_count)
+    tables.string_table.extend(_printable(text) for text in iter_with_pauses(strings, pause))
+    pieces.append(tables.SerializeToString())
+    frame_count = sum(len(aggregate.stack.frames) for aggregate in profile.aggregates)
+    return EncodedPart(gzip.compress(b"".join(pieces), _GZIP_LEVEL, mtime=0), frame_count)
 
 
 def body(part: EncodedPart) -> str:
@@ -136,18 +136,69 @@ def body(part: EncodedPart) -> str:
     return base64.b64encode(part.gzipped).decode("ascii")
 
 
-def _value_type(kind: bytes, unit: bytes) -> bytes:
-    return proto.VALUE_TYPE_TYPE + kind + proto.VALUE_TYPE_UNIT + unit
+def _add_value_types(tables: Any, profile: Profile, timer: tuple[str, str, str], strings: dict[str, int]) -> None:
+    """Add three value types of the timer, if the profile has its data type, then two for each kind of event."""
+    if profile.data_type is DataType.CPU:
+        samples, count, wall, cpu, ns = (strings[text] for text in (timer[0], "count", *timer[1:], "nanoseconds"))
+        for kind, unit in ((samples, count), (wall, ns), (cpu, ns)):
+            tables.sample_type.add(type=kind, unit=unit)
+        tables.period_type.CopyFrom(tables.sample_type[1])
+        tables.period = profile.period_ns
+        tables.default_sample_type = cpu
+    elif profile.kinds:
+        tables.default_sample_type = strings[profile.kinds[0].amount.name]
+    for event_kind in profile.kinds:
+        for each in (event_kind.count, event_kind.amount):
+            tables.sample_type.add(type=strings[each.name], unit=strings[each.unit])
 
 
-def _mapping(origin: CodeOrigin, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
-    """Encode a distribution; the flags for names, files and lines keep readers from looking for symbols."""
-    content = proto.MAPPING_ID + encoded_id + proto.MAPPING_FILENAME + strings[_mapping_name(origin)]
+def _values(aggregate: Aggregate, profile: Profile, event_places: dict[EventKind, int]) -> list[int]:
+    """Return the values of one sample; raises `KeyError` for a kind of event that the profile lacks."""
+    events = [0] * (2 * len(event_places))
+    if aggregate.kind is not None:
+        place = event_places[aggregate.kind]
+        events[place : place + 2] = aggregate.event_count, aggregate.event_amount
+    if profile.data_type is not DataType.CPU:
+        return events
+    return [aggregate.count, aggregate.wall_ns, aggregate.cpu_ns, *events]
+
+
+def _location_id(
+    functions: dict[_FunctionKey, int],
+    locations: dict[_LocationKey, int],
+    mappings: dict[CodeOrigin, int],
+    origin_of: OriginOf | None,
+    frame: Frame,
+) -> int:
+    function_id = functions[frame.namespace, frame.function, frame.file, frame.first_line]
+    mapping_id = mappings[_UNKNOWN if origin_of is None else origin_of(frame.file, frame.namespace)]
+    return locations[function_id, frame.line or 0, mapping_id]
+
+
+def _encode_stack(location_id: Callable[[Frame], int], stack: Stack) -> bytes:
+    """Return a sample that has only locations."""
+    return bytes(SampleMessage(location_id=[location_id(frame) for frame in stack.frames]).SerializeToString())
+
+
+def _encode_label(strings: dict[str, int], key: str, value: str | int) -> bytes:
+    """Return a sample that has only a label; not even that for an empty text, which would read as the number 0."""
+    sample = SampleMessage()
+    if not isinstance(value, str) and value not in _INT64:
+        value = str(value)
+    if not isinstance(value, str):
+        unit = _LABEL_UNITS.get(key, "")
+        sample.label.add(num=value, num_unit=strings[unit], key=strings[key])
+    elif value:
+        sample.label.add(str=strings[value], key=strings[key])
+    return bytes(sample.SerializeToString())
+
+
+def _add_mapping(tables: Any, origin: CodeOrigin, mapping_id: int, strings: dict[str, int]) -> None:
+    """Add a distribution; the flags for names, files and lines keep readers from looking for symbols."""
+    mapping = tables.mapping.add(id=mapping_id, filename=strings[_mapping_name(origin)])
     if origin.name and origin.version:  # unique, since readers merge mappings with equal build ids
-        content += proto.MAPPING_BUILD_ID + strings[f"{origin.name}=={origin.version}"]
-    for known in (proto.MAPPING_HAS_FUNCTIONS, proto.MAPPING_HAS_FILENAMES, proto.MAPPING_HAS_LINE_NUMBERS):
-        content += number(known, 1)
-    return field(proto.PROFILE_MAPPING, content)
+        mapping.build_id = strings[f"{origin.name}=={origin.version}"]
+    mapping.has_functions = mapping.has_filenames = mapping.has_line_numbers = True
 
 
 def _mapping_name(origin: CodeOrigin) -> str:
@@ -158,115 +209,13 @@ def _mapping_name(origin: CodeOrigin) -> str:
     return f"{kind}/{origin.name}" if origin.name else kind
 
 
-def _location(function_id: bytes, line: int, mapping_id: bytes, encoded_id: bytes) -> bytes:
-    content = proto.LOCATION_ID + encoded_id + proto.LOCATION_MAPPING_ID + mapping_id
-    content += field(proto.LOCATION_LINE, proto.LINE_FUNCTION_ID + function_id + number(proto.LINE_LINE, line))
-    return field(proto.PROFILE_LOCATION, content)
-
-
-def _function(function: _FunctionKey, encoded_id: bytes, strings: _IdTable[str]) -> bytes:
+def _add_function(tables: Any, function: _FunctionKey, function_id: int, strings: dict[str, int]) -> None:
     namespace, name, file, first_line = function
     # With equal names, `go tool pprof` would read them as C++ and remove "<frozen runpy>" as template arguments.
-    content = proto.FUNCTION_ID + encoded_id + proto.FUNCTION_NAME + strings[f"{namespace}.{name}"]
-    content += proto.FUNCTION_SYSTEM_NAME + strings[name] + proto.FUNCTION_FILENAME + strings[file]
-    return field(proto.PROFILE_FUNCTION, content + number(proto.FUNCTION_START_LINE, first_line))
-
-
-class _IdTable(dict[_Key, bytes]):
-    """Ids as varints by key; each new key gets the next id, from `first`."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-
-    def __missing__(self, key: _Key) -> bytes:
-        found = self[key] = varint(len(self) + self._first)
-        return found
-
-
-class _SampleValues:
-    """The value types of a profile: three of the timer, if it has its data type, then two for each kind of event."""
-
-    def __init__(self, profile: Profile, timer: tuple[str, str, str], strings: _IdTable[str]) -> None:
-        self._has_timer = profile.data_type is DataType.CPU
-        self._places = {kind: place for place, kind in enumerate(profile.kinds)}
-        self._no_event_values = len(profile.kinds) * _NO_EVENT
-        self.types: list[bytes] = []
-        self.period = self.default_type = b""
-        if self._has_timer:
-            samples, count, wall, cpu, ns = (strings[text] for text in (timer[0], "count", *timer[1:], "nanoseconds"))
-            self.types = [_value_type(samples, count), _value_type(wall, ns), _value_type(cpu, ns)]
-            self.period = field(proto.PROFILE_PERIOD_TYPE, self.types[1])
-            self.period += number(proto.PROFILE_PERIOD, profile.period_ns)
-            self.default_type = proto.PROFILE_DEFAULT_SAMPLE_TYPE + cpu
-        elif profile.kinds:
-            self.default_type = proto.PROFILE_DEFAULT_SAMPLE_TYPE + strings[profile.kinds[0].amount.name]
-        for kind in profile.kinds:
-            self.types += [_value_type(strings[each.name], strings[each.unit]) for each in (kind.count, kind.amount)]
-
-    def encode_values(self, aggregate: Aggregate) -> bytes:
-        """Encode the values of one sample; raises `KeyError` for a kind of event that the profile lacks."""
-        values = b""
-        if self._has_timer:
-            values = varint(aggregate.count) + varint(aggregate.wall_ns) + varint(aggregate.cpu_ns)
-        if aggregate.kind is None:
-            return values + self._no_event_values
-        place = self._places[aggregate.kind]
-        values += place * _NO_EVENT + varint(aggregate.event_count) + varint(aggregate.event_amount)
-        return values + (len(self._places) - place - 1) * _NO_EVENT
-
-
-class _Locations(dict[Frame, bytes]):
-    """Location ids as varints by frame; frames with equal content have the same."""
-
-    def __init__(
-        self,
-        functions: _IdTable[_FunctionKey],
-        location_ids: _IdTable[_LocationKey],
-        mappings: _IdTable[CodeOrigin],
-        origin_of: OriginOf,
-    ) -> None:
-        self._functions, self._location_ids, self._mappings = functions, location_ids, mappings
-        self._origin_of = origin_of
-
-    def __missing__(self, frame: Frame) -> bytes:
-        function_id = self._functions[frame.namespace, frame.function, frame.file, frame.first_line]
-        mapping_id = self._mappings[self._origin_of(frame.file, frame.namespace)]
-        found = self[frame] = self._location_ids[function_id, frame.line or 0, mapping_id]
-        return found
-
-
-class _Stacks(dict[Stack, bytes]):
-    """Fields with the locations of a sample, leaf first, by stack."""
-
-    def __init__(self, locations: _Locations) -> None:
-        self._locations = locations
-
-    def __missing__(self, stack: Stack) -> bytes:
-        locations = self._locations
-        found = self[stack] = field(proto.SAMPLE_LOCATION_ID, b"".join([locations[frame] for frame in stack.frames]))
-        return found
-
-
-class _Labels(dict[tuple[str, str | int], bytes]):
-    """Fields with a label of a sample, by key and value; none for an empty text, which would read as the number 0."""
-
-    def __init__(self, strings: _IdTable[str]) -> None:
-        self._strings = strings
-
-    def __missing__(self, label: tuple[str, str | int]) -> bytes:
-        (key, value), strings = label, self._strings
-        if not isinstance(value, str) and value not in _INT64:
-            value = str(value)
-        if isinstance(value, str):
-            content = proto.LABEL_STR + strings[value]
-        else:
-            content = number(proto.LABEL_NUM, value)
-            if (unit := _LABEL_UNITS.get(key)) is not None:
-                content += proto.LABEL_NUM_UNIT + strings[unit]
-        found = self[label] = (
-            field(proto.SAMPLE_LABEL, proto.LABEL_KEY + strings[key] + content) if value != "" else b""
-        )
-        return found
+    full_name = strings[f"{namespace}.{name}"]
+    tables.function.add(
+        id=function_id, name=full_name, system_name=strings[name], filename=strings[file], start_line=first_line
+    )
 
 
 def _printable(text: str) -> str:

@@ -3,8 +3,7 @@
 `export` runs on the exporting thread, `interrupt` and `shutdown` on any. Each profile, one a minute,
 has its own connection. `http.client` speaks HTTP over a socket that is opened here: a real one where
 gevent has replaced sockets, with one deadline for the exchange, which other threads can shut down.
-Only the look-up of the agent's name has no limit but the resolver's. Proxies are ignored: an agent
-is local.
+Only the look-up of the agent's name has no limit but the resolver's. Proxies are ignored: an agent is local.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from contextlib import suppress
 from http.client import HTTP_PORT, HTTPConnection, HTTPException
 from typing import Any, cast
 
-from splunk_profiler.config.parsers import Agent
-from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, ProfileFormEncoder, library_version
+from splunk_profiler import __version__
+from splunk_profiler.config.parsers import DatadogAgent
+from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, ProfileFormEncoder
 from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
@@ -36,7 +36,7 @@ _RETRIED_STATUSES = {401, 403, 408, 425, 429}  # 401 and 403: the agent's key ma
 class DatadogSink:
     """A Datadog agent that takes profiles; `timeout_s` limits one exchange."""
 
-    def __init__(self, agent: Agent, form: Callable[[Profile], Form], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, agent: DatadogAgent, form: Callable[[Profile], Form], timeout_s: float = TIMEOUT_S) -> None:
         self._agent = agent
         self._form = form
         self._timeout_s = timeout_s
@@ -120,7 +120,7 @@ class DatadogSink:
             connection = HTTPConnection(self._agent.host, self._agent.port or HTTP_PORT)
             connection.set_debuglevel(0)  # where the application has set it for all, the profile would be printed
             connection.sock = cast(socket.socket, self._stream(sock, deadline_s))
-            headers = {"User-Agent": f"{LIBRARY_NAME}/{library_version()}", "Connection": "close", **dict(form.headers)}
+            headers = {"User-Agent": f"{LIBRARY_NAME}/{__version__}", "Connection": "close", **dict(form.headers)}
             with suppress(BrokenPipeError, ConnectionResetError):  # the agent may refuse early and say why
                 connection.request("POST", INPUT_PATH, form.body, headers)
             with connection.getresponse() as response:
@@ -154,12 +154,14 @@ class DatadogSink:
         with self._lock:
             self._socket = sock
         try:
-            self._raise_if_cancelled()  # from now on, `_shut_down_socket` finds the socket
+            if self._is_cancelled():  # from now on, `_shut_down_socket` finds the socket
+                raise ConnectionAbortedError
             sock.settimeout(min(remaining_s(deadline_s), _CONNECT_TIMEOUT_S))
             if not self._agent.path:  # head and body are sent apart
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.connect(destination)
-            self._raise_if_cancelled()  # a shutdown just before `connect` had no effect
+            if self._is_cancelled():  # a shutdown just before `connect` had no effect
+                raise ConnectionAbortedError
         except BaseException:
             self._close(sock)
             raise
@@ -177,23 +179,19 @@ class DatadogSink:
             self._socket = None
         sock.close()
 
-    def _raise_if_cancelled(self) -> None:
-        if self._is_cancelled():
-            raise ConnectionAbortedError
-
     def _is_cancelled(self) -> bool:
         return self._is_interrupted or self._is_closed
 
 
 def open_sink(context: SinkContext) -> DatadogSink:
-    """Make the sink for an `Agent`."""
+    """Make the sink for a `DatadogAgent`."""
     destination = context.resolved.destination
-    assert isinstance(destination, Agent)
+    assert isinstance(destination, DatadogAgent)
     forms = ProfileFormEncoder(context.resource, context.classifier, context.resolved.tags)
     return DatadogSink(destination, forms.form)
 
 
-def _classify_response(agent: Agent, status: int, text: str, retry_after: str | None) -> ExportResult:
+def _classify_response(agent: DatadogAgent, status: int, text: str, retry_after: str | None) -> ExportResult:
     if 200 <= status < 300:
         return ExportResult(ExportStatus.DELIVERED)
     text = " ".join(text.split())[:_MAX_SHOWN_CHARS]

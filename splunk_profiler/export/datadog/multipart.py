@@ -13,17 +13,14 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from splunk_profiler import __version__
 from splunk_profiler.code_origin.classifier import CodeClassifier
+from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import code_provenance, datadog_pprof, pprof
 from splunk_profiler.model import DataType, InstrumentationSource, Profile
 from splunk_profiler.system.threads import yield_gil
-
-if TYPE_CHECKING:
-    from splunk_profiler.export.otlp.sample_records import Resource  # it loads OpenTelemetry's messages
 
 LIBRARY_NAME = "splunk-profiler"
 _MAX_TAG_LENGTH = 200  # the backend cuts longer ones
@@ -74,7 +71,7 @@ class ProfileFormEncoder:
         provenance_json = gzip.compress(code_provenance.message([profile], origin_of, yield_gil), mtime=0)
         # The backend knows the kind of a file by its name.
         attachments = {"auto.pprof": content, "code-provenance.json": provenance_json}
-        headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", library_version())]
+        headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", __version__)]
         if (container := _strip_unprintable(attributes.get("container.id", ""))).isascii() and container:
             headers.append(("Datadog-Container-ID", container))
         event = _encode_event(profile, self._collect_tags(attributes), attachments)
@@ -98,22 +95,13 @@ class ProfileFormEncoder:
         return {name: value for name, value in custom_tags.items() if name} | _standard_tags(attributes)
 
 
-@cache
-def library_version() -> str:
-    """Return this package's version; ``unknown`` if it is not installed."""
-    try:
-        return version(LIBRARY_NAME)
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _encode_event(profile: Profile, service_tags: Mapping[str, str], filenames: Iterable[str]) -> bytes:
     tags = {
         **service_tags,
         "language": "python",
         "runtime": platform.python_implementation(),
         "runtime_version": platform.python_version(),
-        "profiler_version": library_version(),
+        "profiler_version": __version__,
     }
     if profile.source is InstrumentationSource.SNAPSHOT:
         tags["profiling.instrumentation.source"] = profile.source.value

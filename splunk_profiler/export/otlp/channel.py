@@ -2,8 +2,8 @@
 
 Runs on the exporting thread, `close` on any. Loads gRPC. The specification asks to reuse the
 persistent connection of another signal ("Call Stack Ingest"). The trace exporter has no public name
-for it; `tests/unit/export/test_otlp_seam.py` tests the private names that are read here. A shared
-connection is never closed.
+for it; `tests/unit/export/otlp/test_otlp_channel.py` tests the private names that are read here. A
+shared connection is never closed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ConnectionSelector:
         self,
         endpoint: Endpoint,
         transport: Transport,
-        tracer_provider: Callable[[], object | None],
+        tracer_provider: Callable[[], object | None] | None,
         *,
         share_connection: bool,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -139,7 +139,7 @@ class ConnectionSelector:
         Credentials have no comparison, so this compares the settings that both are made from.
         """
         module = sys.modules.get(TRACE_EXPORTER)
-        if module is None:
+        if module is None or self._tracer_provider is None:
             return None
         transport, endpoint = self._transport, self._endpoint
         if endpoint.is_secure and (

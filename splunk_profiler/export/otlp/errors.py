@@ -1,7 +1,6 @@
 """Classification of failed exports: the status of the batch, and a message that names the remedy.
 
-Runs on the exporting thread. `classify_error` is pure; `probe` opens up to two connections, for a
-few seconds at most.
+Runs on the exporting thread. `classify_error` is pure; `probe` opens up to two connections, for seconds at most.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ class OtlpSink(Generic[Record]):
 
     Args:
         encode: records → the bytes of a request (`sample_records`, `profile_records`).
-        tracer_provider: returns the application's provider, whose exporter may share its connection.
-        share_connection: see `ConnectionSelector`.
+        tracer_provider, share_connection: see `ConnectionSelector`.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class OtlpSink(Generic[Record]):
         endpoint: Endpoint,
         encode: Callable[[Sequence[Record]], bytes],
         transport: Transport,
-        tracer_provider: Callable[[], object | None] = lambda: None,
+        tracer_provider: Callable[[], object | None] | None = None,
         *,
         share_connection: bool = True,
     ) -> None:

@@ -14,10 +14,10 @@ from splunk_profiler.export.otlp.sample_records import (
     DATA_TYPE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     RequestBuilder,
-    Resource,
     attributes,
     record_template,
 )
+from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import DataType, InstrumentationSource, Profile
 from splunk_profiler.system.threads import yield_gil

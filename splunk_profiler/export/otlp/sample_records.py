@@ -8,34 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
+from splunk_profiler.export.sink_context import Resource
+from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.model import DataType, InstrumentationSource, Sample
 from splunk_profiler.system.threads import yield_gil
 
 _NAME = "otel.profiling"
-_SCOPE_VERSION = "0.1.0"
+_SCOPE_VERSION = "0.1.0"  # a constant of the conventions, not the version of this package
 SOURCE_ATTRIBUTE = "profiling.instrumentation.source"
 DATA_TYPE_ATTRIBUTE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
-_RECORDS_PER_YIELD = 64
-
-
-class Resource(Protocol):
-    """The part of the SDK's resource that encoders use."""
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """Description of the process."""
-
-    @property
-    def schema_url(self) -> str:
-        """Schema of the attributes."""
 
 
 class RequestBuilder:
@@ -67,10 +56,7 @@ class SampleEncoder:
     """An encoder of samples, which caches the parts that records share; `body` returns the text of a sample."""
 
     def __init__(
-        self,
-        resource: Callable[[], Resource],
-        body: Callable[[Sample], str],
-        time_ns: Callable[[], int] = time.time_ns,
+        self, resource: Callable[[], Resource], body: Callable[[Sample], str], time_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._request_builder = RequestBuilder(resource)
         self._body = body
@@ -82,9 +68,7 @@ class SampleEncoder:
         request = self._request_builder.build()
         records = request.resource_logs[0].scope_logs[0].log_records
         observed_ns = self._time_ns()
-        for number, sample in enumerate(samples, 1):
-            if number % _RECORDS_PER_YIELD == 0:
-                yield_gil()
+        for sample in iter_with_pauses(samples, yield_gil):
             record = records.add()
             record.CopyFrom(self._template(sample))
             record.time_unix_nano = sample.time_ns

@@ -46,7 +46,7 @@ def agent(program: Path, tmp_path: Path) -> Iterator[DatadogAgent]:
 
 
 @_NATIVE
-def test_datadogs_own_agent_takes_profiles_whose_samples_have_its_names_for_spans(agent: DatadogAgent) -> None:
+def test_datadog_agent_takes_profiles_with_its_own_names_for_spans(agent: DatadogAgent) -> None:
     with Target("accounted_work.py", "tasks", "2", env=sent_to(agent.url, 500)) as target:
         roots = target.json("ledger")["roots"]
         assert target.finish() == 0, target.output
@@ -126,7 +126,7 @@ print("child", os.waitpid(child, 0)[1], flush=True)
 """
 
 
-def test_an_agent_that_never_answers_keeps_a_service_neither_from_forking_nor_from_ending() -> None:
+def test_agent_that_never_answers_delays_neither_fork_nor_exit() -> None:
     with AnsweringServer(None) as server:
         with Target(sys.executable, "-c", _FORKING, env=sent_to(f"http://127.0.0.1:{server.port}")) as target:
             server.wait(1)

@@ -92,7 +92,7 @@ def test_a_service_with_a_mistyped_destination_sends_nothing_and_says_so(
     assert [decoy.was_visited() for decoy in decoys] == [False] * len(decoys)
 
 
-def test_a_service_that_would_only_sample_does_not_start_with_a_mistyped_destination() -> None:
+def test_service_that_only_samples_does_not_start_with_a_bad_destination() -> None:
     off = {"SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}
     off["ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"] = "false"
     with Target(sys.executable, "-c", _SERVICE, env={**ON, **off, "SPLUNK_PROFILER_OUTPUT": "stdout"}) as target:

@@ -56,7 +56,7 @@ def test_the_certificate_for_logs_goes_before_the_general_one(files: Certificate
             assert len(receiver.records(2)) == 2
 
 
-def test_a_certificate_of_another_authority_is_refused_and_the_setting_named(files: CertificateFiles) -> None:
+def test_certificate_of_another_authority_is_refused_and_the_setting_named(files: CertificateFiles) -> None:
     with Receiver(cert=files.cert, key=files.key) as receiver:
         settings = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
@@ -80,7 +80,7 @@ def test_a_certificate_for_another_host_is_refused(files: CertificateFiles) -> N
 
 
 @pytest.mark.parametrize("content", [None, "no PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_a_certificate_file_that_cannot_be_used_is_named_and_hurts_nobody(
+def test_an_unusable_certificate_file_is_logged_and_does_no_harm(
     content: str | None, files: CertificateFiles, tmp_path: Path
 ) -> None:
     path = tmp_path / "authority.pem"
@@ -179,7 +179,7 @@ def test_requests_are_compressed_if_the_standard_setting_says_so(compression: st
     assert (relay.bytes_sent() < size / 4) is (compression == "gzip")
 
 
-def test_wrong_values_are_each_told_in_one_line_and_records_are_sent_all_the_same() -> None:
+def test_wrong_values_give_one_line_each_and_records_are_sent() -> None:
     with Receiver() as receiver:
         settings = {
             "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url,
@@ -243,7 +243,7 @@ def test_records_go_on_when_the_trace_exporter_is_shut_down() -> None:
         assert len(peers(receiver, "logs")) == 2
 
 
-def test_records_go_on_when_the_collector_of_a_shared_connection_dies_and_comes_back() -> None:
+def test_shared_connection_delivers_again_after_the_collector_restarts() -> None:
     with (
         Receiver() as first,
         ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=first.url, OTEL_EXPORTER_OTLP_TIMEOUT="2") as exporter,
@@ -279,7 +279,7 @@ def headers_of(receiver: Receiver, signal: str) -> dict[str, str]:
     return headers
 
 
-def test_a_token_for_another_host_is_not_sent_on_a_shared_connection_either() -> None:
+def test_token_for_another_host_is_not_sent_on_a_shared_connection() -> None:
     with Receiver() as receiver:
         settings = {
             "SPLUNK_PROFILER_ENABLED": "true",

@@ -11,6 +11,7 @@ import pytest
 from receiver_process import Receiver
 
 ROOT = Path(__file__).resolve().parents[3]
+_BOUND_S = 20  # for a process on a busy machine to end; a hang is far longer
 
 # Ends on command, and prints the seconds that the end took. Has loaded gRPC as a service that exports its spans.
 SERVICE = """
@@ -27,8 +28,7 @@ class Busy(threading.Thread):
         while True:
             sum(range(1000))
 
-for _ in range(3):
-    Busy(daemon=True).start()
+Busy(daemon=True).start()
 splunk_profiler.start()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -37,7 +37,7 @@ begun.append(time.monotonic())
 
 
 def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subprocess.Popen[str], str]:
-    """The service after its end, and what it wrote; fails if it does not end within a minute.
+    """The service after its end, and what it wrote; fails if it does not end in time.
 
     It is told to end once the receiver has been called, or, without one, once it has said that there is none.
     """
@@ -69,14 +69,14 @@ def end_of_a_service(endpoint: str, receiver: Receiver | None) -> tuple[subproce
             receiver.exports(1)
         else:
             said = service.stderr.readline()
-        _, errors = service.communicate("end\n", timeout=60)
+        _, errors = service.communicate("end\n", timeout=_BOUND_S)
     finally:
         service.kill()
         service.communicate()
     return service, said + errors
 
 
-@pytest.mark.parametrize("mode", ["ok", "hang", "refuse UNAUTHENTICATED", "refuse UNAVAILABLE"])
+@pytest.mark.parametrize("mode", ["hang", "refuse UNAUTHENTICATED", "refuse UNAVAILABLE"])
 def test_a_service_ends_in_order_with_an_export_in_flight(mode: str) -> None:
     with Receiver(mode=mode) as receiver:
         service, errors = end_of_a_service(receiver.url, receiver)

@@ -50,7 +50,7 @@ def test_a_collector_that_dies_and_comes_back_loses_nothing(free_port: int) -> N
         assert exporter.ask("counters")["delivered"] == 7
 
 
-def test_a_collector_that_hangs_is_told_of_and_gets_the_records_when_it_answers_again() -> None:
+def test_hanging_collector_is_logged_and_gets_the_records_once_it_answers() -> None:
     settings = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.5"}
     with (
         Receiver(mode="hang") as receiver,
@@ -64,7 +64,7 @@ def test_a_collector_that_hangs_is_told_of_and_gets_the_records_when_it_answers_
         assert len(receiver.records(3)) == 3
 
 
-def test_recording_goes_on_and_memory_stays_bounded_while_a_collector_hangs() -> None:
+def test_recording_goes_on_in_bounded_memory_while_a_collector_hangs() -> None:
     with Receiver(mode="hang") as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 5")
         receiver.exports(1, answer="hang")
@@ -90,19 +90,18 @@ def test_the_end_of_the_process_does_not_wait_for_a_collector_that_hangs() -> No
         exporter.log(lambda text: "5 profiling records were not delivered before the process ended" in text)
 
 
-def test_a_collector_that_is_back_at_the_moment_of_the_end_gets_what_waited(free_port: int) -> None:
+def test_collector_that_returns_at_shutdown_gets_the_waiting_records(free_port: int) -> None:
     with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=endpoint(free_port)) as exporter:
         exporter.ask("record 5")
         exporter.log(lambda text: UNDELIVERED in text)
-        for _ in range(3):  # the connection pauses for longer after each attempt
-            exporter.ask("flush 10")
+        exporter.ask("flush 4")  # the connection pauses for longer after each attempt
         with Receiver(port=free_port) as receiver:
             assert exporter.ask("stop 10")["delivered"] == 5
             assert len(receiver.records(5)) == 5
 
 
 @pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
-def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_content(code: str) -> None:
+def test_collector_that_refuses_credentials_gets_the_records_once_content(code: str) -> None:
     with (
         Receiver(mode=f"refuse {code}") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
@@ -115,7 +114,7 @@ def test_a_collector_that_wants_other_credentials_gets_the_records_once_it_is_co
         assert len(receiver.records(3)) == 3
 
 
-def test_a_collector_without_room_gets_the_records_after_the_pause_it_asks_for() -> None:
+def test_collector_without_room_gets_the_records_after_its_retry_delay() -> None:
     with (
         Receiver(mode="refuse RESOURCE_EXHAUSTED 0.05") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
@@ -132,7 +131,7 @@ def test_a_collector_without_room_gets_the_records_after_the_pause_it_asks_for()
 @pytest.mark.parametrize(
     ("code", "hint"), [("UNIMPLEMENTED", "logs pipeline"), ("INVALID_ARGUMENT", "refused with INVALID_ARGUMENT")]
 )
-def test_records_that_a_collector_refuses_for_good_are_counted_and_later_ones_sent(code: str, hint: str) -> None:
+def test_records_refused_for_good_are_counted_and_later_ones_sent(code: str, hint: str) -> None:
     with (
         Receiver(mode=f"refuse {code}") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
@@ -147,7 +146,7 @@ def test_records_that_a_collector_refuses_for_good_are_counted_and_later_ones_se
         assert (counters["rejected"], counters["delivered"]) == (3, 2)
 
 
-def test_a_partial_success_is_counted_and_its_message_told() -> None:
+def test_a_partial_success_is_counted_and_its_message_logged() -> None:
     with (
         Receiver(mode="partial 2 too old for this collector") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
@@ -159,7 +158,7 @@ def test_a_partial_success_is_counted_and_its_message_told() -> None:
         assert (counters["rejected"], counters["delivered"]) == (2, 3)
 
 
-def test_no_more_records_are_rejected_than_were_sent_whatever_a_collector_says() -> None:
+def test_rejected_records_never_exceed_those_sent() -> None:
     with (
         Receiver(mode="partial 3 of which a profile has several") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
@@ -179,7 +178,7 @@ def test_a_batch_larger_than_the_collector_takes_is_sent_in_parts() -> None:
         assert exporter.profiler_log() == []
 
 
-def test_a_record_larger_than_the_collector_takes_is_told_of_and_no_other_one_lost() -> None:
+def test_record_larger_than_the_collector_takes_is_the_only_one_lost() -> None:
     with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 1 100000 50")
         line = exporter.log(lambda text: UNDELIVERED in text)
@@ -191,7 +190,7 @@ def test_a_record_larger_than_the_collector_takes_is_told_of_and_no_other_one_lo
         assert (counters["rejected"], counters["delivered"]) == (1, 3)
 
 
-def test_records_are_sent_in_batches_below_what_collectors_accept_by_default() -> None:
+def test_batches_are_smaller_than_collectors_accept_by_default() -> None:
     with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 2000 40")
         receiver.records(2000)
@@ -209,7 +208,7 @@ def test_a_server_that_is_no_collector_is_named_as_such() -> None:
             exporter.ask("stop 0.2")
 
 
-def test_parent_and_forked_child_both_go_on_sending_with_an_export_in_flight() -> None:
+def test_parent_and_child_go_on_sending_after_a_fork_during_an_export() -> None:
     with Receiver() as receiver, ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 1")
         receiver.records(1)

@@ -32,7 +32,7 @@ def test_a_process_that_is_killed_leaves_whole_profiles_only(tmp_path: Path) -> 
     assert len(profiles(tmp_path)) > 3
 
 
-def test_what_a_process_was_writing_when_it_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_partial_file_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
     with Target("file_writer.py", "killed", str(tmp_path)) as target:
         assert target.finish() == -signal.SIGXFSZ, target.output
     (half,) = tmp_path.iterdir()
@@ -45,7 +45,7 @@ def test_what_a_process_was_writing_when_it_was_killed_is_removed_by_the_next(tm
     assert not half.exists()
 
 
-def test_where_there_is_no_room_nothing_is_left_behind_and_what_fits_is_still_written(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_file_and_takes_smaller_profiles(tmp_path: Path) -> None:
     with Target("file_writer.py", "refused", str(tmp_path)) as target:
         large, small = target.lines(2, "outcome ")
         assert target.finish() == 0, target.output
@@ -65,8 +65,8 @@ def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_pat
     assert f"profiles cannot be written to {directory} (Not a directory); see SPLUNK_PROFILER_OUTPUT" in said
 
 
-def test_what_is_exported_first_after_the_end_of_the_main_thread_is_written(tmp_path: Path) -> None:
+def test_first_export_after_the_end_of_the_main_thread_is_written(tmp_path: Path) -> None:
     env = {**written_to(tmp_path), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000"}
-    with Target("ends_late.py", env=env) as target:
+    with Target("late_export.py", env=env) as target:
         assert target.finish() == 0, target.output
         assert "__main__.outlive_the_main_thread" in functions(tmp_path, target.pid), target.output

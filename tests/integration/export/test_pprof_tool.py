@@ -56,7 +56,7 @@ def top(printed: str) -> dict[str, tuple[int, int]]:
     return {name: (int(flat), int(cumulative)) for flat, cumulative, name in rows}
 
 
-def test_the_hottest_functions_are_shown_by_cpu_if_nothing_else_is_asked_for(tmp_path: Path) -> None:
+def test_pprof_shows_the_hottest_functions_by_cpu_by_default(tmp_path: Path) -> None:
     printed = pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, small_profile()))
     assert top(printed) == {
         "shop.cart.Cart.checkout.<locals>.<lambda>": (2_500_000_000, 2_500_000_000),
@@ -67,7 +67,7 @@ def test_the_hottest_functions_are_shown_by_cpu_if_nothing_else_is_asked_for(tmp
     assert "Duration: 10s" in printed
 
 
-def test_of_a_profile_of_another_data_type_what_its_events_have_taken_is_shown_first(tmp_path: Path) -> None:
+def test_pprof_shows_amounts_first_for_another_data_type(tmp_path: Path) -> None:
     allocated = tuple(
         Aggregate(one.stack, one.labels, 0, 0, 0, KIND, 3, 4096 * number)
         for number, one in enumerate(small_profile().aggregates, 1)
@@ -80,7 +80,7 @@ def test_of_a_profile_of_another_data_type_what_its_events_have_taken_is_shown_f
     assert "Total samples = 12" in printed
 
 
-def test_profiles_of_a_service_show_all_of_its_time_and_what_it_did_and_waited_for(tmp_path: Path) -> None:
+def test_pprof_shows_all_of_a_services_time_with_its_work_and_waits(tmp_path: Path) -> None:
     env = {
         **profiling_settings("http://127.0.0.1:9", 10),
         "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}",
@@ -129,7 +129,7 @@ def test_the_raw_form_has_units_files_and_first_lines(tmp_path: Path) -> None:
     assert re.search(r"^1: \S+ python +\[FN\]\[FL\]\[LN\]$", printed, re.M)
 
 
-def test_your_own_code_is_shown_alone_with_the_time_of_the_libraries_that_it_called(tmp_path: Path) -> None:
+def test_pprof_shows_application_code_alone_with_time_of_called_libraries(tmp_path: Path) -> None:
     profile = small_profile()
     library = Frame("requests.api", "get", "/venv/lib/python3.12/site-packages/requests/api.py", 60)
     first, *others = profile.aggregates
@@ -144,7 +144,7 @@ def test_your_own_code_is_shown_alone_with_the_time_of_the_libraries_that_it_cal
     assert set(top(pprof(tmp_path, "-top", "-unit=ns", "-show=^library/", *names))) == {"requests.api.get"}
 
 
-def test_distributions_are_mappings_and_stay_apart_when_profiles_are_added_up(tmp_path: Path) -> None:
+def test_pprof_keeps_distributions_apart_when_profiles_are_added_up(tmp_path: Path) -> None:
     profile = large_profile(200)
 
     def origin(file: str, _namespace: str) -> CodeOrigin:

@@ -148,7 +148,7 @@ def test_another_collector_takes_compressed_requests(rotel: Rotel) -> None:
         rotel.wait_for("Trace ID       : 00000000000000000000000000000003")
 
 
-def test_another_collector_without_tls_behind_an_https_endpoint_is_recognised(rotel: Rotel) -> None:
+def test_rotel_without_tls_behind_an_https_endpoint_is_recognised(rotel: Rotel) -> None:
     with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"http://127.0.0.1:{rotel.port}") as exporter:
         exporter.ask("record 1")
         rotel.wait_for("Trace ID       : 00000000000000000000000000000001")  # so it listens

@@ -7,7 +7,9 @@ import os
 import py_compile
 import subprocess
 import sys
+import tracemalloc
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,7 +124,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     paths = [str(path) for path in (site, developed, zipped, folder / "linked", egg, whole_app, whole_app / "lib")]
     done = subprocess.run(
-        [sys.executable, str(TESTS / "targets" / "told_origins.py"), *paths, "--", *modules.split()],
+        [sys.executable, str(TESTS / "targets" / "code_origins.py"), *paths, "--", *modules.split()],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -175,8 +177,9 @@ def test_reading_what_is_installed_imports_nothing(told: dict[str, Any]) -> None
     assert told["loaded"] == []
 
 
-def nothing_installed() -> CodeClassifier:
-    return CodeClassifier(lambda: ())
+def make_classifier(entries: Iterable[object] = (), parent: CodeClassifier | None = None) -> CodeClassifier:
+    """Return a classifier whose clock stands still: one `read` reads all entries, also on a busy machine."""
+    return CodeClassifier(lambda: entries, parent=parent, monotonic=lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_code_without_a_distribution_is_known_by_where_it_is(
     file: str, namespace: str, origin: CodeOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as of `python -c`
-    assert nothing_installed().classify(file, namespace) == origin
+    assert make_classifier().classify(file, namespace) == origin
 
 
 @pytest.mark.parametrize("file", [None, "os.py", 7])
@@ -214,16 +217,16 @@ def test_a_program_that_modules_are_built_into_is_no_standard_library(
         monkeypatch.delattr(os, "__file__")
     else:
         monkeypatch.setattr(os, "__file__", file)
-    assert nothing_installed().classify(f"{Path.cwd()}/app.py", "app") == APPLICATION
+    assert make_classifier().classify(f"{Path.cwd()}/app.py", "app") == APPLICATION
 
 
-def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sources(tmp_path: Path) -> None:
+def test_profiler_is_a_library_even_when_run_from_its_sources(tmp_path: Path) -> None:
     file = classifier.__file__
-    assert nothing_installed().classify(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
+    assert make_classifier().classify(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
         OriginKind.LIBRARY, "splunk-profiler"
     )
     site = put(tmp_path / "site-packages", {"splunk_profiler-0.9.dist-info/RECORD": "splunk_profiler.pth,,\n"})
-    installed = CodeClassifier(lambda: [str(site)])
+    installed = make_classifier([str(site)])
     assert installed.read()
     assert installed.classify(file, "splunk_profiler.code_origin.classifier") == CodeOrigin(
         OriginKind.LIBRARY, "splunk-profiler", "0.9"
@@ -231,7 +234,7 @@ def test_the_profiler_is_nobodys_application_also_where_it_is_run_from_its_sourc
 
 
 def test_generated_code_is_the_modules_in_whose_name_it_runs() -> None:
-    assert nothing_installed().classify("<string>", f"{__name__}.Anything.at_all") == APPLICATION
+    assert make_classifier().classify("<string>", f"{__name__}.Anything.at_all") == APPLICATION
 
 
 def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +246,8 @@ def test_a_module_that_loads_itself_when_it_is_looked_at_is_not_looked_at(monkey
     type(sys).__setattr__(module, "__file__", "/gone/site-packages/lazy_module.py")
     for name, value in (("lazy_module", module), ("no_module", object())):
         monkeypatch.setitem(sys.modules, name, value)
-    assert nothing_installed().classify("<string>", "lazy_module.Thing") == LIBRARY
-    assert nothing_installed().classify("<string>", "no_module.Thing") == UNKNOWN
+    assert make_classifier().classify("<string>", "lazy_module.Thing") == LIBRARY
+    assert make_classifier().classify("<string>", "no_module.Thing") == UNKNOWN
 
 
 def site_of(folder: Path, count: int) -> Path:
@@ -255,7 +258,7 @@ def site_of(folder: Path, count: int) -> Path:
     return folder
 
 
-def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: Path) -> None:
+def test_a_large_site_is_read_in_steps_and_known_at_the_end(tmp_path: Path) -> None:
     site = str(site_of(tmp_path / "site-packages", 30))
     times = iter(range(10_000))
     classifier = CodeClassifier(lambda: [site], monotonic=lambda: next(times) / 50)
@@ -268,7 +271,7 @@ def test_what_takes_long_is_read_bit_by_bit_and_told_once_it_is_known(tmp_path: 
     assert classifier.classify(file, "p29.m1") == CodeOrigin(OriginKind.LIBRARY, "p29", "1.29")
 
 
-def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brought_it(tmp_path: Path) -> None:
+def test_start_script_belongs_to_the_distribution_that_installed_it(tmp_path: Path) -> None:
     site = put(
         tmp_path / "lib" / "python3" / "site-packages",
         {
@@ -278,7 +281,7 @@ def test_the_script_that_starts_a_service_is_of_the_distribution_that_has_brough
         },
     )
     put(tmp_path, dict.fromkeys(("bin/server", "bin/mine", "bin/other"), FUNCTION))
-    classifier = CodeClassifier(lambda: [str(site)])
+    classifier = make_classifier([str(site)])
     assert classifier.read()
     assert classifier.classify(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(OriginKind.LIBRARY, "server", "2")
     assert classifier.classify(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(OriginKind.APPLICATION, "mine", "1")
@@ -295,7 +298,7 @@ def test_an_editable_install_of_single_modules_is_known_by_them(
     record = f"__editable__.mine-1.2.pth,,\n{finder.__name__}.py,,\n"
     site = put(tmp_path / "site-packages", {"mine-1.2.dist-info/RECORD": record})
     put(site, {"__editable__.mine-1.2.pth": f"import {finder.__name__}; {finder.__name__}.install()\n"})
-    classifier = CodeClassifier(lambda: [str(site)])
+    classifier = make_classifier([str(site)])
     assert classifier.read()
     mine = CodeOrigin(OriginKind.APPLICATION, "mine", "1.2")
     assert classifier.classify(f"{tmp_path}/src/single.py", "single") == mine
@@ -327,7 +330,7 @@ def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
 def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path: Path) -> None:
     first, second = (site_of(tmp_path / name / "site-packages", 1) for name in "ab")
     entries = [str(first)]
-    classifier = CodeClassifier(lambda: entries)
+    classifier = make_classifier(entries)
     assert classifier.read()
     site_of(first, 2)
     entries.append(str(second))
@@ -339,14 +342,14 @@ def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path:
 
 def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Path) -> None:
     first, second = (str(site_of(tmp_path / name / "site-packages", 3)) for name in "ab")
-    parent = CodeClassifier(lambda: [first])
+    parent = make_classifier([first])
     assert parent.read()
     for gone in Path(first).glob("*/RECORD"):
         gone.unlink()
     times = iter(range(10_000))
     halfway = CodeClassifier(lambda: [first, second], parent=parent, monotonic=lambda: next(times) / 9)
     assert not halfway.read()
-    child = CodeClassifier(lambda: [first, second], parent=halfway)
+    child = make_classifier([first, second], parent=halfway)
     assert child.read()
     assert [child.classify(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
 
@@ -374,7 +377,7 @@ def test_what_installers_should_not_have_left_does_no_harm(tmp_path: Path, files
     os.mkfifo(site / "loop-1.dist-info" / "RECORD")
     (site / "broken.zip").write_bytes(b"PK\x03\x04 no zip")
     odd: list[object] = [str(site), site, 7, None, "", "\0", "relative", str(site / "broken.zip"), "/gone"]
-    classifier = CodeClassifier(lambda: odd)
+    classifier = make_classifier(odd)
     assert classifier.read()
     assert classifier.classify(f"{site}/good/a.py", "good.a") == CodeOrigin(OriginKind.LIBRARY, "good", "2")
     assert classifier.classify("/srv/app.py", "app") == APPLICATION
@@ -383,8 +386,6 @@ def test_what_installers_should_not_have_left_does_no_harm(tmp_path: Path, files
 def test_however_many_files_and_distributions_there_are_little_is_kept(tmp_path: Path) -> None:
     record = "".join(f"big/d{n % 1000}/e/f/m{n}.py,,\n" for n in range(10_000))
     site = put(tmp_path / "site-packages", {"big-1.dist-info/RECORD": record})
-    import tracemalloc  # noqa: PLC0415
-
     tracemalloc.start()
     try:
         classifier = CodeClassifier(lambda: [str(site)])

@@ -58,9 +58,7 @@ def test_nothing_set_means_off_one_second_and_the_default_endpoint() -> None:
         ("SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED", "1", "auto"),
     ],
 )
-def test_a_wrong_value_gives_one_line_with_the_setting_the_value_and_what_is_used(
-    name: str, value: str, used: str
-) -> None:
+def test_wrong_value_gives_one_line_with_setting_value_and_replacement(name: str, value: str, used: str) -> None:
     resolved = from_env({name: value})
     assert resolved.config == Config()
     assert resolved.endpoint == Endpoint("https://localhost:4317", "localhost:4317", True, "default")
@@ -92,7 +90,7 @@ def test_a_password_in_an_address_is_in_no_message(name: str, value: str, said: 
     assert "sesame" not in warning
 
 
-def test_a_password_in_an_address_is_not_in_what_is_told_of_another_setting_or_raised() -> None:
+def test_password_in_an_address_is_in_no_warning_and_no_exception() -> None:
     general = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://me:sesame@host:4317"}
     assert "sesame" not in "".join(from_env({"SPLUNK_PROFILER_LOGS_ENDPOINT": "htp:/x", **general}).warnings)
     assert parse_endpoint("https://h:1/?key=sesame").url == "https://h:1/?***"
@@ -154,7 +152,7 @@ def test_snapshot_profiling_runs_with_and_without_the_profiler() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.00001, 5e-10, 1.0])
-def test_any_share_of_the_traces_can_be_said_in_code_and_in_the_environment(share: float) -> None:
+def test_any_probability_of_traces_can_be_set_in_code_and_environment(share: float) -> None:
     assert Config(snapshot_probability=share).snapshot_probability == share
     said = from_env({"SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": str(share)})
     assert (said.warnings, said.config.snapshot_probability) == ((), share)

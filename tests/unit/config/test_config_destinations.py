@@ -6,9 +6,9 @@ import pytest
 
 from splunk_profiler.config import Config, from_env
 from splunk_profiler.config.parsers import (
-    Agent,
     Collector,
     ConfigError,
+    DatadogAgent,
     Destination,
     Directory,
     Endpoint,
@@ -93,19 +93,22 @@ def test_with_nowhere_to_send_to_there_is_nothing_to_run() -> None:
         ("otlp", Collector()),
         ("file:/var/profiles", Directory("/var/profiles")),
         ("file:///var/pro:files", Directory("///var/pro:files")),
-        ("datadog:http://agent", Agent("http://agent", "agent", 8126)),
-        ("datadog:http://10.0.0.1:9000/", Agent("http://10.0.0.1:9000/", "10.0.0.1", 9000)),
-        ("datadog:http://[::1]:9000", Agent("http://[::1]:9000", "::1", 9000)),
-        ("datadog:https://agent:9000", Agent("https://agent:9000", "agent", 9000, is_secure=True)),
-        ("datadog:unix:///run/apm.socket", Agent("unix:///run/apm.socket", "localhost", 0, path="/run/apm.socket")),
-        ("datadog:unix:/run/apm.socket", Agent("unix:/run/apm.socket", "localhost", 0, path="/run/apm.socket")),
+        ("datadog:http://agent", DatadogAgent("http://agent", "agent", 8126)),
+        ("datadog:http://10.0.0.1:9000/", DatadogAgent("http://10.0.0.1:9000/", "10.0.0.1", 9000)),
+        ("datadog:http://[::1]:9000", DatadogAgent("http://[::1]:9000", "::1", 9000)),
+        ("datadog:https://agent:9000", DatadogAgent("https://agent:9000", "agent", 9000, is_secure=True)),
+        (
+            "datadog:unix:///run/apm.socket",
+            DatadogAgent("unix:///run/apm.socket", "localhost", 0, path="/run/apm.socket"),
+        ),
+        ("datadog:unix:/run/apm.socket", DatadogAgent("unix:/run/apm.socket", "localhost", 0, path="/run/apm.socket")),
     ],
 )
 def test_destinations_are_understood(text: str, destination: Destination) -> None:
     assert from_env({"SPLUNK_PROFILER_OUTPUT": text}).config.destination == destination
 
 
-def test_files_and_datadog_agents_take_profiles_whatever_the_format_is_said_to_be() -> None:
+def test_files_and_datadog_agents_take_profiles_whatever_the_format() -> None:
     for output in ("file:/x", "datadog:http://h"):
         resolved = from_env({"SPLUNK_PROFILER_OUTPUT": output})
         assert resolved.config.sends_profiles

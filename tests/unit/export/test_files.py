@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from modes import find_open_to_others, umask_cleared
 from opentelemetry.sdk.resources import Resource
+from permissions import find_open_to_others, umask_cleared
 from profile_factory import large_profile, message, small_profile
 from profile_schema import decode
 
@@ -76,7 +76,7 @@ def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
     assert {int(match[1]) for match in found if match} == {os.getpid()}
 
 
-def test_profiles_of_selected_traces_are_told_by_their_names_and_go_like_the_others(tmp_path: Path) -> None:
+def test_snapshot_profiles_have_their_own_file_names_and_are_rotated(tmp_path: Path) -> None:
     closely = replace(small_profile(), source=InstrumentationSource.SNAPSHOT)
     sink_in(tmp_path).export(Batch((closely,), 0))
     (name,) = names(tmp_path)
@@ -93,7 +93,7 @@ def test_profiles_of_selected_traces_are_told_by_their_names_and_go_like_the_oth
         (InstrumentationSource.SNAPSHOT, "-1-allocation-snapshot.pprof"),
     ],
 )
-def test_profiles_of_another_data_type_are_told_by_their_names_and_go_like_the_others(
+def test_other_data_types_have_their_own_file_names_and_are_rotated(
     tmp_path: Path, source: InstrumentationSource, ending: str
 ) -> None:
     other = replace(small_profile(), data_type=DataType.ALLOCATION, source=source)
@@ -132,7 +132,7 @@ def test_files_and_directories_that_are_made_are_their_owners_alone(tmp_path: Pa
     assert len(names(tmp_path / "a" / "b")) == 1
 
 
-def test_a_directory_that_cannot_be_written_to_is_named_and_the_profile_worth_another_try(tmp_path: Path) -> None:
+def test_unwritable_directory_is_named_and_the_profile_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directory, reason in ((tmp_path / "file" / "x", "Not a directory"), (tmp_path / "file", "File exists")):
         outcome = sink_in(directory).export(BATCH)
@@ -161,9 +161,7 @@ def test_a_run_that_lasts_looks_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", [DirectorySink.interrupt, DirectorySink.shutdown])
-def test_who_waits_for_an_export_does_not_wait_until_a_directory_is_looked_through(
-    tmp_path: Path, wait: Callable[[DirectorySink], None]
-) -> None:
+def test_waiting_for_an_export_does_not_include_rotation(tmp_path: Path, wait: Callable[[DirectorySink], None]) -> None:
     for number in range(5):
         sink_in(tmp_path).export(at(number))
 
@@ -184,7 +182,7 @@ def test_a_process_that_ends_with_its_only_profile_removes_old_ones(tmp_path: Pa
     assert len(names(tmp_path)) == 1
 
 
-def test_a_directory_that_cannot_be_listed_takes_profiles_and_is_told_of_once(
+def test_unlistable_directory_takes_profiles_and_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def scandir(_path: Path) -> NoReturn:
@@ -234,9 +232,7 @@ def test_on_a_disk_that_its_profiles_have_filled_the_oldest_go(tmp_path: Path, m
     assert [name[5:24] for name in names(tmp_path)] == [f"20260528T20264{number}000Z" for number in range(6, 10)]
 
 
-def test_on_a_disk_that_others_have_filled_no_more_goes_than_is_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_filled_by_others_costs_no_more_files_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sink_in(tmp_path)
     for number in range(9):
         sink.export(at(number))
@@ -262,9 +258,7 @@ def test_no_profile_goes_for_one_that_they_all_could_not_make_room_for(
     assert len(names(tmp_path)) == 1
 
 
-def test_a_disk_that_tells_only_at_the_end_that_it_has_no_room_leaves_nothing_that_looks_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_reports_no_room_at_close_leaves_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really_close = os.close
 
     def close(descriptor: int) -> None:

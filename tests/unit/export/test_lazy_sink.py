@@ -74,7 +74,7 @@ def test_the_sink_is_made_by_the_first_export_and_once() -> None:
     assert made[0].batches == [BATCH, BATCH]
 
 
-def test_it_is_not_made_while_somebody_imports(slow_module: Gate) -> None:
+def test_it_is_not_made_while_another_thread_imports(slow_module: Gate) -> None:
     importing = threading.Thread(target=__import__, args=("slow_to_import",))
     importing.start()
     slow_module.here.wait()
@@ -104,7 +104,7 @@ def test_it_is_not_made_while_the_process_forks() -> None:
         return Taking()
 
     late = LazySink(make)
-    late.hold_for_fork()
+    late.hold_for_fork(0.0)
     exporting = threading.Thread(target=late.export, args=(BATCH,))
     exporting.start()
     exporting.join(0.2)
@@ -132,7 +132,7 @@ def test_a_fork_waits_for_imports_and_not_for_detectors() -> None:
     were_loaded: list[bool] = []
 
     def fork() -> None:
-        late.hold_for_fork()
+        late.hold_for_fork(0.0)
         were_loaded.append(loaded.is_set())
         late.release_after_fork()
 
@@ -161,7 +161,7 @@ def test_a_fork_waits_for_what_a_detector_imports_on_a_thread_of_its_own(slow_mo
     were_over: list[bool] = []
 
     def fork() -> None:
-        late.hold_for_fork()
+        late.hold_for_fork(0.0)
         were_over.append(slow_module.over.is_set())
         late.release_after_fork()
 
@@ -181,7 +181,7 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
 
     def fork() -> None:
         exporting.start()
-        late.hold_for_fork()  # must return
+        late.hold_for_fork(0.0)  # must return
         late.release_after_fork()
 
     slow_module.inside = fork
@@ -190,7 +190,7 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
     assert late.export(BATCH).export_status is ExportStatus.DELIVERED
 
 
-def test_nothing_is_sent_until_the_application_has_said_which_service_it_is() -> None:
+def test_nothing_is_sent_until_the_service_is_known() -> None:
     asked = threading.Semaphore(0)
     described = threading.Event()
 
@@ -222,7 +222,7 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
     opening.join()
 
 
-def test_a_sink_that_cannot_be_made_is_said_with_each_batch_and_tried_once() -> None:
+def test_a_sink_that_cannot_be_made_is_reported_per_batch_and_tried_once() -> None:
     tries: list[int] = []
 
     def make() -> Taking:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from profile_factory import large_profile, message, small_profile
 from profile_schema import decode
 
-from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.formats.pprof import MAX_BODY_BYTES, MAX_TEXT_CHARACTERS, EncodedPart, body, parts
 from splunk_profiler.model import (
     Aggregate,
@@ -142,7 +142,7 @@ def test_what_is_decoded_is_what_was_recorded(profile: Profile) -> None:
 
 
 @given(profiles())
-def test_a_message_refers_to_nothing_that_it_does_not_have_and_has_nothing_twice(profile: Profile) -> None:
+def test_message_has_no_dangling_reference_and_no_duplicate(profile: Profile) -> None:
     decoded = decode(message(profile))
     assert decoded.string_table[0] == ""
     assert [mapping.id for mapping in decoded.mapping] == [1]
@@ -170,7 +170,7 @@ def test_values_have_types_and_units_and_cpu_is_shown_first() -> None:
     assert text[decoded.default_sample_type] == "cpu"
 
 
-def test_a_profile_of_another_data_type_has_none_of_the_timers_values_and_shows_an_amount_first() -> None:
+def test_profile_of_another_data_type_has_no_timer_values() -> None:
     aggregate = Aggregate(Stack((), truncated=False), (), 0, 0, 0, PAGES, 3, 12_288)
     profile = Profile(5, 6, 7, (aggregate,), data_type=DataType.ALLOCATION, kinds=(OBJECTS, PAGES))
     decoded = decode(message(profile))
@@ -182,7 +182,7 @@ def test_a_profile_of_another_data_type_has_none_of_the_timers_values_and_shows_
     assert not decoded.HasField("period_type"), "the distance of snapshots says nothing of it"
 
 
-def test_an_event_of_which_a_profile_says_nothing_is_an_error_and_no_sample_of_zeros() -> None:
+def test_event_of_a_kind_missing_from_the_profile_is_an_error() -> None:
     aggregate = Aggregate(Stack((), truncated=False), (), 0, 0, 0, LOCKS, 3, 4)
     with pytest.raises(KeyError):
         message(Profile(5, 6, 7, (aggregate,), kinds=(GC_KIND,)))
@@ -240,7 +240,7 @@ def test_the_frames_of_all_samples_are_counted() -> None:
     assert part.frame_count == 3 + 2 + 2 + 2
 
 
-def test_a_profile_that_is_too_large_for_one_body_is_split_and_keeps_its_sums() -> None:
+def test_profile_too_large_for_one_body_is_split_and_keeps_its_sums() -> None:
     profile = large_profile(15_000, dropped_labels=3)
     found = parts(profile)
     assert len(found) > 1

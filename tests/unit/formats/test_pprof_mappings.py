@@ -55,7 +55,7 @@ def test_a_message_with_provenance_is_what_the_golden_file_says() -> None:
 
 
 @given(st.lists(ORIGINS, min_size=1, max_size=6))
-def test_mappings_are_numbered_without_gaps_and_all_say_that_names_are_known(origins: list[CodeOrigin]) -> None:
+def test_mappings_are_numbered_without_gaps_and_have_known_names(origins: list[CodeOrigin]) -> None:
     frames = tuple(Frame("m", "f", f"/{number}.py", 1) for number in range(len(origins)))
     profile = Profile(1, 1, 1, (Aggregate(Stack(frames, truncated=False), (), 1, 1, 1),))
     decoded = decode(message(profile, lambda file, _: origins[int(file[1:-3])]))
@@ -80,7 +80,7 @@ def test_each_part_of_a_large_profile_has_the_mappings_that_it_needs() -> None:
         assert {name for name, _ in by_location(decoded).values()} == {"application/shop"}
 
 
-def test_datadogs_attachment_lists_the_files_of_libraries_and_leaves_those_of_the_application_out() -> None:
+def test_datadog_attachment_lists_library_files_and_no_application_files() -> None:
     requests = Frame("requests.api", "get", "/venv/site-packages/requests/api.py", 1)
     stray = Frame("stray", "f", "/venv/site-packages/stray.py", 1)
     more = Aggregate(Stack((requests, stray), truncated=False), (), 1, 1, 1)

@@ -13,6 +13,7 @@ from splunk_profiler.export.datadog.exporter import DatadogSink
 from splunk_profiler.export.destinations import describe, make_sink
 from splunk_profiler.export.files import DirectorySink
 from splunk_profiler.export.otlp.exporter import OtlpSink
+from splunk_profiler.export.sink_context import SinkContext
 
 OUTPUT = "SPLUNK_PROFILER_OUTPUT"
 
@@ -26,9 +27,9 @@ OUTPUT = "SPLUNK_PROFILER_OUTPUT"
         ({OUTPUT: "datadog:http://agent"}, DatadogSink, f"the Datadog agent at http://agent (from {OUTPUT})"),
     ],
 )
-def test_a_destination_has_its_sink_and_is_told_in_words(env: dict[str, str], kind: type, words: str) -> None:
+def test_a_destination_has_its_sink_and_its_description(env: dict[str, str], kind: type, words: str) -> None:
     resolved = from_env(env)
-    sink = make_sink(resolved, Resource.get_empty, share_connection=False)
+    sink = make_sink(SinkContext(resolved, Resource.get_empty, share_connection=False))
     sink.shutdown()
     assert type(sink) is kind
     assert describe(resolved).startswith(words)
@@ -40,8 +41,9 @@ def test_where_no_collector_is_asked_for_grpc_is_not_loaded(output: str) -> None
         "import sys\n"
         "from splunk_profiler.config import from_env\n"
         "from splunk_profiler.export.destinations import make_sink\n"
-        f"make_sink(from_env({{'{OUTPUT}': '{output}'}}), dict, share_connection=False)\n"
-        "print([name for name in ('grpc', 'google.protobuf', 'opentelemetry.sdk') if name in sys.modules])\n"
+        "from splunk_profiler.export.sink_context import SinkContext\n"
+        f"make_sink(SinkContext(from_env({{'{OUTPUT}': '{output}'}}), dict, share_connection=False))\n"
+        "print([name for name in ('grpc', 'opentelemetry.proto', 'opentelemetry.sdk') if name in sys.modules])\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"

@@ -98,7 +98,7 @@ _GOOD = {
 
 @pytest.mark.parametrize("value", [_PEM, _LINES, _ELLIPTIC], ids=["pem", "lines", "binary"])
 @pytest.mark.parametrize("reached", [False, True], ids=["all settings", "all that records need"])
-def test_a_secret_in_all_settings_is_in_no_log_and_not_in_what_the_doctor_says(value: str, reached: bool) -> None:
+def test_secret_in_every_setting_is_in_no_log_and_not_in_doctor_output(value: str, reached: bool) -> None:
     env = {**dict.fromkeys(NAMES, value), **(_GOOD if reached else {"SPLUNK_PROFILER_ENABLED": "true"})}
     env["OTEL_PYTHON_CONTEXT"] = "contextvars_context"
     with Target(sys.executable, "-c", _SERVICE, env=env) as target:

@@ -96,7 +96,7 @@ class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
         ("UNKNOWN", "Received http2 header with status: 413"),
     ],
 )
-def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_parts(code: str, details: str) -> None:
+def test_too_large_request_is_worth_a_try_in_smaller_parts(code: str, details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
     found = classify_error(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), ServerProtocol.UNKNOWN)
     assert found.export_status is ExportStatus.TOO_LARGE
@@ -104,7 +104,7 @@ def test_what_is_too_large_for_a_receiver_or_a_proxy_is_worth_a_try_in_smaller_p
 
 
 @pytest.mark.parametrize("details", ["memory usage is above the limit", "too many requests"])
-def test_a_receiver_that_has_no_room_is_not_taken_for_one_that_wants_less_at_a_time(details: str) -> None:
+def test_receiver_without_room_is_retried_and_not_sent_smaller_parts(details: str) -> None:
     endpoint = Endpoint("http://h:1", "h:1", False, "")
     refused = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
     assert classify_error(refused, endpoint, Transport(), ServerProtocol.UNKNOWN).export_status is ExportStatus.RETRY

@@ -48,7 +48,7 @@ def test_a_profile_is_one_record_with_the_attributes_of_the_convention() -> None
     assert message(record).time_nanos == profile.time_ns
 
 
-def test_profiles_of_both_profilers_are_told_apart() -> None:
+def test_profiles_of_both_profilers_are_distinguishable() -> None:
     found = records(small_profile(), replace(small_profile(), source=InstrumentationSource.SNAPSHOT))
     sources = [
         pair.value.string_value
@@ -70,7 +70,7 @@ def test_each_profile_of_a_batch_is_a_record_of_its_own() -> None:
     assert [len(message(record).sample) for record in found] == [len(small_profile().aggregates), 3]
 
 
-def test_a_profile_that_is_too_large_for_a_body_is_several_records_with_all_of_its_samples() -> None:
+def test_profile_too_large_for_a_body_is_several_records_with_all_samples() -> None:
     profile = large_profile(20_000)
     found = records(profile)
     assert len(found) > 1

@@ -76,7 +76,7 @@ def test_the_key_that_keeps_instrumentation_away_exists() -> None:
     assert isinstance(opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY, str)
 
 
-def test_the_provider_that_the_application_set_can_be_read_without_making_one() -> None:
+def test_global_tracer_provider_is_readable_without_making_one() -> None:
     assert hasattr(trace, "_TRACER_PROVIDER")
 
 

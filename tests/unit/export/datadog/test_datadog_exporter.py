@@ -20,7 +20,7 @@ from datadog_form import read_form
 from opentelemetry.sdk.resources import Resource
 from profile_factory import small_profile
 
-from splunk_profiler.config.parsers import Agent
+from splunk_profiler.config.parsers import DatadogAgent
 from splunk_profiler.export.datadog.exporter import DatadogSink
 from splunk_profiler.export.datadog.multipart import Form, ProfileFormEncoder
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
@@ -34,7 +34,7 @@ def sink_of(
     port: int, *, host: str = "127.0.0.1", timeout_s: float = 60, form: Callable[[Profile], Form] | None = None
 ) -> DatadogSink:
     forms = ProfileFormEncoder(lambda: Resource({"service.name": "shop"}))
-    return DatadogSink(Agent(f"http://{host}:{port}", host, port), form or forms.form, timeout_s)
+    return DatadogSink(DatadogAgent(f"http://{host}:{port}", host, port), form or forms.form, timeout_s)
 
 
 def unused_port() -> int:
@@ -145,7 +145,7 @@ def test_an_agent_that_comes_back_elsewhere_is_found() -> None:
             assert exporting.outcome().export_status is ExportStatus.DELIVERED
 
 
-def test_what_is_no_http_is_said_to_be_none() -> None:
+def test_an_answer_that_is_not_http_is_reported_as_such() -> None:
     outcome = answered(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00 an HTTP/2 server's settings\r\n\r\n")
     assert outcome.export_status is ExportStatus.RETRY
     assert "does not speak HTTP" in outcome.detail
@@ -160,7 +160,7 @@ def test_an_agent_that_breaks_off_is_asked_again() -> None:
     "rest",
     [b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal", b"Transfer-Encoding: chunked\r\n\r\nno number\r\n"],
 )
-def test_a_profile_that_was_taken_is_not_sent_again_because_the_rest_of_the_answer_is_broken(rest: bytes) -> None:
+def test_accepted_profile_is_not_sent_again_if_the_answer_is_broken(rest: bytes) -> None:
     assert answered(b"HTTP/1.1 202 Accepted\r\n" + rest) == ExportResult(ExportStatus.DELIVERED)
 
 
@@ -186,7 +186,7 @@ def test_the_refusal_of_an_agent_that_does_not_read_on_is_heard() -> None:
             assert exporting.outcome().export_status is ExportStatus.TOO_LARGE
 
 
-def test_an_agent_that_says_nothing_does_not_hold_an_export_longer_than_its_time() -> None:
+def test_silent_agent_holds_an_export_no_longer_than_the_timeout() -> None:
     with AnsweringServer(None) as server:
         outcome = sink_of(server.port, timeout_s=0.2).export(BATCH)
     assert outcome.export_status is ExportStatus.RETRY
@@ -264,7 +264,7 @@ def test_an_interrupt_while_a_profile_is_encoded_keeps_it_from_being_sent() -> N
     assert server.requests == []
 
 
-def test_an_interrupt_ends_the_export_in_flight_and_no_later_one_and_shutdown_all() -> None:
+def test_interrupt_ends_only_the_export_in_flight_and_shutdown_ends_all() -> None:
     with AnsweringServer(TAKEN) as server:
         sink = sink_of(server.port)
         sink.interrupt()
@@ -304,7 +304,7 @@ def with_tls(cert: Path, key: Path) -> ssl.SSLContext:
 def secure_sink(port: int, *, timeout_s: float = 60) -> DatadogSink:
     forms = ProfileFormEncoder(lambda: Resource({"service.name": "shop"}))
     url = f"https://localhost:{port}"
-    return DatadogSink(Agent(url, "localhost", port, is_secure=True), forms.form, timeout_s)
+    return DatadogSink(DatadogAgent(url, "localhost", port, is_secure=True), forms.form, timeout_s)
 
 
 def test_an_agent_behind_tls_is_sent_nothing_before_it_is_trusted(
@@ -348,7 +348,7 @@ def test_an_export_over_tls_that_waits_for_an_answer_is_ended_at_once(
         assert "had to be ended" in exporting.outcome().detail
 
 
-def test_an_export_that_waits_for_a_tls_handshake_is_ended_at_once_or_in_time() -> None:
+def test_export_in_a_tls_handshake_ends_on_interrupt_or_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = secure_sink(listener.getsockname()[1])
         exporting = ExportingProcess(sink)
@@ -363,7 +363,7 @@ def test_an_export_that_waits_for_a_tls_handshake_is_ended_at_once_or_in_time() 
 
 def test_an_agent_at_a_unix_socket_is_reached_and_named_where_it_is_not(tmp_path: Path) -> None:
     path = tmp_path / "apm.socket"
-    sink = DatadogSink(Agent(f"unix://{path}", "localhost", 0, path=str(path)), lambda _: Form((), b"x"))
+    sink = DatadogSink(DatadogAgent(f"unix://{path}", "localhost", 0, path=str(path)), lambda _: Form((), b"x"))
     outcome = sink.export(BATCH)
     assert outcome.export_status is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at unix://{path} (No such file or directory)" in outcome.detail
