@@ -66,7 +66,7 @@ def stop(timeout_s: float = 2.0) -> None:
     """Stop the profiler; send what it has gathered for at most `timeout_s` seconds. It can start again.
 
     Transactions that wait for a host profiler go to the application's exporters first. Slow exporters may take up to 5
-    seconds more (docs/correlation.md).
+    seconds more (docs/host-profilers/correlation.md).
     """
     if _PROCESS_MODULE not in sys.modules:
         return

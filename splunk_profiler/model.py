@@ -58,11 +58,8 @@ class Stack:
     """The frames of one thread at one instant, leaf first.
 
     A thread that has not moved since its last sample has *the same* Stack object again. Values
-    computed from a stack are computed once and kept in it (`derive`). Equality is identity for that
-    reason.
-
-    Attributes:
-        truncated: True if frames at the root end were left out.
+    computed from a stack are computed once and kept in it (`derive`), so equality is identity.
+    It is `truncated` if frames at the root end were left out.
     """
 
     frames: tuple[Frame, ...]

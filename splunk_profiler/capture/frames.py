@@ -51,8 +51,7 @@ def has_other_interpreters() -> bool:
     """Return True if other interpreters may run without our GIL (CPython 3.12); then capture nothing.
 
     `sys._current_frames` also makes frame objects for their threads while these run, which crashes.
-    Interpreters that C programs make do not load the module checked here; as a rule they share our
-    GIL.
+    Interpreters made by C programs do not load the module checked here; most of them share our GIL.
     """
     if sys.version_info < (3, 12):
         return False
@@ -66,8 +65,7 @@ def gc_disabled() -> Iterator[None]:
 
     A finaliser could let the frame's thread run until the frame is gone: a crash. It could also
     destroy a `threading.local`, which takes the lock that is held for the frames of all threads: a
-    deadlock. Later versions collect between two instructions only; earlier ones make no object
-    here.
+    deadlock. Later versions collect between two instructions only; earlier ones make no object here.
     """
     must_disable = sys.version_info[:2] == (3, 11) and gc.isenabled()
     if must_disable:

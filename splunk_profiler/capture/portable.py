@@ -1,7 +1,7 @@
 """The portable walker: the contract of the native ticker in pure Python, on `sys._current_frames`.
 
 Serves where the extension is missing. A walk can be interrupted between two threads. A thread's
-context comes from a callable, which is approximate for asyncio, instead of the interpreter. The
+context comes from a callable, which misses copied contexts, instead of the interpreter. The
 ticker runs on its own thread. Must not import the settings or OpenTelemetry.
 """
 
@@ -29,7 +29,7 @@ from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.schedule import Schedule, TraceFilter
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import STATE_RUNNING, Periods, RawCollection, RawSnapshot, RawThread, TickerCounters
-from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero
+from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
 
 _MAX_CACHED_FRAMES = 16_384
 _MAX_WALK_ATTEMPTS = 3
@@ -84,17 +84,18 @@ class PortableTicker:
         make_frame: Callable[[CodeType, int, dict[str, Any]], Frame],
         make_stack: Callable[[tuple[Frame, ...], bool], Stack],
         ring_size: int,
-        labels_of: Callable[[int], Any | None] = lambda _: None,
+        labels_of: Callable[[int], Any | None] | None = None,
         collections: CollectionLog | None = None,
         trace_filter: TraceFilter | None = None,
     ) -> None:
+        self._get_ident = real_get_ident()
         self._context_of = context_of
         self._labels_of = labels_of
-        self._collections = CollectionLog() if collections is None else collections
+        self._collections = collections or CollectionLog()
         self.on_gc_event = self._collections.on_collection  # not wrapped: it runs in the collector
         self._max_depth = max_depth
         self._trace_filter = trace_filter
-        self._is_focus_active = False  # True if there may be traces in the focus
+        self._may_have_traces = False  # in the trace filter
         self._last_capture_ns = 0
         self._make_frame = make_frame
         self._make_stack = make_stack
@@ -111,12 +112,12 @@ class PortableTicker:
 
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
-        self._set_periods(period_ns, focused_period_ns)
+        self.set_periods(period_ns, focused_period_ns)
         schedule = Schedule(time.monotonic_ns(), self._periods)
         while not self._stopped:
             now = time.monotonic_ns()
             schedule.set_periods(self._periods, now)
-            wait_ns = schedule.next_deadline_ns(now, is_focus_active=self._is_focus_active) - now
+            wait_ns = schedule.next_deadline_ns(now, has_traces=self._may_have_traces) - now
             if wait_ns > 0:
                 self._wake.wait(min(wait_ns / 1e9, threading.TIMEOUT_MAX))
                 continue
@@ -126,13 +127,14 @@ class PortableTicker:
 
     def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Change the periods of a running ticker; from any thread."""
-        self._set_periods(period_ns, focused_period_ns)
+        self._periods = Periods(period_ns, focused_period_ns)
+        self._has_full_captures = period_ns > 0
         self._wake.set()
 
     def notify_trace_added(self) -> None:
-        """Announce that a trace was added to the focus."""
-        if not self._is_focus_active:
-            self._is_focus_active = True
+        """Announce that a trace was added to the trace filter."""
+        if not self._may_have_traces:
+            self._may_have_traces = True
             self._wake.set()
 
     def stop(self) -> None:
@@ -181,7 +183,7 @@ class PortableTicker:
         started_ns = time.monotonic_ns()
         since_previous_ns = started_ns - self._last_capture_ns if self._last_capture_ns else 0
         self._last_capture_ns = started_ns
-        if is_focused and not self._update_focus_active():
+        if is_focused and not self._has_traces():
             self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
             return
         before = active_threads().copy()
@@ -205,25 +207,21 @@ class PortableTicker:
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=time.monotonic_ns() - started_ns)
         self._filled.set()
 
-    def _set_periods(self, period_ns: int, focused_period_ns: int) -> None:
-        self._periods = Periods(period_ns, focused_period_ns)
-        self._has_full_captures = period_ns > 0
-
-    def _update_focus_active(self) -> bool:
-        """Return True if there are traces in the focus; else pause its ticks until `notify_trace_added`."""
-        self._is_focus_active = False  # first, so that a trace added from now on sets it again
+    def _has_traces(self) -> bool:
+        """Return True if the trace filter has traces; else pause focused ticks until `notify_trace_added`."""
+        self._may_have_traces = False  # first, so that a trace added from now on sets it again
         if self._trace_filter is not None and self._trace_filter.traces:
-            self._is_focus_active = True
-        return self._is_focus_active
+            self._may_have_traces = True
+        return self._may_have_traces
 
-    def _is_in_focus(self, ident: int) -> bool:
+    def _is_in_filter(self, ident: int) -> bool:
         context, trace_filter = self._context_of(ident), self._trace_filter
         if context is None or trace_filter is None:
             return False
         return trace_filter.trace_of(context) in trace_filter.traces
 
     def _walk(self, *, is_focused: bool) -> tuple[int, list[ThreadWalk]]:
-        """Walk all threads at one instant, or those in the focus; return that time and them, oldest first.
+        """Walk all threads, or those in the filter, at one instant; return that time and them, oldest first.
 
         If this thread has held the GIL for too long, the application runs in the middle of a walk.
         Then a stack would be joined to the context of another moment. So each thread is checked
@@ -237,7 +235,7 @@ class PortableTicker:
                 walks = [
                     self._walk_thread(ident, top)
                     for ident, top in reversed(tops.items())  # these are newest first
-                    if not is_focused or self._is_in_focus(ident)
+                    if not is_focused or self._is_in_filter(ident)
                 ]
                 moved = self._find_moved(tops, walks)
             if not moved:
@@ -248,28 +246,26 @@ class PortableTicker:
     def _walk_thread(self, ident: int, top: TopFrame) -> ThreadWalk:
         locations = [top.location, *collect_locations(top.caller, self._max_depth)]
         truncated = len(locations) > self._max_depth
-        return ThreadWalk(
-            ident, locations[: self._max_depth], truncated, self._context_of(ident), self._labels_of(ident)
-        )
+        return ThreadWalk(ident, locations[: self._max_depth], truncated, *self._marks_of(ident))
+
+    def _marks_of(self, ident: int) -> tuple[Any | None, Any | None]:
+        return self._context_of(ident), None if self._labels_of is None else self._labels_of(ident)
 
     def _find_moved(self, tops: dict[int, TopFrame], walks: list[ThreadWalk]) -> set[int]:
         """Return the idents of threads that have run since they were walked, except the calling one."""
-        later_tops, own_ident = top_frames(), threading.get_ident()
-        return {
-            ident
-            for ident, _, _, context, labels in walks
-            if ident != own_ident
-            and not (
-                tops[ident].is_at_same_location(later_tops.get(ident))
-                and self._context_of(ident) is context
-                and self._labels_of(ident) is labels
-            )
-        }
+        later_tops, own_ident = top_frames(), self._get_ident()
+        moved = set()
+        for ident, _, _, context, labels in walks:
+            now_context, now_labels = self._marks_of(ident)
+            is_unchanged = now_context is context and now_labels is labels
+            if not (is_unchanged and tops[ident].is_at_same_location(later_tops.get(ident))):
+                moved.add(ident)
+        return moved - {own_ident}
 
     def _resolve_thread(self, walk: ThreadWalk, thread: threading.Thread | None, previous: _Stacks) -> RawThread:
         key = self._thread_keys.key(walk.ident, thread)
         stack, native_id = self._resolve_stack(key, walk, previous), _native_id(thread)
-        state = STATE_RUNNING if walk.ident == threading.get_ident() else None
+        state = STATE_RUNNING if walk.ident == self._get_ident() else None
         cpu_ns = cpu_ns_or_zero(native_id)
         return RawThread(key, walk.ident, native_id, stack, walk.context, walk.labels, cpu_ns, state, thread)
 

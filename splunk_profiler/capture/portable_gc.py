@@ -2,8 +2,7 @@
 
 `CollectionLog.on_collection` runs on the thread that collects, in the middle of the application's
 work. `drain` runs on the sampling worker's thread. Takes no lock; the collector does not call back
-while it runs a callback. Must not import anything of ours but `frames`
-and `system.threads`.
+while it runs a callback. Must not import anything of ours but `frames` and `system.threads`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,17 +51,15 @@ class CollectionLog:
 
     def __init__(
         self,
-        current_context: Callable[[], Any | None] = lambda: None,
-        current_labels: Callable[[], Any | None] = lambda: None,
+        context_var: ContextVar[Any] | None = None,
+        labels_var: ContextVar[Any] | None = None,
         max_depth: int = 1024,
         min_interval_ns: int = _MIN_COLLECTION_INTERVAL_NS,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._current_context = current_context
-        self._current_labels = current_labels
+        self._context_var = context_var
+        self._labels_var = labels_var
         self._max_depth = max_depth
         self._min_interval_ns = min_interval_ns
-        self._monotonic_ns = monotonic_ns
         self._get_ident = real_get_ident()
         self._threads = active_threads()
         self._skipped = [_SkippedCollections() for _ in range(_GENERATIONS)]
@@ -74,9 +72,9 @@ class CollectionLog:
         """Record a collection, as one of `gc.callbacks`. Errors are kept for `drain`: logging is unsafe here."""
         try:
             if phase == "start":
-                self._started_ns = self._monotonic_ns()
+                self._started_ns = time.monotonic_ns()
             else:
-                self._end_collection(info.get("generation", -1), self._monotonic_ns())
+                self._end_collection(info.get("generation", -1), time.monotonic_ns())
         except Exception as error:
             self._failure = error
 
@@ -111,10 +109,13 @@ class CollectionLog:
         if not locations:
             return
         time_ns, ident, depth = time.time_ns(), self._get_ident(), self._max_depth
-        walk = ThreadWalk(
-            ident, locations[:depth], len(locations) > depth, self._current_context(), self._current_labels()
-        )
+        context, labels = _value_of(self._context_var), _value_of(self._labels_var)
+        walk = ThreadWalk(ident, locations[:depth], len(locations) > depth, context, labels)
         self._logged.append(
             LoggedCollection(time_ns, generation, skipped.count, skipped.duration_ns, self._threads.get(ident), walk)
         )
         self._skipped[generation] = _SkippedCollections(last_logged_ns=now_ns)
+
+
+def _value_of(variable: ContextVar[Any] | None) -> Any | None:
+    return None if variable is None else variable.get(None)

@@ -40,25 +40,21 @@ class Sampler:
 
     The worker's thread calls `handle` with each snapshot, in order, and `flush_if_due` at least once a second.
 
-    Args:
-        period_ns: configured period of all threads; 0 if there are no such deadlines.
-        focused_period_ns: configured period of the focus; 0 if there are no such deadlines. The
-            limit stretches both in the same ratio, because the same threads pay for both.
+    The limit stretches both `periods` in the same ratio, because the same threads pay for both.
     """
 
     def __init__(
         self,
         ticker: Ticker,
-        period_ns: int,
+        periods: Periods,
         handle: Callable[[RawSnapshot], None],
         limit: OverheadLimit | None = None,
         *,
-        focused_period_ns: int = 0,
-        flush_if_due: Callable[[], None] = lambda: None,
+        flush_if_due: Callable[[], None] | None = None,
     ) -> None:
         self._ticker = ticker
-        self._configured = self._periods = Periods(period_ns, focused_period_ns)
-        self._base_ns = self._configured.base_ns  # as the limit stretches it
+        self._configured = self._periods = periods
+        self._base_ns = periods.base_ns  # as the limit stretches it
         self._handle = handle
         self._flush_if_due = flush_if_due
         self._limit = limit
@@ -81,9 +77,7 @@ class Sampler:
         self._is_stopping = True
         self._ticker.stop()
         self._stop_signal.set()
-        ended = [
-            thread.join(max(deadline_s - time.monotonic(), 0.0)) for thread in (self._work_thread, self._tick_thread)
-        ]
+        ended = [thread.join(deadline_s - time.monotonic()) for thread in (self._work_thread, self._tick_thread)]
         return all(ended)
 
     def _run_ticker(self) -> None:
@@ -104,8 +98,9 @@ class Sampler:
                     if not raw.is_focused and self._configured.is_all_threads_base:
                         with self._guard.catching():
                             self._apply_limit()
-                with self._guard.catching():
-                    self._flush_if_due()
+                if self._flush_if_due is not None:
+                    with self._guard.catching():
+                        self._flush_if_due()
                 if not self._configured.is_all_threads_base:
                     with self._guard.catching():
                         self._apply_limit()

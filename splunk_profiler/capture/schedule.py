@@ -1,7 +1,6 @@
-"""The capture schedule: all threads in one period, those of selected traces in a shorter one between.
+"""The capture schedule: all threads in one period, those of the trace filter in a shorter one between.
 
-Values and arithmetic of the portable ticker; the native one has the same in
-`native/walker/ticker_state.c`.
+Values and arithmetic of the portable ticker; the native one's are in `native/walker/schedule.c`.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ NEVER_NS = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class TraceFilter:
-    """The traces in focus, whose threads are captured more often.
+    """The selected traces, whose threads are also captured in between: in focused captures.
 
     Attributes:
         traces: trace ids as keys; changed in single operations, on any thread. Read at each tick.
+        span_key: key of the span in a context.
         trace_of: returns the trace id of a context's span, or 0.
     """
 
@@ -47,7 +47,7 @@ class Tick(NamedTuple):
 class Schedule:
     """Absolute deadlines of two kinds, on one grid that restarts at each deadline of all threads.
 
-    A capture of all threads serves the focus as well; no other deadline coincides with it.
+    A capture of all threads replaces a focused one at the same time.
     """
 
     def __init__(self, now_ns: int, periods: Periods) -> None:
@@ -56,17 +56,17 @@ class Schedule:
         self._next_focused_ns = NEVER_NS
 
     def set_periods(self, periods: Periods, now_ns: int) -> None:
-        """Change the periods. The deadline of all threads moves; the focus restarts its grid."""
+        """Change the periods. The deadline of all threads moves; the grid of focused ones restarts."""
         before, self._periods = self._periods, periods
         if not before.all_ns and periods.all_ns:
             self._grid_start_ns = now_ns  # there was no deadline to count from
         if before.focused_ns != periods.focused_ns:
             self._next_focused_ns = NEVER_NS
 
-    def next_deadline_ns(self, now_ns: int, *, is_focus_active: bool) -> int:
-        """Return the next deadline; `is_focus_active` is True if there is a trace in the focus."""
+    def next_deadline_ns(self, now_ns: int, *, has_traces: bool) -> int:
+        """Return the next deadline; focused ones need traces in the trace filter."""
         focused_ns = self._periods.focused_ns
-        if not is_focus_active or not focused_ns:
+        if not has_traces or not focused_ns:
             self._next_focused_ns = NEVER_NS
         elif self._next_focused_ns == NEVER_NS:
             elapsed_periods = (now_ns - self._grid_start_ns) // focused_ns

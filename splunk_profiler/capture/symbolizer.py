@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from inspect import CO_NEWLOCALS
 from types import CodeType, FunctionType
 from typing import Any
@@ -99,10 +100,8 @@ def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple
 def _closure_functions(function: FunctionType) -> list[Any]:
     contents: list[Any] = []
     for cell in function.__closure__ or ():
-        try:
+        with suppress(ValueError):  # an empty cell
             contents.append(cell.cell_contents)
-        except ValueError:
-            continue  # an empty cell
     return [item for item in contents if type(item) is FunctionType]
 
 

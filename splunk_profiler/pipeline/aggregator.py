@@ -37,7 +37,7 @@ class Aggregator:
         deliver: takes profiles; returns at once.
         interval_ns: length of a period, which ends at the nearest snapshot.
         endpoint_of: returns the current name of a local root by its span id, or an empty text.
-        take_idle_spans: called at the end of a period; returns further repeats of its samples. The next
+        take_idle_repeats: called at the end of a period; returns further repeats of its samples. The next
             snapshot samples all threads again.
         kinds: kinds of events; every profile of their data type has values for them.
     """
@@ -47,11 +47,11 @@ class Aggregator:
         deliver: Callable[[tuple[Profile]], None],
         *,
         interval_ns: int,
-        endpoint_of: Callable[[int], str] = lambda _: "",
+        endpoint_of: Callable[[int], str] | None = None,
         bounds: Bounds | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
-        take_idle_spans: Callable[[], Iterable[IdleRepeat]] = tuple,
+        take_idle_repeats: Callable[[], Iterable[IdleRepeat]] | None = None,
         kinds: Iterable[EventKind] = (),
     ) -> None:
         self._deliver = deliver
@@ -60,7 +60,7 @@ class Aggregator:
         self._bounds = bounds or Bounds()
         self._now_ns = monotonic_ns
         self._source = source
-        self._take_idle_spans = take_idle_spans
+        self._take_idle_repeats = take_idle_repeats
         self._kinds = tuple(kinds)
         self._lock = real_lock()  # guards what follows
         self._shares = CpuShares()
@@ -87,8 +87,9 @@ class Aggregator:
                 return
             self._start_window(snapshot.time_ns, now_ns, period_ns or window.period_ns)
             self._shares.distribute()
-            for repeat in self._take_idle_spans():
-                window.repeat(repeat)
+            if self._take_idle_repeats is not None:
+                for repeat in self._take_idle_repeats():
+                    window.repeat(repeat)
         self._send(window)
 
     def flush_if_due(self) -> None:
@@ -185,17 +186,21 @@ class Aggregator:
             labels.append(("thread.state", key.state))
         if key.stack.truncated:
             labels.append(("thread.stack.truncated", "true"))
-        endpoint = key.endpoint
         if (span := key.span) is not None:
             labels += [("trace_id", f"{span.trace_id:032x}"), ("span_id", f"{span.span_id:016x}")]
             if not span.trace_flags & _SAMPLED_FLAG:
                 labels.append(("trace_flags", f"{span.trace_flags:02x}"))  # no backend has such a span
             if span.local_root_id:
                 labels.append(("local_root_span_id", f"{span.local_root_id:016x}"))
-                endpoint = self._endpoint_of(span.local_root_id) or endpoint
-        if endpoint:
+        if endpoint := self._current_endpoint(key):
             labels.append(("endpoint", endpoint))
         return (*labels, *key.labels)
+
+    def _current_endpoint(self, key: BucketKey) -> str:
+        current = ""
+        if self._endpoint_of is not None and key.span is not None and key.span.local_root_id:
+            current = self._endpoint_of(key.span.local_root_id)
+        return current or key.endpoint
 
 
 def estimate_size(profile: Profile) -> int:

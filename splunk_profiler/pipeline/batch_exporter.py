@@ -114,7 +114,6 @@ class BatchExporter(Generic[Record]):
         self._queued_bytes = 0
         self._in_flight: Batch[Record] = Batch((), 0)
         self._counters = Counters()
-        self._is_flushing = False
         self._is_closing = False
         self._is_shut_down = False
         self._is_running = False
@@ -123,7 +122,7 @@ class BatchExporter(Generic[Record]):
         self._exporting = real_lock()  # held during an export, and by a forking thread
         self._forking_thread: int | None = None
         self._wake = wake or WakeEvent()
-        self._drained = WakeEvent()
+        self._ended = WakeEvent()
 
     def record(self, records: Iterable[Record]) -> None:
         """Queue `records`; returns at once, whatever state the receiver is in."""
@@ -165,19 +164,7 @@ class BatchExporter(Generic[Record]):
         finally:
             with self._lock:
                 self._is_running = False
-            self._drained.set()
-
-    def flush(self, timeout_s: float) -> bool:
-        """Export the queue without waiting for the interval; return True if no record is left."""
-        with self._lock:
-            if not self._is_running:
-                return not self._queue
-            self._is_flushing = True
-        self._wake.set()
-        until = time.monotonic() + timeout_s
-        while self._is_flushing and self._is_running and (left_s := until - time.monotonic()) > 0:
-            self._drained.wait(left_s)
-        return self.counters().waiting == 0
+            self._ended.set()
 
     def stop(self, timeout_s: float) -> None:
         """Export the queue and close the sink; returns within `timeout_s` + 0.3 s with no export in flight."""
@@ -249,10 +236,7 @@ class BatchExporter(Generic[Record]):
         until: int | None = None
         while True:
             with self._lock:
-                if self._is_flushing and not self._queue:
-                    self._is_flushing = False
-                    self._drained.set()
-                if self._is_closing or self._is_flushing or self._is_batch_full():
+                if self._is_closing or self._is_batch_full():
                     return
                 if until is None and self._queue:
                     until = self._now_ns() + self._interval_ns
@@ -266,7 +250,7 @@ class BatchExporter(Generic[Record]):
         if retry_after_ns is not None:
             delay_ns = min(max(retry_after_ns, 0), _MAX_BACKOFF_NS)
         until = self._now_ns() + int(delay_ns * (0.8 + 0.2 * self._jitter()))
-        while not (self._is_closing or self._is_flushing) and (left_ns := until - self._now_ns()) > 0:
+        while not self._is_closing and (left_ns := until - self._now_ns()) > 0:
             self._wake.wait(left_ns / 1e9)
 
     def _take_batch(self) -> Batch[Record]:
@@ -308,9 +292,6 @@ class BatchExporter(Generic[Record]):
                 self._queued_bytes += sum(size for _, size in sized)
                 self._add_counts(recorded=len(requeued) - count)
                 self._drop_oldest()
-                if result.export_status is ExportStatus.RETRY and self._is_flushing:
-                    self._is_flushing = False
-                    self._drained.set()
         self._failures = 0 if export_status is ExportStatus.DELIVERED else self._failures + 1
         if result.export_status is not ExportStatus.TOO_LARGE or export_status is ExportStatus.REJECTED:
             self._delivery_log.log_result(result, self.counters().waiting, self.counters().dropped)
@@ -346,7 +327,7 @@ class BatchExporter(Generic[Record]):
     def _wait_for_exit(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while self._is_running and (left_s := until - time.monotonic()) > 0:
-            self._drained.wait(left_s)
+            self._ended.wait(left_s)
 
 
 def _split_record(record: Record) -> tuple[Record, ...]:

@@ -9,19 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from splunk_profiler.raw import IdleSpan, ThreadChange
+from splunk_profiler.raw import IdleTime, ThreadChange, ThreadChanges
 
+if TYPE_CHECKING:
+    from splunk_profiler import _walker
 
-class IdleTracker(Protocol):
-    """The contract of ``_walker.IdleTracker`` and `PortableIdleTracker`; see ``_walker.pyi``."""
-
-    def find_changes(self, threads: Any, period_ns: int, /) -> tuple[Sequence[ThreadChange], Sequence[IdleSpan]]:
-        """Return the threads that have changed since the last call, and the idle spans of those that are gone."""
-
-    def take_idle_spans(self) -> Sequence[IdleSpan]:
-        """Return the spans of all idle threads; the next `find_changes` reports every thread."""
+IdleTracker: TypeAlias = "_walker.IdleTracker | PortableIdleTracker"  # same methods
 
 
 class _Entry(NamedTuple):
@@ -35,14 +30,14 @@ class _Entry(NamedTuple):
 
 
 class PortableIdleTracker:
-    """`IdleTracker` in Python; with `skip_idle`, it reports idle threads by their spans only."""
+    """`IdleTracker` in Python; with `skip_idle`, it reports idle threads by their idle times only."""
 
     def __init__(self, *, skip_idle: bool) -> None:
         self._skip_idle = skip_idle
         self._last: dict[int, _Entry] = {}
 
-    def find_changes(self, threads: Sequence[Any], period_ns: int, /) -> tuple[list[ThreadChange], list[IdleSpan]]:
-        """Return the changed threads, and the idle spans of those that are gone."""
+    def find_changes(self, threads: Sequence[Any], period_ns: int, /) -> ThreadChanges:
+        """Return the threads that have changed since the last call, and the idle times of those that are gone."""
         last, self._last = self._last, {}  # if this call fails, the next one reports every thread
         changed: list[ThreadChange] = []
         now = {}
@@ -58,13 +53,14 @@ class PortableIdleTracker:
             idle = (0, 0) if before is None else (before.idle_count, before.idle_ns)
             changed.append(ThreadChange(thread, nice, *idle))
         self._last = now
-        return changed, [IdleSpan(key, ended.idle_count, ended.idle_ns) for key, ended in last.items()]
+        ended = [IdleTime(key, entry.idle_count, entry.idle_ns) for key, entry in last.items()]
+        return ThreadChanges(changed, ended)
 
-    def take_idle_spans(self) -> list[IdleSpan]:
-        """Return the spans of all idle threads; report every thread next time."""
+    def take_idle_times(self) -> list[IdleTime]:
+        """Return the idle times of all idle threads; report every thread next time."""
         last = self._last
         self._last = {key: entry._replace(is_idle=False, idle_count=0, idle_ns=0) for key, entry in last.items()}
-        return [IdleSpan(key, entry.idle_count, entry.idle_ns) for key, entry in last.items() if entry.idle_count]
+        return [IdleTime(key, entry.idle_count, entry.idle_ns) for key, entry in last.items() if entry.idle_count]
 
 
 def make_idle_tracker(*, native: bool, skip_idle: bool = False) -> IdleTracker:

@@ -62,7 +62,7 @@ class ProfilePipeline(RecordPipeline):
         sink: Sink[Profile],
         interval_ns: int,
         endpoint_of: Callable[[int], str],
-        take_idle_spans: Callable[[], Iterable[IdleRepeat]],
+        take_idle_repeats: Callable[[], Iterable[IdleRepeat]],
         kinds: tuple[EventKind, ...],
     ) -> None:
         # The aggregators gather, so the exporter sends each profile at once.
@@ -72,7 +72,7 @@ class ProfilePipeline(RecordPipeline):
         make_aggregator = partial(
             Aggregator, self.batch_exporter.record, interval_ns=interval_ns, endpoint_of=endpoint_of, kinds=kinds
         )
-        self._continuous = make_aggregator(take_idle_spans=take_idle_spans)
+        self._continuous = make_aggregator(take_idle_repeats=take_idle_repeats)
         self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
 
     def take(self, snapshot: Snapshot) -> None:

@@ -27,7 +27,7 @@ from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.stack_filters import has_internal_name, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_registry import ThreadInfo, boottime_ns, make_thread_info
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
-from splunk_profiler.raw import STATE_RUNNING, IdleSpan, RawEvent, RawSnapshot, RawThread
+from splunk_profiler.raw import STATE_RUNNING, IdleTime, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.system.threads import yield_gil
 
 Labels = tuple[tuple[str, str], ...]
@@ -52,7 +52,7 @@ class SnapshotBuilder:
         period_ns: int,
         *,
         include_internal: bool = False,
-        labels_of: Callable[[Any], Labels] = lambda _: (),
+        labels_of: Callable[[Any], Labels] | None = None,
     ) -> None:
         self._resolve_span = resolve_span
         self._labels_of = labels_of
@@ -69,40 +69,44 @@ class SnapshotBuilder:
     def set_baseline(self, raw: RawSnapshot) -> None:
         """Record the threads of `raw` and their CPU times for comparison with the next snapshot."""
         self.snapshot(raw)
-        self.take_idle_spans()  # nothing exports these samples, so the next snapshot samples all threads
+        self.take_idle_repeats()  # nothing exports these samples, so the next snapshot samples all threads
 
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """Return the samples and times of `raw`, oldest thread first."""
         reports_all, self._reports_all = self._reports_all, True  # the next one does if this call fails
-        # Idle spans from before a call that failed after `find_changes`.
-        unreported_spans = self._idle_tracker.take_idle_spans() if reports_all else ()
+        # Idle times from before a call that failed after `find_changes`.
+        unreported = self._idle_tracker.take_idle_times() if reports_all else ()
         period_ns = raw.period_ns or self._period_ns
-        changed, ended_spans = self._idle_tracker.find_changes(raw.threads, period_ns)
+        changes = self._idle_tracker.find_changes(raw.threads, period_ns)
         thread_times, thread_infos = self._thread_times, self._thread_infos
         captured_boottime_ns = to_boottime_ns(raw.time_ns)
         thread_times.begin(captured_boottime_ns - raw.latency_ns, raw.process_cpu_ns, raw.latency_ns)
-        idle_repeats = [*self._repeats(unreported_spans), *self._repeats(ended_spans)]
+        idle_repeats = [*self._repeats(unreported), *self._repeats(changes.ended)]
         current_infos = {} if reports_all else thread_infos
         samples = []
-        for number, (raw_thread, nice, idle_count, idle_ns) in enumerate(changed, 1):
+        for number, (raw_thread, nice, idle_count, idle_ns) in enumerate(changes.changed, 1):
             if number % _YIELD_EVERY == 0:
                 yield_gil()
-            info = current_infos[raw_thread.key] = self._thread_info(
-                raw_thread, captured_boottime_ns, thread_infos.get(raw_thread.key)
-            )
+            info = current_infos[raw_thread.key] = self._thread_info(raw_thread, captured_boottime_ns)
             if idle_count and info.is_sampled:
                 wall_ns = thread_times.charge_idle(info.usage_key)
                 idle_repeats.append(IdleRepeat(info.thread.index, idle_count, idle_ns, wall_ns))
             info.cpu_ns = raw_thread.cpu_ns or info.cpu_ns
             delta = self._charge(raw_thread, info)
             if info.is_sampled:
-                sample = _thread_sample(
-                    raw_thread, info, delta, nice=nice, captured_ns=captured_boottime_ns, period_ns=period_ns
+                sample = make_thread_sample(
+                    raw_thread,
+                    info,
+                    delta,
+                    cpu_ns=info.cpu_ns,
+                    captured_boottime_ns=captured_boottime_ns,
+                    nice=nice,
+                    cpu_weight_ns=_cpu_weight_ns(raw_thread, delta.wall_ns, period_ns),
                 )
                 span, labels = self.span_of(raw_thread), self.labels_of(raw_thread)
                 samples.append(Sample(raw.time_ns, period_ns, sample, span, labels))
         self._transient_threads.clear()
-        ended = thread_infos.keys() - current_infos.keys() if reports_all else {key for key, _, _ in ended_spans}
+        ended = thread_infos.keys() - current_infos.keys() if reports_all else {key for key, _, _ in changes.ended}
         self._ended_threads = {key: thread_infos.pop(key) for key in ended if key in thread_infos}
         self._thread_infos = current_infos
         unattributed = thread_times.end(info.usage_key for info in self._ended_threads.values())
@@ -116,17 +120,19 @@ class SnapshotBuilder:
             ended_threads=tuple(info.thread.index for info in self._ended_threads.values()),
         )
 
-    def take_idle_spans(self) -> tuple[IdleRepeat, ...]:
+    def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
         """Return the repeats up to the last snapshot; the next one samples all threads again."""
         self._reports_all = True
-        return tuple(self._repeats(self._idle_tracker.take_idle_spans()))
+        return tuple(self._repeats(self._idle_tracker.take_idle_times()))
 
-    def thread_infos(self, threads: Sequence[RawThread], time_ns: int) -> list[ThreadInfo]:
-        """Return the infos of threads that were captured at `time_ns`, between two snapshots of all threads."""
-        if len(self._transient_threads) > _MAX_TRANSIENT_THREADS:
-            self._transient_threads.clear()  # as `snapshot` does, which may never be called
-        captured_boottime_ns = to_boottime_ns(time_ns)
-        return [self._info_between_snapshots(raw_thread, captured_boottime_ns) for raw_thread in threads]
+    def thread_info(self, raw_thread: RawThread, time_ns: int) -> ThreadInfo:
+        """Return the info of a thread that was captured at `time_ns`, between two snapshots of all threads."""
+        info = self._thread_info(raw_thread, to_boottime_ns(time_ns))
+        if raw_thread.key not in self._thread_infos:
+            if len(self._transient_threads) > _MAX_TRANSIENT_THREADS:
+                self._transient_threads.clear()  # as `snapshot` does, which may never be called
+            self._transient_threads[raw_thread.key] = info
+        return info
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """Return a sample for each event; on an internal thread it has a pseudo stack."""
@@ -135,7 +141,7 @@ class SnapshotBuilder:
             raw_thread = raw_event.thread
             info = self._ended_threads.get(raw_thread.key)
             if info is None:
-                info = self._info_between_snapshots(raw_thread, to_boottime_ns(raw_event.time_ns))
+                info = self.thread_info(raw_thread, raw_event.time_ns)
             else:
                 info.update_name(raw_thread.python_thread)  # `threading` may not have had it at the last snapshot
             stack, span = raw_thread.stack, None
@@ -164,7 +170,7 @@ class SnapshotBuilder:
 
     def labels_of(self, raw_thread: RawThread) -> Labels:
         """Return the user labels of a thread."""
-        return () if raw_thread.labels is None else self._labels_of(raw_thread.labels)
+        return () if raw_thread.labels is None or self._labels_of is None else self._labels_of(raw_thread.labels)
 
     def _charge(self, raw_thread: RawThread, info: ThreadInfo) -> ThreadTimeDelta:
         """Return the times of a thread since its last sample; set `info.is_sampled`."""
@@ -177,22 +183,15 @@ class SnapshotBuilder:
         info.is_sampled = reason is None
         return delta
 
-    def _repeats(self, idle_spans: Sequence[IdleSpan]) -> Iterator[IdleRepeat]:
-        for key, idle_count, idle_ns in idle_spans:
+    def _repeats(self, idle_times: Sequence[IdleTime]) -> Iterator[IdleRepeat]:
+        for key, idle_count, idle_ns in idle_times:
             info = self._thread_infos.get(key)
             if idle_count and info is not None and info.is_sampled:
                 wall_ns = self._thread_times.charge_idle(info.usage_key)
                 yield IdleRepeat(info.thread.index, idle_count, idle_ns, wall_ns)
 
-    def _info_between_snapshots(self, raw_thread: RawThread, captured_boottime_ns: int) -> ThreadInfo:
-        known = self._thread_infos.get(raw_thread.key)
-        info = self._thread_info(raw_thread, captured_boottime_ns, known)
-        if known is None:
-            self._transient_threads[raw_thread.key] = info
-        return info
-
-    def _thread_info(self, raw_thread: RawThread, captured_boottime_ns: int, info: ThreadInfo | None) -> ThreadInfo:
-        info = info or self._transient_threads.get(raw_thread.key)
+    def _thread_info(self, raw_thread: RawThread, captured_boottime_ns: int) -> ThreadInfo:
+        info = self._thread_infos.get(raw_thread.key) or self._transient_threads.get(raw_thread.key)
         if info is not None:
             info.update_name(raw_thread.python_thread)
             return info
@@ -201,28 +200,28 @@ class SnapshotBuilder:
         return info
 
 
-def is_running(raw_thread: RawThread, delta: ThreadTimeDelta) -> bool:
-    """Return True if a thread ran at the capture; without a state, if it used over half of the time before."""
-    return delta.cpu_ns * 2 > delta.wall_ns if raw_thread.state is None else raw_thread.state > 0
-
-
 def to_boottime_ns(time_ns: int) -> int:
     """Return a time of day on the boot-time clock; never a future one, even if the time of day is changed."""
     return boottime_ns() - max(time.time_ns() - time_ns, 0)
 
 
-def _thread_sample(
-    raw_thread: RawThread, info: ThreadInfo, delta: ThreadTimeDelta, *, nice: int, captured_ns: int, period_ns: int
+def make_thread_sample(
+    raw_thread: RawThread,
+    info: ThreadInfo,
+    delta: ThreadTimeDelta,
+    *,
+    cpu_ns: int,
+    captured_boottime_ns: int,
+    nice: int,
+    cpu_weight_ns: int | None = None,
 ) -> ThreadSample:
-    running = is_running(raw_thread, delta)
-    cpu_weight_ns = None if raw_thread.state is None else 0
-    if raw_thread.state == STATE_RUNNING:  # the deadlines that it stands for: its own and those that passed before it
-        cpu_weight_ns = max(round(delta.wall_ns / period_ns), 1) * period_ns
+    """Return a sample; without a known state, a thread runs if it used over half of the time before."""
+    running = delta.cpu_ns * 2 > delta.wall_ns if raw_thread.state is None else raw_thread.state > 0
     return ThreadSample(
         info.thread,
         raw_thread.stack,
-        info.cpu_ns,
-        info.age_ns(captured_ns),
+        cpu_ns,
+        info.age_ns(captured_boottime_ns),
         nice,
         running,
         "" if running else raw_thread.stack.derive(waiting_on),
@@ -230,3 +229,11 @@ def _thread_sample(
         delta.cpu_ns,
         cpu_weight_ns,
     )
+
+
+def _cpu_weight_ns(raw_thread: RawThread, wall_ns: int, period_ns: int) -> int | None:
+    if raw_thread.state is None:
+        return None
+    if raw_thread.state != STATE_RUNNING:
+        return 0
+    return max(round(wall_ns / period_ns), 1) * period_ns  # for its own deadline and those that passed before it

@@ -9,12 +9,11 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from splunk_profiler.model import Thread
 from splunk_profiler.pipeline.thread_times import StartTime
 from splunk_profiler.raw import RawThread
-from splunk_profiler.system.threads import active_threads
+from splunk_profiler.system.threads import active_threads, read_proc_file
 
 
 @dataclass(slots=True)
@@ -87,21 +86,14 @@ def _read_os_thread_name(native_id: int) -> str:
         return ""
     if native_id == os.getpid():
         return "MainThread"
-    name, process_name = (_read(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid()))
+    name, process_name = (read_proc_file(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid()))
     return name if name != process_name else ""
 
 
 def _read_start_time(native_id: int) -> StartTime | None:
     """Return the start of a thread on the boot-time clock (resolution: one clock tick, 10 ms)."""
-    fields = _read(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
+    fields = read_proc_file(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
     if len(fields) < 20:
         return None
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     return StartTime(int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return ""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from splunk_profiler.model import InstrumentationSource, Sample, Snapshot, SpanRef, ThreadSample
+from splunk_profiler.model import InstrumentationSource, Sample, Snapshot, SpanRef
 from splunk_profiler.pipeline.idle_threads import read_nice_value
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder, is_running, to_boottime_ns
-from splunk_profiler.pipeline.stack_filters import waiting_on
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder, make_thread_sample, to_boottime_ns
 from splunk_profiler.pipeline.thread_registry import ThreadInfo
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta
 from splunk_profiler.raw import Periods, RawSnapshot, RawThread
@@ -54,19 +53,19 @@ class TraceSnapshotBuilder:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """Return the samples of `raw` that belong to selected traces."""
         builder = self._snapshot_builder
-        spans = ((raw_thread, self._span_of(raw_thread, raw.time_ns)) for raw_thread in raw.threads)
-        found = [(raw_thread, span) for raw_thread, span in spans if span is not None]
-        thread_infos = builder.thread_infos([raw_thread for raw_thread, _ in found], raw.time_ns) if found else []
+        period_ns, deadline_ns = self._period_ns(raw), raw.time_ns - raw.latency_ns
         previous_samples = {}
         samples = []
-        for (raw_thread, span), info in zip(found, thread_infos, strict=True):
+        for raw_thread in raw.threads:
+            span = self._span_of(raw_thread, raw.time_ns)
+            if span is None:
+                continue
+            info = builder.thread_info(raw_thread, raw.time_ns)
             if not builder.is_excluded(raw_thread.stack, info.thread.name):
-                samples.append(self._sample(raw, raw_thread, span, info))
-                previous_samples[raw_thread.key] = _PreviousSample(
-                    span.trace_id, raw.time_ns - raw.latency_ns, raw_thread.cpu_ns
-                )
+                samples.append(self._sample(raw, raw_thread, span, info, period_ns))
+                previous_samples[raw_thread.key] = _PreviousSample(span.trace_id, deadline_ns, raw_thread.cpu_ns)
         self._previous_samples = previous_samples
-        return Snapshot(raw.time_ns, self._period_ns(raw), tuple(samples), source=InstrumentationSource.SNAPSHOT)
+        return Snapshot(raw.time_ns, period_ns, tuple(samples), source=InstrumentationSource.SNAPSHOT)
 
     def _period_ns(self, raw: RawSnapshot) -> int:
         """Return the distance of the ticks that sample selected traces."""
@@ -83,26 +82,23 @@ class TraceSnapshotBuilder:
         span = self._snapshot_builder.span_of(raw_thread) if raw_thread.stack.frames else None
         return span if span is not None and self._selected_traces.is_selected(span.trace_id, time_ns) else None
 
-    def _sample(self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef, info: ThreadInfo) -> Sample:
-        delta = self._time_delta(raw, raw_thread, span)
-        running = is_running(raw_thread, delta)
-        thread = ThreadSample(
-            info.thread,
-            raw_thread.stack,
-            raw_thread.cpu_ns,
-            info.age_ns(to_boottime_ns(raw.time_ns)),
-            read_nice_value(info.thread.native_id),
-            running,
-            "" if running else raw_thread.stack.derive(waiting_on),
-            delta.wall_ns,
-            delta.cpu_ns,
+    def _sample(
+        self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef, info: ThreadInfo, period_ns: int
+    ) -> Sample:
+        thread = make_thread_sample(
+            raw_thread,
+            info,
+            self._time_delta(raw, raw_thread, span, period_ns),
+            cpu_ns=raw_thread.cpu_ns,
+            captured_boottime_ns=to_boottime_ns(raw.time_ns),
+            nice=read_nice_value(info.thread.native_id),
         )
         labels = self._snapshot_builder.labels_of(raw_thread)
-        return Sample(raw.time_ns, self._period_ns(raw), thread, span, labels, source=InstrumentationSource.SNAPSHOT)
+        return Sample(raw.time_ns, period_ns, thread, span, labels, source=InstrumentationSource.SNAPSHOT)
 
-    def _time_delta(self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef) -> ThreadTimeDelta:
+    def _time_delta(self, raw: RawSnapshot, raw_thread: RawThread, span: SpanRef, period_ns: int) -> ThreadTimeDelta:
         """Return the wall and CPU time that a sample stands for."""
-        period_ns, now_ns, cpu_ns = self._period_ns(raw), raw.time_ns - raw.latency_ns, raw_thread.cpu_ns
+        now_ns, cpu_ns = raw.time_ns - raw.latency_ns, raw_thread.cpu_ns
         previous, entry = self._previous_samples.get(raw_thread.key), self._selected_traces.entry_span(span.trace_id)
         if previous is not None and entry is not None and entry.time_ns > previous.time_ns:
             previous = None  # from an earlier visit; its end was not seen, as there are no ticks without a trace
