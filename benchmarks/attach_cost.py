@@ -46,7 +46,7 @@ def compare(walker: str, interval_ms: int, pairs: int, rounds: int) -> tuple[lis
 
 def measure(quick: bool) -> Iterator[Result]:
     """Compare at the default interval, for each walker."""
-    interval_ms, pairs, rounds = (100, 1000, 2) if quick else (1000, 20_000, 15)
+    interval_ms, pairs, rounds = (100, 1000, 1) if quick else (1000, 20_000, 15)
     for walker in ("native", "portable"):
         with_profiler, without_profiler = run_in_new_process(compare, walker, interval_ms, pairs, rounds)
         yield Result(

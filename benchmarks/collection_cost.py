@@ -62,7 +62,7 @@ def native(min_interval_ns: int, labels_var: contextvars.ContextVar[object] | No
 
 def portable(min_interval_ns: int) -> Ticker:
     """Make a portable ticker."""
-    log = CollectionLog(partial(span.get, None), partial(labels.get, None), 1024, min_interval_ns)
+    log = CollectionLog(span, labels, 1024, min_interval_ns)
     return PortableTicker(
         context_of=lambda _: None,
         max_depth=1024,

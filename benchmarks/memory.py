@@ -7,6 +7,7 @@ snapshot to the next. Both processes have a `TracerProvider` with an OTLP/gRPC e
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,14 +25,15 @@ INTERVAL_MS = 10
 UNREACHABLE_URL = "http://127.0.0.1:9"  # the discard port: connections are refused
 
 
-def vary_depth(stop_event: threading.Event, seed: int) -> None:
-    """Change the depth of the stack every tenth of a second."""
+def vary_depth(seed: int) -> None:
+    """Change the depth of the stack every tenth of a second, until the process ends."""
+    never = threading.Event()
 
     def stay() -> None:
-        stop_event.wait(0.1)
+        never.wait(0.1)
 
     depths = random.Random(seed)  # for variety, not for secrets
-    while not stop_event.is_set():
+    while True:
         descend(depths.randint(10, 60), stay)
 
 
@@ -57,8 +59,7 @@ def run_measured_process(profiled: bool, snapshots: int) -> None:
     trace.set_tracer_provider(provider)
     with trace.get_tracer("benchmark").start_as_current_span("one"):
         pass
-    stop_event = threading.Event()
-    threads = [threading.Thread(target=vary_depth, args=(stop_event, seed), daemon=True) for seed in range(THREADS)]
+    threads = [threading.Thread(target=vary_depth, args=(seed,), daemon=True) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
     if profiled:
@@ -71,10 +72,9 @@ def run_measured_process(profiled: bool, snapshots: int) -> None:
     time.sleep(half)
     middle = resident_mib()
     time.sleep(half)
-    print(json.dumps({"end": resident_mib(), "middle": middle, "most": resident_mib("VmHWM")}))
+    print(json.dumps({"end": resident_mib(), "middle": middle, "most": resident_mib("VmHWM")}), flush=True)
     splunk_profiler.stop(0.1)
-    stop_event.set()
-    provider.shutdown()
+    os._exit(0)  # a shutdown of the provider would wait for seconds while the SDK retries
 
 
 def measure(quick: bool) -> Iterator[Result]:

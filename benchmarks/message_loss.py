@@ -103,7 +103,7 @@ def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: 
 
 def measure(quick: bool) -> Iterator[Result]:
     """Measure both readers, in turns."""
-    bursts, rounds = (10, 1) if quick else (250, 5)
+    bursts, rounds = (3, 1) if quick else (250, 5)
     shares: dict[str, list[float]] = {"mailbox": [], "python": []}
     for _ in range(rounds):
         shares["mailbox"].append(measure_loss(read_with_mailbox, bursts))

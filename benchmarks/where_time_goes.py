@@ -210,7 +210,7 @@ def measure(quick: bool) -> Iterator[Result]:
     """Measure text and pprof, alone and beside busy threads."""
     for busy in BUSY_THREAD_COUNTS[:2] if quick else BUSY_THREAD_COUNTS:
         for data_format in ("pprof-gzip-base64", "text"):
-            yield from run(data_format, busy, 1 if quick else 60 + 20 * busy)
+            yield from run(data_format, busy, 0.3 if quick else 60 + 20 * busy)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The two published libraries as files: what a host profiler finds in them before it reads a process.
 
 Each file is looked at twice, as installed and as shipped in the wheel. The names and numbers are written out here,
-apart from the sources: docs/abi.md has the reasons.
+apart from the sources: docs/host-profilers/abi.md has the reasons.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ def test_exactly_the_objects_of_the_abi_and_the_accessor_are_exported(
 
 
 @PUBLISHED
-def test_the_thread_local_pointer_is_addressed_by_one_tls_descriptor_that_carries_its_name(
-    files: dict[str, bytes], library: Published
-) -> None:
+def test_thread_local_pointer_has_one_tls_descriptor_with_its_name(files: dict[str, bytes], library: Published) -> None:
     assert list(_relocated_by_descriptor(_elf(files[library.file]))) == [library.thread_local]
 
 

@@ -31,7 +31,7 @@ def test_the_wheel_holds_the_extensions(wheel: zipfile.ZipFile, extension: str) 
     assert [name for name in wheel.namelist() if re.fullmatch(rf"splunk_profiler/{extension}\..*\.so", name)]
 
 
-def test_the_wheel_holds_what_a_type_checker_and_a_launched_process_look_for(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_the_type_stubs_and_the_autostart_sitecustomize(wheel: zipfile.ZipFile) -> None:
     wanted = {"py.typed", "_walker.pyi", "_context.pyi", "cli/autostart/sitecustomize.py"}
     assert {f"splunk_profiler/{name}" for name in wanted} <= set(wheel.namelist())
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from source_tree import OURS, ROOT, at, modules, python_files, tree_of, within
 
 # Imports point down, from a row to lower ones: a row for each package, and for each module at the root.
@@ -35,6 +36,7 @@ ROWS: dict[str, int] = {
     "export": 3,
     "lifecycle": 4,
     "__init__": 5,
+    "inspector": 5,
     "cli": 6,
     "__main__": 7,
 }
@@ -42,17 +44,16 @@ ROWS: dict[str, int] = {
 # Never, whatever the rows say. A name is a module of ours (``export``) or a package of others (``opentelemetry``).
 NEVER: dict[str, set[str]] = {
     "model": {"opentelemetry", "grpc", "google"},
-    "config": {"opentelemetry", "grpc", "google"},
-    "config.parsers": {"os", "pathlib", "config"},
-    "config.settings": {"os", "pathlib"},
-    "config.otlp_transport": {"os", "pathlib", "config.settings"},
+    "config": {"pathlib", "opentelemetry", "grpc", "google"},
+    "config.parsers": {"os", "config"},
+    "config.settings": {"os"},
+    "config.preload": {"config"},
+    "config.otlp_transport": {"os"},
     "system": {"opentelemetry", "grpc", "rich"},
-    "system.printable": {"system"},
-    "system.import_locks": {"system"},
-    "system.private_files": {"system"},
-    "system.preload": {"system"},
-    "system.method_patch": {"system"},
-    "system.threads": {"system.guard", "system.call_queue"},
+    **{
+        f"system.{name}": {"system"}
+        for name in ("import_locks", "method_patch", "printable", "private_files", "threads")
+    },
     "system.guard": {"system.threads"},
     "system.call_queue": {"system.guard"},
     "raw": {"opentelemetry", "grpc"},
@@ -61,11 +62,11 @@ NEVER: dict[str, set[str]] = {
         *("opentelemetry", "grpc", "logging", "os", "time", "io", "pathlib", "socket", "threading", "datetime"),
     },
     "otel": {"config", "opentelemetry.sdk", "grpc"},
-    "otel.span_listener": {"opentelemetry"},
+    "otel.span_processors": {"opentelemetry"},
     "otel.trace_selector": {"opentelemetry", "otel.spans"},
     "otel.runtime_id": {"opentelemetry", "otel.spans"},
-    "user_labels": {"config", "opentelemetry", "grpc"},
-    "user_labels.sample_labels": {"model", "system"},
+    "user_labels": {"config", "model", "opentelemetry", "grpc"},
+    "user_labels.sample_labels": {"system"},
     "capture": {"formats", "otel", "user_labels", "opentelemetry", "grpc"},
     **{f"capture.{name}": {"config"} for name in ("sampler", "walker", "portable", "symbolizer")},
     "capture.portable_gc": {"config", "model", "system.guard"},
@@ -75,36 +76,59 @@ NEVER: dict[str, set[str]] = {
     "pipeline.thread_times": {"system"},
     "pipeline.snapshot_builder": {"pipeline.batch_exporter", "pipeline.aggregator", "pipeline.record_pipeline"},
     "pipeline.aggregator": {"pipeline.batch_exporter", "pipeline.snapshot_builder"},
-    "pipeline.batch_exporter": {"pipeline.aggregator", "pipeline.record_pipeline", "pipeline.snapshot_builder"},
-    "code_origin": {"config", "formats", "opentelemetry", "grpc", "importlib"},
+    "pipeline.batch_exporter": {"pipeline.aggregator", "pipeline.snapshot_builder"},
+    "code_origin": {"config", "formats", "system.threads", "opentelemetry", "grpc", "importlib"},
     "code_origin.distributions": {"system"},
-    "code_origin.classifier": {"system.threads"},
     "host_profilers": {
         *("config.settings", "config.otlp_transport", "capture", "pipeline", "user_labels"),
         *("socket", "opentelemetry.sdk", "grpc"),
     },
-    "host_profilers.span_deferral": {"host_profilers.correlator", "host_profilers.publisher"},
     "export": {"capture", "pipeline"},
-    **{f"export.{name}": {"export.destinations"} for name in ("otlp", "datadog", "files", "lazy_sink", "sink_context")},
-    "lifecycle.profiler": {"lifecycle.process"},
-    "lifecycle.sampling": {"host_profilers", "lifecycle.publishing", "lifecycle.profiler", "lifecycle.process"},
-    "lifecycle.publishing": {
-        *("export", "capture", "pipeline", "lifecycle.sampling", "lifecycle.profiler", "lifecycle.process"),
-        *("opentelemetry.sdk", "grpc"),
-    },
-    "lifecycle.trace_profiler": {"export", "formats", "host_profilers", "config", "grpc"},
+    **{f"export.{name}": {"export.destinations"} for name in ("otlp", "datadog", "files", "lazy_sink")},
+    "lifecycle": {"formats", "opentelemetry", "grpc"},
+    "lifecycle.sampling": {"host_profilers", "lifecycle.publishing"},
+    "lifecycle.publishing": {"export", "capture", "pipeline", "lifecycle.sampling"},
+    "lifecycle.trace_profiler": {"export", "host_profilers", "config"},
     "lifecycle.sigterm": {
-        *("config", "export", "host_profilers", "opentelemetry", "grpc"),
-        *("lifecycle.sampling", "lifecycle.publishing", "lifecycle.profiler", "lifecycle.process"),
+        *("config", "export", "host_profilers"),
+        *("lifecycle.sampling", "lifecycle.publishing", "lifecycle.profiler"),
     },
-    "inspector": {OURS},
-    "cli.run": {"lifecycle", "opentelemetry", "grpc", "rich"},
+    "inspector": {*ROWS} - {"inspector"},
+    "cli": {"lifecycle"},
+    "cli.run": {"opentelemetry", "grpc", "rich"},
     "cli.output": {"rich", "cli.terminal"},
-    "cli.autostart": {"lifecycle", "opentelemetry", "grpc", "click"},
+    "cli.autostart": {"opentelemetry", "grpc", "click"},
 }
 
 EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the modules
-READS_THE_ENVIRONMENT = {"config", "activation", "system.preload", "cli.autostart.sitecustomize"}
+
+
+@dataclass(frozen=True)
+class ProcessWide:
+    """What a process has once: `names` of `module`, used by the `owners` alone."""
+
+    module: str
+    names: set[str]
+    owners: set[str]
+
+
+# A command has a process of its own. `activation` precedes `config`, and `cli.autostart` may lack the package.
+PROCESS_WIDE = [
+    ProcessWide(
+        "os",
+        {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"},
+        {"config", "activation", "cli.autostart"},
+    ),
+    ProcessWide("os", {"register_at_fork"}, {"activation"}),
+    ProcessWide("atexit", {"register", "unregister"}, {"lifecycle.process"}),
+    ProcessWide(
+        "signal",
+        {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"},
+        {"lifecycle.sigterm", "cli.run", "cli.demo"},
+    ),
+]
+THREAD_STARTERS = ("threading.Thread", "threading.Timer", "_thread.start_new_thread")
+THREAD_OWNERS = {"system.threads", "cli.load"}  # elsewhere gevent would turn them into greenlets
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,8 @@ def imports(path: Path) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-            names = [_target(node.module or "", alias.name) for alias in node.names]
+            # The version is no dependency: it is a constant of the package, which any of its modules loads.
+            names = [_target(node.module or "", alias.name) for alias in node.names if alias.name != "__version__"]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
             names = [_text_of(node.args[0])]
         else:
@@ -168,18 +193,25 @@ def row_of(module: str) -> str:
 
 
 def test_every_package_has_a_row() -> None:
-    assert {row_of(name) for name in modules()} | EXTENSIONS == {*ROWS, "inspector"}
+    assert {row_of(name) for name in modules()} | EXTENSIONS == {*ROWS}
 
 
 def test_imports_point_down() -> None:
     wrong = []
     for module, path in modules().items():
         own = row_of(module)
-        for found in imports(path) if own != "inspector" else ():
+        for found in imports(path):
             target = row_of(found.name)
-            if found.ours and target not in (own, "inspector") and ROWS[target] >= ROWS[own]:
+            if found.ours and target != own and ROWS[target] >= ROWS[own]:
                 wrong.append(f"{at(path, found.line)}: {module} (row {ROWS[own]}) imports {found.name}")
     assert not wrong
+
+
+def test_modules_do_not_import_in_a_circle() -> None:
+    targets = {module: {found.name for found in imports(path) if found.ours} for module, path in modules().items()}
+    while free := {module for module, names in targets.items() if not names & targets.keys()}:
+        targets = {module: names for module, names in targets.items() if module not in free}
+    assert not targets, "these import a circle, perhaps lazily, or are part of one"
 
 
 def test_nothing_imports_what_it_must_never_know() -> None:
@@ -189,7 +221,7 @@ def test_nothing_imports_what_it_must_never_know() -> None:
         for found in imports(path):
             full = f"{OURS}.{found.name}" if found.ours else found.name
             if any(
-                within(full, OURS if name == OURS else f"{OURS}.{name}") or within(full, name)
+                within(full, f"{OURS}.{name}") or within(full, name)
                 for package, banned in rules
                 if not (found.ours and within(found.name, package))  # its own modules
                 for name in banned
@@ -221,35 +253,23 @@ def _uses(path: Path, module: str, names: set[str]) -> list[int]:
     return lines
 
 
-def _used_elsewhere(places: set[str], module: str, names: set[str]) -> list[str]:
-    others = {name: path for name, path in modules().items() if name not in places}
-    if module == "signal":  # commands have a process of their own
-        others = {name: path for name, path in others.items() if not within(name, "cli")}
-    return [at(path, line) for path in others.values() for line in _uses(path, module, names)]
+def _others(owners: set[str]) -> list[Path]:
+    return [path for module, path in modules().items() if not any(within(module, owner) for owner in owners)]
 
 
-def test_only_config_reads_the_environment() -> None:
-    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-    assert not _used_elsewhere(READS_THE_ENVIRONMENT, "os", names)
+@pytest.mark.parametrize("thing", PROCESS_WIDE, ids=lambda thing: f"{thing.module}.{min(thing.names)}")
+def test_only_the_owners_use_what_a_process_has_once(thing: ProcessWide) -> None:
+    assert not [at(path, line) for path in _others(thing.owners) for line in _uses(path, thing.module, thing.names)]
 
 
-def test_only_the_lifecycle_hooks_forks_exit_and_signals() -> None:
-    assert not _used_elsewhere({"activation"}, "os", {"register_at_fork"})
-    assert not _used_elsewhere({"lifecycle.process"}, "atexit", {"register", "unregister"})
-    signals = {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"}
-    assert not _used_elsewhere({"lifecycle.sigterm"}, "signal", signals)
-
-
-def test_only_one_place_starts_threads() -> None:
-    starters = ("threading.Thread", "threading.Timer", "_thread.start_new_thread")
+def test_only_the_owners_start_threads() -> None:
     wrong = [
         at(path, node.lineno)
-        for module, path in modules().items()
-        if module != "system.threads" and not within(module, "cli")
+        for path in _others(THREAD_OWNERS)
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in starters
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in THREAD_STARTERS
     ]
-    assert not wrong, "system.threads.Worker starts threads: elsewhere gevent would turn them into greenlets"
+    assert not wrong, "system.threads.Worker starts threads"
 
 
 def test_no_module_keeps_state_in_globals() -> None:

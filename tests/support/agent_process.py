@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from splunk_profiler.inspector.agent import HostAgent, Settings
+from splunk_profiler.inspector.agent import HostAgent
 from splunk_profiler.inspector.events import Event
+from splunk_profiler.inspector.followed_process import Settings
 
 _E = TypeVar("_E")
 _REGISTRATION = struct.pack("<HHI", 2, 1, 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.model import (
     Aggregate,
     Event,

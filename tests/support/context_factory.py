@@ -33,12 +33,12 @@ def identify(span: Span) -> _context.Identity:
     return _context.Identity(span.number << 64 | 1, span.number, span.number, 1)
 
 
-def install() -> list[tuple[str, str]]:
+def install() -> list[_context.HookProblem]:
     return _context.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
 
 
 @contextmanager
-def hooks() -> Iterator[list[tuple[str, str]]]:
+def hooks() -> Iterator[list[_context.HookProblem]]:
     """Install the hooks for the block; yield those that could not be installed."""
     try:
         yield install()

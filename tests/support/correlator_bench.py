@@ -54,7 +54,7 @@ class CorrelatorBench:
         self.sending = HostProfiler(path / "s")
         self.lost = threading.Event()
         self.correlator = Correlator(at_once, 100, make_reader)
-        self.correlator.describe(self.provider.resource.attributes)
+        self.correlator.set_service_attributes(self.provider.resource.attributes)
         self.correlator.attach(self.provider._active_span_processor)
         self.correlator.listen(self.receiving.fileno(), self.lost.set)
 

@@ -1,7 +1,7 @@
 """A judge of published spans: compares them with the thread's own record of its work, read in the same stop.
 
-`Judge.judge` compares one reading of the inspector with the table of `targets/native_marks.py`, which documents the
-layout. A published span must always belong to one unit of work. Unless a context switch is running, it must be the
+`Judge.judge` compares one reading (of `table_reader.py`) with the table of `targets/native_marks.py`, which documents
+the layout. A published span must always belong to one unit of work. Unless a context switch is running, it must be the
 thread's current unit. Pure. Imports nothing of the package but the inspector's values.
 """
 
@@ -59,9 +59,9 @@ class Judge:
         """Return the address of each thread's record in a table at this address."""
         return {tid: table + 8 * (_SLOTS + slot) for tid, slot in self.tids.items()}
 
-    def judge(self, reading: ThreadReading) -> None:
+    def judge(self, reading: ThreadReading, table: bytes) -> None:
         """Judge one reading of a thread that was stopped."""
-        words = _TABLE.unpack(reading.memory)
+        words = _TABLE.unpack(table)
         tids, at, open_keys = words[:_SLOTS], words[_SLOTS : 2 * _SLOTS], words[2 * _SLOTS :]
         try:
             if reading.problems:

@@ -11,7 +11,7 @@ from typing import Any
 
 from opentelemetry import context
 
-from splunk_profiler.capture.events.interface import EventSource, RegisteredSource
+from splunk_profiler.capture.events import EventSource, RegisteredSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 
-from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.formats.pprof import OriginOf, encode_whole
 from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 from sample_factory import make_sample
 
 from splunk_profiler.model import Batch, ExportResult, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
 SECOND_NS = 1_000_000_000
 
@@ -44,3 +48,13 @@ class ScriptedSink:
 
 def samples(first: int, last: int) -> list[Sample]:
     return [make_sample(number) for number in range(first, last + 1)]
+
+
+def wait_until_sent(batch_exporter: BatchExporter[Any], timeout_s: float) -> bool:
+    """Return True as soon as no record waits; False after `timeout_s`."""
+    until = time.monotonic() + timeout_s
+    while batch_exporter.counters().waiting:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True

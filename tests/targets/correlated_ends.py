@@ -1,7 +1,7 @@
 """A service that ends or is interrupted while transactions wait for a host profiler: ``correlated_ends.py SCENE …``.
 
 Says ``ready {…}`` in a transaction of its own, and goes on when a line arrives; the function of the scene says what it
-does then. What is exported is said (see `spoken_spans`).
+does then. What is exported is said (see `printed_spans`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
-from spoken_spans import Saying, introduced, say_what_is_logged
+from printed_spans import PrintingExporter, describe_span, print_profiler_log
 
 import splunk_profiler
 
@@ -31,7 +31,7 @@ _ALARM_S = 0.0003
 TRACER = trace.get_tracer("ends")  # asked for once: the SDK makes each with a lock held
 
 
-class Hanging(Saying):
+class Hanging(PrintingExporter):
     """Never comes back from an export."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -41,7 +41,7 @@ class Hanging(Saying):
         return super().export(spans)
 
 
-class Standing(Saying):
+class Standing(PrintingExporter):
     """An exporter that blocks on the span ``slow`` until a pipe has data."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Standing(Saying):
         os.write(self._write, b"\n")
 
 
-class Locking(Saying):
+class Locking(PrintingExporter):
     """Others run while it exports with a lock held, as they do while a greenlet waits for a collector."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Locking(Saying):
 
 
 def simple(name: str = "simple") -> SpanProcessor:
-    return SimpleSpanProcessor(Saying(name))
+    return SimpleSpanProcessor(PrintingExporter(name))
 
 
-def batch(exporter: Saying, **settings: Any) -> SpanProcessor:
+def batch(exporter: PrintingExporter, **settings: Any) -> SpanProcessor:
     return BatchSpanProcessor(exporter, schedule_delay_millis=_NEVER_MS, **settings)
 
 
@@ -102,7 +102,7 @@ def root(name: str) -> trace.Span:
 def met(name: str = "own") -> trace.Span:
     """A span in which the test has looked at the process and sent what it has to send."""
     with trace.use_span(root(name)) as span:
-        say("ready", introduced(span))
+        say("ready", describe_span(span))
         assert sys.stdin.readline()
     return span
 
@@ -130,7 +130,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 def order(first: str, way: str) -> None:
     """The transaction ends, and the process after it."""
-    provided(simple(), batch(Saying("batch")), first=first)
+    provided(simple(), batch(PrintingExporter("batch")), first=first)
     met().end()
     WAYS[way]()
 
@@ -150,7 +150,7 @@ def hanging(first: str, kind: str) -> None:
 def terminated(how: str) -> None:
     """The main thread is in a flush, for an exporter that stands, when a signal has it flush or shut down once more."""
     standing = Standing()
-    provider = provided(SimpleSpanProcessor(standing), batch(Saying("batch")))
+    provider = provided(SimpleSpanProcessor(standing), batch(PrintingExporter("batch")))
 
     def handle(*_: object) -> None:
         say("handling")
@@ -211,7 +211,7 @@ def green(when: str, kind: str) -> None:
     processor = (
         SimpleSpanProcessor(Locking())
         if kind == "simple"
-        else batch(Saying(), max_queue_size=4, max_export_batch_size=2)
+        else batch(PrintingExporter(), max_queue_size=4, max_export_batch_size=2)
     )
     provider = provided(processor, first="provider" if when == "before" else "")
     span = met()
@@ -232,5 +232,5 @@ SCENES: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    say_what_is_logged()
+    print_profiler_log()
     SCENES[sys.argv[1]](*sys.argv[2:])

@@ -3,7 +3,7 @@
 HOW is ``prefork`` (COUNT children at once, in which everything happens that happens in the parent), ``one-by-one``
 (COUNT children after each other, each of which lives until it is told to end), or ``fork``, ``forkserver`` or ``spawn``
 (of multiprocessing). Says ``ready {…}``, and forks when it is told to. Every process says who it is and in which span
-(``child {…}``), and what it exports (see `spoken_spans`).
+(``child {…}``), and what it exports (see `printed_spans`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
-from spoken_spans import Saying, introduced, say_what_is_logged
+from printed_spans import PrintingExporter, describe_span, print_profiler_log
 
 import splunk_profiler
 
 _NEVER_MS = 3_600_000
 
-say_what_is_logged()
+print_profiler_log()
 PROVIDER = TracerProvider()
-PROVIDER.add_span_processor(SimpleSpanProcessor(Saying()))
-PROVIDER.add_span_processor(BatchSpanProcessor(Saying("batch"), schedule_delay_millis=_NEVER_MS))
+PROVIDER.add_span_processor(SimpleSpanProcessor(PrintingExporter()))
+PROVIDER.add_span_processor(BatchSpanProcessor(PrintingExporter("batch"), schedule_delay_millis=_NEVER_MS))
 trace.set_tracer_provider(PROVIDER)
 TRACER = trace.get_tracer("forks")
 assert splunk_profiler.start()  # at import, as in a module of a service: spawned children come by here as well
@@ -44,7 +44,7 @@ def _work_until_closed(pipe: int, inherited: trace.Span) -> None:
         root("early").end()
         span = root("own")
         with trace.use_span(span):  # readers see it
-            say("child", introduced(span))
+            say("child", describe_span(span))
             os.read(pipe, 1)
         span.end()
         inherited.end()
@@ -57,7 +57,7 @@ def _work_until_closed(pipe: int, inherited: trace.Span) -> None:
 
 def _prefork(count: int) -> None:
     span = root("own")
-    say("ready", introduced(span))
+    say("ready", describe_span(span))
     assert sys.stdin.readline()
     root("waits while it is forked").end()
     open_at_the_fork = root("open while it is forked")
@@ -80,12 +80,12 @@ def _prefork(count: int) -> None:
 
 def _one_by_one(count: int) -> None:
     with trace.use_span(root("own")) as span:
-        say("ready", introduced(span))
+        say("ready", describe_span(span))
         assert sys.stdin.readline()
         for _ in range(count):
             child = os.fork()
             if child == 0:
-                say("child", introduced(span))
+                say("child", describe_span(span))
                 os.read(0, 1)  # not of the parent's buffer
                 os._exit(0)
             _, status = os.waitpid(child, 0)
@@ -98,14 +98,14 @@ def _one_by_one(count: int) -> None:
 def short_life(told: Any) -> None:
     """Body of a process of multiprocessing; it ends without a flush."""
     span = root("own")
-    say("child", introduced(span))
+    say("child", describe_span(span))
     assert told.wait(60)
     span.end()
 
 
 def _multiprocess(how: str, count: int) -> None:
     span = root("own")
-    say("ready", introduced(span))
+    say("ready", describe_span(span))
     assert sys.stdin.readline()
     context: Any = multiprocessing.get_context(how)
     told = context.Event()

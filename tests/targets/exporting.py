@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
+from scripted_sink import wait_until_sent
 
 from splunk_profiler.config import Resolved, from_env
 from splunk_profiler.export.otlp.exporter import OtlpSink
@@ -31,7 +32,8 @@ from splunk_profiler.system.threads import Worker
 
 
 def say(**line: Any) -> None:
-    print(json.dumps(line), flush=True)
+    sys.stdout.write(json.dumps(line) + "\n")  # in one call: the exporting thread writes its log as well
+    sys.stdout.flush()
 
 
 class Lines(logging.Handler):
@@ -86,8 +88,8 @@ class Commands:
         return len(numbers)
 
     def flush(self, seconds: str) -> bool:
-        """Send what is queued."""
-        return self._exporter.batch_exporter.flush(float(seconds))
+        """Wait until what is queued has been sent."""
+        return wait_until_sent(self._exporter.batch_exporter, float(seconds))
 
     def counters(self) -> dict[str, int]:
         """Return the exporter's counts of records."""

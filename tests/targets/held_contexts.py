@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags,
 
 import splunk_profiler
 from splunk_profiler import labels
+from splunk_profiler.host_profilers.libraries import elastic_library
 
 TRACER = trace.get_tracer(__name__)
 
@@ -44,8 +47,16 @@ def set_provider(sampler: Sampler | None = None) -> None:
 
 
 def start() -> None:
+    """Start publishing; return once a thread of the profiler has published the process storage."""
     assert splunk_profiler.start()
     wait_until_visible()
+    # After a stop, the library is still there: only its pointer tells that the process is visible again.
+    library = ctypes.CDLL(str(elastic_library()))
+    storage = ctypes.c_void_p.in_dll(library, "elastic_apm_profiling_correlation_process_storage_v1")
+    deadline = time.monotonic() + 60
+    while not storage.value:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def at(moment: str, root: trace.Span | None = None, **published_labels: str) -> None:

@@ -127,7 +127,7 @@ def idents() -> None:
     say("reused", reused)
 
 
-def eaten(*libraries: str) -> None:
+def static_tls_full(*libraries: str) -> None:
     """The room for static thread-local memory is used up before publishing starts."""
     problems = []
     for library in libraries:
@@ -195,7 +195,7 @@ def halted_forks() -> None:
 
 
 SCENES: dict[str, Callable[..., None]] = {
-    scene.__name__: scene for scene in (visible, threads, idents, eaten, forks, halted_forks)
+    scene.__name__: scene for scene in (visible, threads, idents, static_tls_full, forks, halted_forks)
 }
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def forks() -> None:
     token = publishing.attach(known(7))
     in_child("with a span", publishing)
     _context.detach(token)
-    print("in the parent", _context.counters().threads, _context.audit(), flush=True)
+    print("in the parent", _context.counters().threads, tuple(_context.audit()), flush=True)
     leave.set()
     for thread in threads:
         thread.join()
@@ -131,11 +131,11 @@ def in_child(name: str, publishing: InstalledPublisher) -> None:
     _context.reset_after_fork()
     _context.reset_after_fork()
     _context.replace_storage(storage_of("child", "", "/d"))
-    inside: list[tuple[int, int, tuple[int, int]]] = []
+    inside: list[tuple[int, int, tuple[int, ...]]] = []
 
     def run() -> None:
         publishing.attach(known(9))
-        inside.append((_context.counters().threads, shown_span(memory), _context.audit()))
+        inside.append((_context.counters().threads, shown_span(memory), tuple(_context.audit())))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -146,32 +146,48 @@ def in_child(name: str, publishing: InstalledPublisher) -> None:
     os._exit(0)  # the parent goes on and says "end"
 
 
-def storm(rounds: str) -> None:
-    """Threads come, switch and go while the publisher is installed, audited and taken out, and the process forks."""
-    publishing, memory, over, wrong = InstalledPublisher(), OwnMemory(), threading.Event(), []
-    sys.setswitchinterval(1e-5)
-    publishing.install()  # attach needs to know the variable; taken out, it knows it still
+class Storm:
+    """Threads that come, switch and go; `wrong` has each span that was shown, beside the one that was active."""
 
-    def work(number: int) -> None:
+    def __init__(self, publishing: InstalledPublisher) -> None:
+        self.publishing, self.memory, self.over = publishing, OwnMemory(), threading.Event()
+        self.wrong: list[object] = []
+
+    def work(self, number: int) -> None:
         spans = [known(number * 100 + step) for step in range(1, 6)]  # without an identity while nothing is installed
         tokens = []
         for span in spans:
-            tokens.append(publishing.attach(span))
-            found = memory.elastic()
+            tokens.append(self.publishing.attach(span))
+            found = self.memory.elastic()
             if found is not None and found.span_id != span.get_span_context().span_id:
-                wrong.append((found, span.get_span_context()))
+                self.wrong.append((found, span.get_span_context()))
         for token in reversed(tokens):
             _context.detach(token)
 
-    def workers(number: int) -> None:
-        while not over.is_set():
-            thread = threading.Thread(target=work, args=(number,))
+    def workers(self, number: int) -> None:
+        while not self.over.is_set():
+            thread = threading.Thread(target=self.work, args=(number,))
             thread.start()
             for _ in range(20):
-                work(number)
+                self.work(number)
             thread.join()
 
-    threads = [threading.Thread(target=workers, args=(number,)) for number in range(1, 9)]
+    def fork(self) -> None:
+        child = os.fork()
+        if not child:
+            self.work(77)
+            self.publishing.uninstall()
+            os._exit(len(self.wrong) + (self.memory.elastic() is not None))
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def storm(rounds: str) -> None:
+    """Threads come, switch and go while the publisher is installed, audited and taken out, and the process forks."""
+    publishing = InstalledPublisher()
+    scene = Storm(publishing)
+    sys.setswitchinterval(1e-5)
+    publishing.install()  # attach needs to know the variable; taken out, it knows it still
+    threads = [threading.Thread(target=scene.workers, args=(number,)) for number in range(1, 9)]
     for thread in threads:
         thread.start()
     for number in range(int(rounds)):
@@ -179,18 +195,13 @@ def storm(rounds: str) -> None:
         for _ in range(10):
             _context.audit()
         if number % 10 == 0:
-            child = os.fork()
-            if not child:
-                work(77)
-                publishing.uninstall()
-                os._exit(len(wrong) + (memory.elastic() is not None))
-            assert os.waitpid(child, 0)[1] == 0
+            scene.fork()
         publishing.uninstall()
-    over.set()
+    scene.over.set()
     for thread in threads:
         thread.join()
     counters = _context.counters()
-    print("wrong", wrong[:3], "repaired", counters.repaired, "failed", counters.failed)
+    print("wrong", scene.wrong[:3], "repaired", counters.repaired, "failed", counters.failed)
     print("published", counters.published > 0)
 
 

@@ -1,9 +1,8 @@
-"""Forks while another thread is in the first `start`: ``starting_forks.py MODULE HOW``.
+"""Forks while another thread is in the first `start`: ``starting_forks.py HOW MODULE...``.
 
-The import of MODULE takes its time there. HOW is ``busy`` (it computes for longer than a fork waits for a start that
-stands still), ``waiting`` (for the thread that forks) or ``forking`` (it forks itself, as a signal handler would have
-it). The child starts the profiler again, says whether it runs and
-whether MODULE is whole there, and ends.
+The import of each MODULE takes its time there. HOW is ``busy`` (two of them compute for longer than a fork waits for a
+start that stands still), ``waiting`` (for the thread that forks) or ``forking`` (it forks itself, as a signal handler
+would have it). The child starts the profiler again, says whether it runs, imports each MODULE if so, and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from typing import Any
 
 import splunk_profiler
 
-_WORK_S = 6.0  # CPU time
+_WORK_S = 2.8  # CPU time of one import
+HOW, *MODULES = sys.argv[1:]
+pending = set(MODULES)
 begun, forked = threading.Event(), threading.Event()
 children: list[int] = []
 
@@ -31,17 +32,19 @@ class Slow(PathFinder):
     @classmethod
     def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = super().find_spec(fullname, path, target)
-        if spec is not None and fullname == sys.argv[1] and not begun.is_set():
+        if spec is not None and fullname in pending:
+            pending.remove(fullname)
             loader: Any = spec.loader
             execute = loader.exec_module
 
             def be_slow(module: ModuleType) -> None:
                 begun.set()
-                if sys.argv[2] == "waiting":
+                if HOW == "waiting":
                     assert forked.wait(60)
-                if sys.argv[2] == "forking":
+                if HOW == "forking":
                     children.append(os.fork())
-                while sys.argv[2] == "busy" and time.thread_time() < _WORK_S:
+                until = time.thread_time() + _WORK_S
+                while HOW == "busy" and time.thread_time() < until:
                     pass
                 execute(module)
 
@@ -57,8 +60,8 @@ def say(line: str) -> None:
 def be_child() -> None:
     """Start again, here and in a child of this child."""
     runs = splunk_profiler.start()
-    if runs:
-        importlib.import_module(sys.argv[1])
+    for module in MODULES if runs else ():
+        importlib.import_module(module)
     if os.fork() == 0:
         os._exit(splunk_profiler.start() is not runs)
     assert os.wait()[1] == 0
@@ -70,7 +73,7 @@ def be_child() -> None:
 def main() -> None:
     logging.basicConfig()
     sys.meta_path.insert(0, Slow)
-    if sys.argv[2] == "forking":
+    if HOW == "forking":
         assert splunk_profiler.start()
     else:
         starter = threading.Thread(target=splunk_profiler.start)

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 
@@ -43,54 +44,83 @@ def worker(ticker: Ticker) -> None:
         ticker.drain(1_000_000)
 
 
+class Sampled:
+    """This process, with a walker at work; `over` ends its busy threads."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.start(200_000)
+
+    def start(self, period_ns: int) -> None:
+        self.ticker = make()
+        self.run = threading.Thread(target=self.ticker.run, args=(period_ns,), daemon=True)
+        self.run.start()
+
+
+def unhandled(_sampled: Sampled) -> None:
+    raise ValueError("unhandled")
+
+
+def main_thread_first(sampled: Sampled) -> None:
+    threading.Timer(0.05, sampled.over.set).start()
+
+
+def stopped_and_dropped(sampled: Sampled) -> None:
+    for _ in range(40):
+        sampled.ticker.stop()
+        sampled.run.join()
+        sampled.start(50_000)
+        sampled.ticker.drain(1_000_000_000)
+
+
+def collected(_sampled: Sampled) -> None:
+    for _ in range(200):
+        holder: list[object] = []
+        mine = walker.Ticker(
+            context_var=current,
+            max_depth=50,
+            make_frame=partial(holding, holder),
+            make_stack=partial(holding, holder),
+            ring_size=4,
+            trace_filter=None,
+        )
+        holder.append(mine)
+        mine.capture()
+        assert len(mine.drain(0)) == 1
+        mine.capture()
+        del mine, holder
+    gc.collect()
+    alive = sum(isinstance(thing, walker.Ticker) for thing in gc.get_objects())
+    assert alive == 1, alive
+
+
+WHILE_A_WORKER_DRAINS: dict[str, Callable[[], object]] = {
+    "return": lambda: None,
+    "sys.exit": lambda: sys.exit(0),
+    "os._exit": lambda: os._exit(0),
+}
+ALONE: dict[str, Callable[[Sampled], None]] = {
+    "unhandled": unhandled,
+    "main thread first": main_thread_first,
+    "stopped and dropped": stopped_and_dropped,
+    "collected": collected,
+}
+
+
 def main(how: str) -> None:
-    ticker = make()
-    over = threading.Event()
-    run = threading.Thread(target=ticker.run, args=(200_000,), daemon=True)
-    run.start()
-    others = [threading.Thread(target=busy, args=(over,), daemon=how != "main thread first") for _ in range(3)]
+    sampled = Sampled()
+    others = [threading.Thread(target=busy, args=(sampled.over,), daemon=how != "main thread first") for _ in range(3)]
     for thread in others:
         thread.start()
-    while not ticker.drain(1_000_000_000):
+    while not sampled.ticker.drain(1_000_000_000):
         pass
-    if how in {"return", "sys.exit", "os._exit"}:
-        threading.Thread(target=worker, args=(ticker,), daemon=True).start()
+    if how in WHILE_A_WORKER_DRAINS:
+        threading.Thread(target=worker, args=(sampled.ticker,), daemon=True).start()
     print("ready", flush=True)
-    if how == "sys.exit":
-        sys.exit(0)
-    elif how == "os._exit":
-        os._exit(0)
-    elif how == "unhandled":
-        raise ValueError(how)
-    elif how == "main thread first":
-        threading.Timer(0.05, over.set).start()
-    elif how == "stopped and dropped":
-        for _ in range(40):
-            ticker.stop()
-            run.join()
-            ticker = make()
-            run = threading.Thread(target=ticker.run, args=(50_000,), daemon=True)
-            run.start()
-            ticker.drain(1_000_000_000)
-    elif how == "collected":
-        for _ in range(200):
-            holder: list[object] = []
-            mine = walker.Ticker(
-                context_var=current,
-                max_depth=50,
-                make_frame=partial(holding, holder),
-                make_stack=partial(holding, holder),
-                ring_size=4,
-                trace_filter=None,
-            )
-            holder.append(mine)
-            mine.capture()
-            assert len(mine.drain(0)) == 1
-            mine.capture()
-            del mine, holder
-        gc.collect()
-        alive = sum(isinstance(thing, walker.Ticker) for thing in gc.get_objects())
-        assert alive == 1, alive
+    if how in ALONE:
+        ALONE[how](sampled)
+    else:
+        WHILE_A_WORKER_DRAINS[how]()
 
 
 if __name__ == "__main__":

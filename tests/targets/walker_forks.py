@@ -14,6 +14,10 @@ from splunk_profiler import _walker as walker
 Ticker = walker.Ticker[str, "tuple[str, ...]"]
 FORKS = 40
 DEADLINE_S = 30.0
+C_FORKS = {  # they run no Python hooks
+    "C code": ctypes.PyDLL(None).fork,
+    "C code without the GIL": ctypes.CDLL(None).fork,  # another thread holds it meanwhile
+}
 
 
 def start() -> tuple[Ticker, threading.Thread]:
@@ -88,6 +92,17 @@ def busy_as_one_of_ours(over: threading.Event) -> None:
     walker.mark_profiler_thread(False)
 
 
+def fork_once(process: Process, how: str) -> None:
+    child = C_FORKS.get(how, os.fork)()
+    if child == 0:
+        if how == "twice":
+            grandchild = os.fork()
+            if grandchild != 0:
+                os._exit(os.waitpid(grandchild, 0)[1])
+        process.child()
+    process.wait(child)
+
+
 def main(how: str) -> None:
     process = Process()
     walker.set_after_fork_in_child(process.in_child)
@@ -98,33 +113,15 @@ def main(how: str) -> None:
     ]
     for thread in others:
         thread.start()
-    if how == "exec":
-        for _ in range(FORKS):
+    for _ in range(FORKS):
+        if how == "exec":
             subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)
-    else:
-        forks = {
-            "C code": ctypes.PyDLL(None).fork,  # runs no Python hooks
-            "C code without the GIL": ctypes.CDLL(None).fork,  # which another thread holds meanwhile
-        }
-        fork = forks.get(how, os.fork)
-
-        def once() -> None:
-            child = fork()
-            if child == 0:
-                if how == "twice":
-                    grandchild = os.fork()
-                    if grandchild != 0:
-                        os._exit(os.waitpid(grandchild, 0)[1])
-                process.child()
-            process.wait(child)
-
-        for _ in range(FORKS):
-            if how == "in a thread":
-                thread = threading.Thread(target=once)
-                thread.start()
-                thread.join()
-            else:
-                once()
+        elif how == "in a thread":
+            thread = threading.Thread(target=fork_once, args=(process, how))
+            thread.start()
+            thread.join()
+        else:
+            fork_once(process, how)
     print("parent", "sampling" if samples(process.ticker) else "not sampling", flush=True)
     over.set()
     for thread in others:

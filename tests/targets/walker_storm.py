@@ -154,6 +154,20 @@ def has_tags(thread: RawThread) -> bool:
     return all(isinstance(value, (Tag, type(None))) for value in (thread.context, thread.labels))
 
 
+def check_drained(ticker: walker.Ticker[str, tuple[str, ...]]) -> tuple[int, int]:
+    """Check what there is to drain; return the numbers of snapshots and of collections."""
+    snapshots = ticker.drain(100_000_000)
+    for snapshot in snapshots:
+        keys = [thread.key for thread in snapshot.threads]
+        if keys != sorted(set(keys)) or not all(has_tags(thread) for thread in snapshot.threads):
+            wrong.append(f"threads {keys}")
+    collections = ticker.drain_collections()
+    for collection in collections:
+        if not has_tags(collection.thread) or not collection.thread.stack:
+            wrong.append(f"collection {collection}")
+    return len(snapshots), sum(collection.collection_count for collection in collections)
+
+
 def main(captures: int, threads: int) -> None:
     links.extend(make_link(number) for number in range(LINKS))
     links.append(last)
@@ -184,15 +198,9 @@ def main(captures: int, threads: int) -> None:
         thread.start()
     drained = collections = 0
     while drained < captures or churning.is_alive() or deep.is_alive():
-        for snapshot in ticker.drain(100_000_000):
-            drained += 1
-            keys = [thread.key for thread in snapshot.threads]
-            if keys != sorted(set(keys)) or not all(has_tags(thread) for thread in snapshot.threads):
-                wrong.append(f"threads {keys}")
-        for collection in ticker.drain_collections():
-            collections += collection.collection_count
-            if not has_tags(collection.thread) or not collection.thread.stack:
-                wrong.append(f"collection {collection}")
+        more_drained, more_collections = check_drained(ticker)
+        drained += more_drained
+        collections += more_collections
         if drained > captures // 2 and not tracemalloc.is_tracing() and not deep.is_alive():
             sys.setrecursionlimit(400)
             tracemalloc.start(1)
@@ -210,7 +218,7 @@ def main(captures: int, threads: int) -> None:
     if not collections:
         wrong.append("no collection was noticed")
     counters = ticker.counters()
-    del snapshot, collection, ticker, busy, churning, deep, thread  # since 3.14 a Thread keeps its context
+    del ticker, busy, churning, deep, thread  # since 3.14 a Thread keeps its context
     gc.collect()
     if len(Tag.alive) > 1:
         wrong.append(f"{len(Tag.alive)} contexts are kept alive")

@@ -1,15 +1,13 @@
-"""Processes that others have forked are found, by the kernel's list and without it."""
+"""Processes that others have forked are found."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection
 
-import pytest
 from target_process import Target
 
-from splunk_profiler.inspector.descendants import descendants, search_descendants
+from splunk_profiler.inspector.proc_files import find_descendants
 
 FAMILY = r"""
 import os, sys, threading
@@ -32,18 +30,16 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("find", [descendants, search_descendants])
-def test_all_generations_are_found_also_those_of_other_threads(find: Callable[[Collection[int]], set[int]]) -> None:
+def test_all_generations_are_found_also_those_of_other_threads() -> None:
     with Target(sys.executable, "-W", "ignore", "-c", FAMILY) as family:
         children = {int(line) for line in family.lines(2, "child")}
-        assert find([family.pid]) == children
-        assert find(children) | children == children
-        assert find([family.pid, os.getpid()]) >= children | {family.pid}
-        assert find([]) == set()
+        assert find_descendants([family.pid]) == children
+        assert find_descendants(children) | children == children
+        assert find_descendants([family.pid, os.getpid()]) >= children | {family.pid}
+        assert find_descendants([]) == set()
 
 
-@pytest.mark.parametrize("find", [descendants, search_descendants])
-def test_a_process_that_is_gone_has_none(find: Callable[[Collection[int]], set[int]]) -> None:
+def test_a_process_that_is_gone_has_none() -> None:
     with Target(sys.executable, "-c", "") as target:
         target.finish()
-    assert find([target.pid]) == set()
+    assert find_descendants([target.pid]) == set()

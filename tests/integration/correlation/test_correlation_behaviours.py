@@ -109,7 +109,7 @@ def test_the_first_stack_trace_is_as_good_as_a_registration_in_auto(directory: P
         assert here.exported.ids("begun before") == {ENCODED_STACKS[STACK]: 2}
 
 
-def test_neither_an_unknown_nor_a_broken_message_is_as_good_as_a_registration(directory: Path) -> None:
+def test_unknown_or_broken_message_does_not_count_as_a_registration(directory: Path) -> None:
     with correlated(directory, "auto", hold=False) as here:
         here.host.send(struct.pack("=HH40s", 3, 1, b"of a later version"))
         here.host.send(struct.pack("=HH20s", 1, 1, b"cut off"))
@@ -120,7 +120,7 @@ def test_neither_an_unknown_nor_a_broken_message_is_as_good_as_a_registration(di
 
 
 @pytest.mark.parametrize("mode", ["true", "auto"])
-def test_nothing_waits_for_a_service_without_a_name_and_the_log_says_so_once(directory: Path, mode: str) -> None:
+def test_service_without_a_name_defers_nothing_and_logs_it_once(directory: Path, mode: str) -> None:
     exported = RecordingExporter()
     own = named_provider("unknown_service:python")
     own.add_span_processor(SimpleSpanProcessor(exported))
@@ -147,7 +147,7 @@ def test_after_a_stop_nothing_waits_and_what_waited_has_been_exported(directory:
         assert not {"on_start", "on_end", "force_flush", "shutdown"} & vars(here.processor).keys()
 
 
-def test_more_transactions_than_can_wait_are_exported_at_once_and_the_log_says_so_once(directory: Path) -> None:
+def test_transactions_beyond_the_buffer_are_exported_and_logged_once(directory: Path) -> None:
     with correlated(directory, correlation_buffer_size=2) as here:
         for name in ("first", "second", "third", "fourth"):
             span = here.span(name)
@@ -220,7 +220,7 @@ def test_two_local_roots_of_one_trace_have_their_own_ids(directory: Path) -> Non
         assert here.exported.ids("second") == {ENCODED_STACKS[OTHER_STACK]: 2}
 
 
-def test_what_is_said_of_transactions_of_nobody_changes_nothing(directory: Path) -> None:
+def test_messages_about_unknown_transactions_change_nothing(directory: Path) -> None:
     with correlated(directory) as here:
         root = here.span("root")
         for number in range(2000):
@@ -231,7 +231,7 @@ def test_what_is_said_of_transactions_of_nobody_changes_nothing(directory: Path)
         assert here.exported.ids("root") == {ENCODED_STACKS[STACK]: 1}
 
 
-def test_messages_of_unknown_types_are_ignored_and_ones_that_are_cut_off_are_discarded(directory: Path) -> None:
+def test_messages_of_unknown_type_are_ignored_and_truncated_ones_discarded(directory: Path) -> None:
     with correlated(directory) as here:
         root = here.span("root")
         context = root.get_span_context()
@@ -253,7 +253,7 @@ def test_messages_of_unknown_types_are_ignored_and_ones_that_are_cut_off_are_dis
 # ---- what is said of the host ----
 
 
-def test_the_hosts_id_is_on_every_span_and_on_the_profilers_own_records_once_it_is_known(directory: Path) -> None:
+def test_registered_host_id_is_on_every_span_and_on_profiler_records(directory: Path) -> None:
     with correlated(directory) as here:
         own = Resource({"service.name": "shop"})
         assert here.life.resource(own) is own

@@ -14,9 +14,9 @@ from signal import SIGTERM
 
 import pytest
 from command_line import COMMAND
+from correlation_target import by_process, correlation_settings, ids_of, names, register, report_to, socket_of, stack_of
 from host_profiler import HostProfiler
 from publishing_target import socket_folder
-from spoken_target import by_process, correlation_settings, ids_of, names, register, report_to, socket_of, stack_of
 from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
@@ -32,7 +32,11 @@ _ENDS_S = 25  # an end that waits for a hanging exporter, as in the SDK, would t
 @contextmanager
 def told(*command: str, mode: str = "true", delay_ms: int = 60_000) -> Iterator[Target]:
     """Yield a target that is registered and has received the reports on its transaction."""
-    with socket_folder() as folder, Target(*command, env=correlation_settings(folder, mode)) as target:
+    with (
+        socket_folder() as folder,
+        socket_folder() as profiles,
+        Target(*command, env=correlation_settings(folder, profiles, mode)) as target,
+    ):
         process = target.json("ready")
         with HostProfiler(socket_of(target.pid)) as host:
             register(target, host, delay_ms)
@@ -54,7 +58,7 @@ def test_what_waits_is_exported_when_the_process_ends(first: str, way: str, code
 
 @pytest.mark.parametrize("first", ["provider", "profiler"])
 @pytest.mark.parametrize("delay_ms", [0, 60_000], ids=["while it runs", "when it ends"])
-def test_an_exporter_that_hangs_keeps_neither_the_end_nor_other_exporters_waiting(first: str, delay_ms: int) -> None:
+def test_hanging_exporter_delays_neither_exit_nor_other_exporters(first: str, delay_ms: int) -> None:
     with told("correlated_ends.py", "hanging", first, "simple", delay_ms=delay_ms) as target:
         assert target.finish(_ENDS_S) == 0, target.output
         assert target.json("hangs") == "own"
@@ -92,7 +96,7 @@ def test_a_signal_handler_may_shut_down_while_its_thread_is_in_a_flush(how: str)
         assert sorted(names(target, "batch")) == ["first", "own", "slow"]
 
 
-def test_alarms_that_flush_wherever_the_main_thread_is_neither_lose_nor_double_anything() -> None:
+def test_flushes_in_alarm_handlers_neither_lose_nor_duplicate_spans() -> None:
     with told("correlated_ends.py", "alarmed") as target:
         ended = target.json("ended")
         assert target.finish() == 0, target.output
@@ -116,7 +120,7 @@ def test_transactions_of_greenlets_are_exported_once_in_a_patched_process(when: 
 
 
 @pytest.mark.parametrize("mode", ["true", "auto"])
-def test_an_application_that_is_launched_and_configures_itself_is_correlated(mode: str) -> None:
+def test_self_configured_application_under_run_is_correlated(mode: str) -> None:
     application = str(TESTS / "targets" / "correlated_application.py")
     with told(*COMMAND, "run", "--", sys.executable, application, mode=mode) as target:
         assert target.finish() == 0, target.output
@@ -127,7 +131,7 @@ def test_an_application_that_is_launched_and_configures_itself_is_correlated(mod
 @pytest.mark.skipif(not _INSTRUMENT.exists(), reason="opentelemetry-instrument is not there")
 @pytest.mark.skipif(not _INSTALLED, reason="the package is not installed, so it has no entry point")
 @pytest.mark.parametrize("mode", ["true", "auto"])
-def test_an_application_that_is_instrumented_and_configures_itself_is_correlated(mode: str) -> None:
+def test_self_configured_application_under_instrument_is_correlated(mode: str) -> None:
     application = str(TESTS / "targets" / "correlated_application.py")
     with told(str(_INSTRUMENT), "--traces_exporter", "none", sys.executable, application, mode=mode) as target:
         assert target.finish() == 0, target.output

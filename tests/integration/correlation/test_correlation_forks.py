@@ -15,9 +15,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from host_profiler import HostProfiler
-from publishing_target import socket_folder
-from spoken_target import (
+from correlation_target import (
     by_process,
     correlation_settings,
     exported,
@@ -28,6 +26,8 @@ from spoken_target import (
     socket_of,
     stack_of,
 )
+from host_profiler import HostProfiler
+from publishing_target import socket_folder
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
@@ -47,10 +47,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mode", _MODES)
-def test_each_of_64_forked_workers_gets_its_own_messages_and_exports_its_own_transactions(
-    folder: Path, mode: str
+def test_64_forked_workers_get_their_own_messages_and_export_their_spans(
+    folder: Path, tmp_path: Path, mode: str
 ) -> None:
-    with Target("correlated_forks.py", "prefork", str(_CHILDREN), env=correlation_settings(folder, mode)) as target:
+    with Target(
+        "correlated_forks.py", "prefork", str(_CHILDREN), env=correlation_settings(folder, tmp_path, mode)
+    ) as target:
         parent = target.json("ready")
         with HostProfiler(socket_of(target.pid)) as host:
             register(target, host)
@@ -79,10 +81,10 @@ def test_each_of_64_forked_workers_gets_its_own_messages_and_exports_its_own_tra
 
 @pytest.mark.parametrize("mode", _MODES)
 @pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
-def test_children_of_multiprocessing_get_their_own_messages_and_export_when_they_end(
-    folder: Path, how: str, mode: str
+def test_multiprocessing_children_get_their_messages_and_export_at_exit(
+    folder: Path, tmp_path: Path, how: str, mode: str
 ) -> None:
-    with Target("correlated_forks.py", how, str(_FEW), env=correlation_settings(folder, mode)) as target:
+    with Target("correlated_forks.py", how, str(_FEW), env=correlation_settings(folder, tmp_path, mode)) as target:
         parent = target.json("ready")
         target.tell("fork")
         children = [json.loads(line) for line in target.lines(_FEW, "child")]
@@ -115,10 +117,10 @@ def socket_named_by(pid: int) -> str:
     return report.storage.socket_path
 
 
-def test_a_child_never_leads_nowhere_whenever_it_is_looked_at(folder: Path) -> None:
+def test_a_child_never_leads_nowhere_whenever_it_is_looked_at(folder: Path, tmp_path: Path) -> None:
     """From its first instant on it leads to its parent's socket, or to its own."""
     count = 20
-    with Target("correlated_forks.py", "one-by-one", str(count), env=correlation_settings(folder, "true")) as target:
+    with Target("correlated_forks.py", "one-by-one", str(count), env=correlation_settings(folder, tmp_path)) as target:
         target.json("ready")
         parents = socket_of(target.pid)
         target.tell("fork")
@@ -142,11 +144,9 @@ def test_a_child_never_leads_nowhere_whenever_it_is_looked_at(folder: Path) -> N
 
 @pytest.mark.skipif(find_spec("gunicorn") is None, reason="gunicorn is not there for this interpreter")
 @pytest.mark.parametrize("mode", _MODES)
-def test_every_gunicorn_worker_that_was_forked_from_a_running_profiler_is_told_of_its_own_requests(
-    folder: Path, mode: str
-) -> None:
+def test_gunicorn_workers_forked_while_profiled_get_their_own_messages(folder: Path, tmp_path: Path, mode: str) -> None:
     words = [sys.executable, "-m", "gunicorn", "--preload", "--bind", "127.0.0.1:0", "--workers", str(_FEW)]
-    with Target(*words, "correlated_requests:application", env=correlation_settings(folder, mode)) as target:
+    with Target(*words, "correlated_requests:application", env=correlation_settings(folder, tmp_path, mode)) as target:
         url = target.find(r"Listening at: (http://[0-9.:]+)")
         workers = {int(pid) for pid in target.lines(_FEW, "worker")}
         with ExitStack() as stack:

@@ -128,7 +128,7 @@ def loop(command: Sequence[str], mode: str, delay_ms: int) -> Iterator[Loop]:
                 made.close()
 
 
-def test_every_transaction_of_asyncio_and_threaded_routes_carries_what_was_sent_for_it() -> None:
+def test_asyncio_and_threaded_transactions_carry_all_stack_traces_sent() -> None:
     with loop(UVICORN, "true", SHORT_DELAY_MS) as made:
         agent = made.agent()
         agent.wait_for("registered")
@@ -144,7 +144,7 @@ def test_every_transaction_of_asyncio_and_threaded_routes_carries_what_was_sent_
 
 
 @pytest.mark.parametrize("options", [(), ("--no-register",)], ids=["registered", "unregistered"])
-def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_carries_less(
+def test_only_transactions_that_ended_before_a_profiler_came_carry_less(
     options: tuple[str, ...],
 ) -> None:
     with loop(UVICORN, "auto", SHORT_DELAY_MS) as made:
@@ -161,7 +161,7 @@ def test_transactions_that_ended_before_a_profiler_was_heard_of_are_all_that_car
 
 
 @pytest.mark.parametrize("mode", ["true", "auto"])
-def test_every_transaction_of_every_worker_carries_what_was_sent_for_it_even_long_after_its_end(mode: str) -> None:
+def test_transactions_of_all_workers_carry_stacks_sent_after_their_end(mode: str) -> None:
     with loop(GUNICORN, mode, LONG_DELAY_MS) as made:
         agent = made.agent("--children", "--off-cpu", "--report-interval", str(REPORT_S))
         since_ns = made.service.registration_times(WORKERS)

@@ -78,7 +78,7 @@ def test_the_exported_bytes_differ_in_the_attribute_and_in_nothing_else(director
     assert made == expected
 
 
-def test_a_transaction_of_which_nothing_is_known_is_exported_as_the_object_that_it_is(directory: Path) -> None:
+def test_transaction_without_stack_traces_is_exported_as_the_same_object(directory: Path) -> None:
     watching = Watching()
     provider = TracerProvider(resource=named())
     provider.add_span_processor(watching)
@@ -115,7 +115,7 @@ def test_transactions_are_exported_in_the_order_in_which_they_ended(directory: P
 
 @pytest.mark.parametrize("how", ["provider", "processor", "shutdown", "shutdown of the processor"])
 @pytest.mark.parametrize("processor", [simple_processor, batch_processor])
-def test_whoever_flushes_or_shuts_down_gets_what_waits(directory: Path, processor: Any, how: str) -> None:
+def test_a_flush_or_shutdown_exports_the_spans_that_wait(directory: Path, processor: Any, how: str) -> None:
     with correlated(directory, processor=processor) as here:
         root = here.span("root")
         here.host.report(root, count=2)
@@ -227,7 +227,7 @@ def test_two_exporters_get_each_transaction_once_and_whole(directory: Path) -> N
         assert here.exported.spans[-1] is second.spans[-1], "the copy is made once"
 
 
-def test_processors_that_are_called_on_other_threads_get_each_transaction_once(directory: Path) -> None:
+def test_processors_called_on_other_threads_get_each_transaction_once(directory: Path) -> None:
     concurrent = ConcurrentMultiSpanProcessor(2)
     second = RecordingExporter()
     concurrent.add_span_processor(simple_processor(second))
@@ -299,7 +299,7 @@ def fail(_: ReadableSpan) -> None:
     raise RuntimeError("the exporter's own")
 
 
-def test_transactions_of_many_threads_are_neither_lost_nor_doubled_while_others_flush(directory: Path) -> None:
+def test_transactions_of_many_threads_are_exported_once_during_flushes(directory: Path) -> None:
     with correlated(directory, processor=batch_processor, correlation_buffer_size=50) as here:
         stop = threading.Event()
 

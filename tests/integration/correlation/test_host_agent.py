@@ -14,18 +14,14 @@ from agent_process import CorrelationMessage, DatagramReceiver, FakeLoop, agent,
 from inspected_process import InspectedProcess, TargetBuilder, import_path, record_bytes, run_inspected, storage
 from target_process import Target
 
-from splunk_profiler.inspector.datagram_sender import LossReason
-from splunk_profiler.inspector.events import Busy, Ended, Followed, Registered, Reported, Unseen
-from splunk_profiler.inspector.messages import Registration
+from splunk_profiler.inspector.events import Busy, Ended, Followed, NotReady, Registered, Reported
+from splunk_profiler.inspector.messages import LossReason, Registration
 
 HOLD_PROGRAM = """
 import sys
-from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.tracer import Tracer
-from os import uname
-architecture = next(one for one in ARCHITECTURES if one.name == uname().machine)
 pid = int(sys.argv[1])
-Tracer(pid, architecture).visit([pid], lambda tid: print("holding", flush=True) or sys.stdin.readline())
+Tracer(pid).visit([pid], lambda tid: print("holding", flush=True) or sys.stdin.readline())
 print("let go", flush=True)
 sys.stdin.read()
 """
@@ -68,7 +64,7 @@ def sent_counts(fake_loop: FakeLoop) -> dict[CorrelationMessage, int]:
     return found
 
 
-def test_each_turn_samples_every_thread_in_a_transaction_and_sends_one_message(
+def test_agent_sends_one_message_per_thread_in_a_transaction_at_each_turn(
     workshop: TargetBuilder, receiver: DatagramReceiver
 ) -> None:
     fake_loop = FakeLoop(turns=4)
@@ -130,7 +126,7 @@ def test_equal_stack_traces_of_two_processes_have_equal_ids(workshop: TargetBuil
     assert list(found[0].values()) == [3]
 
 
-def test_samples_that_are_gathered_are_reported_as_counts_at_the_interval_and_at_the_end(
+def test_agent_sends_gathered_samples_as_counts_at_intervals_and_at_exit(
     workshop: TargetBuilder, receiver: DatagramReceiver
 ) -> None:
     fake_loop = FakeLoop(turns=10)
@@ -144,7 +140,7 @@ def test_samples_that_are_gathered_are_reported_as_counts_at_the_interval_and_at
     assert fake_loop.events(Registered)[0].registration.samples_delay_ms == 1100
 
 
-def test_a_queue_that_is_full_costs_messages_and_no_time_and_each_loss_is_told(
+def test_agent_with_a_full_queue_drops_messages_and_reports_each_loss(
     workshop: TargetBuilder, receiver: DatagramReceiver
 ) -> None:
     fake_loop = FakeLoop(turns=60)
@@ -159,9 +155,7 @@ def test_a_queue_that_is_full_costs_messages_and_no_time_and_each_loss_is_told(
     assert len(fake_loop.events(Reported)) == 60
 
 
-def test_a_socket_that_goes_away_costs_messages_and_one_that_takes_its_place_is_registered_with(
-    workshop: TargetBuilder, tmp_path: Path
-) -> None:
+def test_agent_registers_with_the_socket_that_replaces_a_lost_one(workshop: TargetBuilder, tmp_path: Path) -> None:
     first, second = DatagramReceiver(tmp_path / "first"), DatagramReceiver(tmp_path / "second")
 
     def on_wait(turn: int) -> None:
@@ -197,15 +191,15 @@ def test_a_process_that_publishes_later_is_followed_from_then_on(
         target.do("record " + record_bytes().hex())
         with agent(fake_loop, target.pid, period_s=0.1, off_cpu=True) as running:
             running.run()
-    assert [type(event) for event in fake_loop.recorded[:3]] == [Unseen, Followed, Registered]
-    (unseen,) = fake_loop.events(Unseen)
-    assert [reason.code for reason in unseen.reasons] == ["storage-null"]
+    assert [type(event) for event in fake_loop.recorded[:3]] == [NotReady, Followed, Registered]
+    (not_ready,) = fake_loop.events(NotReady)
+    assert [reason.code for reason in not_ready.reasons] == ["storage-null"]
     assert decode_correlations(receiver.messages()).total() == 2, (
         "it is followed from the fourth turn, sampled from the fifth"
     )
 
 
-def test_a_storage_that_is_withdrawn_ends_the_following_until_there_is_another(
+def test_agent_stops_following_a_withdrawn_storage_until_there_is_another(
     workshop: TargetBuilder, receiver: DatagramReceiver
 ) -> None:
     def on_wait(turn: int) -> None:
@@ -220,7 +214,7 @@ def test_a_storage_that_is_withdrawn_ends_the_following_until_there_is_another(
     assert [type(event) for event in fake_loop.recorded if not isinstance(event, Reported)] == [
         Followed,
         Registered,
-        Unseen,
+        NotReady,
         Followed,
         Registered,
     ]
@@ -248,9 +242,7 @@ def test_a_registration_that_is_lost_is_sent_again_a_second_later(
     assert is_registration(receiver.messages()[0])
 
 
-def test_processes_are_dropped_as_they_end_and_the_work_is_over_with_the_last(
-    workshop: TargetBuilder, tmp_path: Path
-) -> None:
+def test_agent_drops_processes_as_they_end_and_finishes_with_the_last(workshop: TargetBuilder, tmp_path: Path) -> None:
     def on_wait(turn: int) -> None:
         if turn == 2:
             first.close_stdin()
@@ -276,7 +268,7 @@ def test_processes_are_dropped_as_they_end_and_the_work_is_over_with_the_last(
     assert totals.samples + totals.lost_samples[LossReason.SOCKET_GONE] == 2 + 4
 
 
-def test_a_process_that_somebody_else_holds_is_said_to_be_busy_and_sampled_afterwards(
+def test_process_held_by_another_tracer_is_reported_busy_and_sampled_later(
     workshop: TargetBuilder, receiver: DatagramReceiver
 ) -> None:
     with run_inspected(workshop) as target:

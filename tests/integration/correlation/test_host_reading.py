@@ -11,11 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from host_reading import TABLE_BYTES, Judge, JudgeOfIds
+from host_reading import Judge, JudgeOfIds
 from publishing_target import publishing_target
-
-from splunk_profiler.inspector import Reader
-from splunk_profiler.inspector.model import MemoryRange
+from table_reader import TableReader
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
@@ -28,16 +26,13 @@ def _judge_readings(scenario: str, reads: int) -> dict[str, Any]:
     """Judge that many readings, half of them with the limits of real host profilers; what the target has counted."""
     judge = JudgeOfIds() if scenario == "contexts" else Judge()
     with publishing_target("span_switching.py", scenario) as target:
-        table_range = MemoryRange(int(target.line("ready")), TABLE_BYTES)
+        address = int(target.line("ready"))
         for strict_host, min_readings in ((False, reads // 2), (True, reads)):
-            with Reader(target.pid, strict_host=strict_host) as reader:
+            with TableReader(target.pid, address, strict_host=strict_host) as reader:
                 while not _has_enough_readings(judge, min_readings):
                     single_tids = judge.tids if scenario in _SINGLE_THREAD_SCENARIOS else ()
-                    for reading in [reader.sample_one(tid, table_range) for tid in single_tids] or reader.sample(
-                        table_range
-                    ):
-                        if reading is not None and reading.was_stopped:
-                            judge.judge(reading)
+                    for reading, table in reader.sample(single_tids):
+                        judge.judge(reading, table)
                     assert not judge.wrong, f"after {judge.judged} readings: {judge.wrong[0]}"
         target.tell("stop")
         counted = target.json("done")

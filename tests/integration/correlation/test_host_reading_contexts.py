@@ -79,7 +79,7 @@ def test_a_thread_shows_the_context_that_it_is_in(scene: str, strict_host: bool)
     assert not wrong, "\n".join(wrong)
 
 
-def test_labels_are_cut_to_what_readers_take_and_said_once() -> None:
+def test_labels_are_cut_to_what_readers_take_and_logged_once() -> None:
     with publishing_target("held_contexts.py", "limits") as target:
         for moment in _iter_moments(target):
             for strict_host in (False, True):
@@ -93,7 +93,7 @@ def test_labels_are_cut_to_what_readers_take_and_said_once() -> None:
         assert target.output.count("is not published: readers show 7") == 1
 
 
-def test_nothing_can_be_followed_after_a_stop_and_everything_again_after_a_start() -> None:
+def test_readings_after_a_stop_are_empty_and_after_a_start_complete() -> None:
     with publishing_target("held_contexts.py", "stop_and_start") as target:
         for moment in _iter_moments(target):
             with Reader(target.pid) as reader:

@@ -70,7 +70,7 @@ def _assert_spans_shown(report: Report, expected: list[dict[str, Any]]) -> None:
     assert report.storage is not None, expected
     assert report.storage.service_name == SERVICE
     assert report.socket_accepted, report.reasons
-    assert {library.interface: library.tls for library in report.libraries} == {
+    assert {library.interface: library.variable.tls for library in report.libraries} == {
         Interface.ELASTIC: TlsKind.STATIC,
         Interface.LABELS: TlsKind.STATIC,
     }
@@ -90,7 +90,7 @@ def test_threads_from_before_and_after_the_libraries_came_are_read(how: str) -> 
         assert target.finish() == 0
 
 
-def test_a_thread_that_gets_the_ident_of_one_that_ended_in_a_span_shows_none() -> None:
+def test_thread_that_reuses_the_ident_of_one_ended_in_a_span_shows_none() -> None:
     with publishing_target("published_processes.py", "idents") as target:
         for expected in _iter_moments(target):
             _assert_spans_shown(_read_report(expected[0]["pid"]), expected)
@@ -100,28 +100,28 @@ def test_a_thread_that_gets_the_ident_of_one_that_ended_in_a_span_shows_none() -
 
 @pytest.mark.skipif(not _GLIBC, reason="another C library has no surplus of static TLS")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
-def test_where_libraries_have_used_up_the_static_memory_the_log_and_the_inspector_say_why_nothing_is_seen(
+def test_used_up_static_tls_is_explained_by_the_log_and_the_inspector(
     tmp_path: Path,
 ) -> None:
-    eaters = []
+    fillers = []
     for size, count in ((64, 64), (8, 9)):  # what the large ones leave is for the small ones
-        eater = tmp_path / f"eater-of-{size}.so"
+        filler = tmp_path / f"filler-of-{size}.so"
         command = [
             "gcc",
             f"-DBYTES={size}",
             "-shared",
             "-fPIC",
             "-o",
-            str(eater),
-            str(TESTS / "targets" / "tls_eater.c"),
+            str(filler),
+            str(TESTS / "targets" / "static_tls_filler.c"),
         ]
         subprocess.run(command, check=True)
-        eaters += [shutil.copy(eater, tmp_path / f"eater-of-{size}-{number}.so") for number in range(count)]
-    with publishing_target("published_processes.py", "eaten", *map(str, eaters)) as target:
+        fillers += [shutil.copy(filler, tmp_path / f"filler-of-{size}-{number}.so") for number in range(count)]
+    with publishing_target("published_processes.py", "static_tls_full", *map(str, fillers)) as target:
         for expected in _iter_moments(target):
             pid = expected[0]["pid"]
             strict, spec = _read_report(pid), _read_report(pid, strict_host=False)
-            assert {library.tls for library in strict.libraries} == {TlsKind.DYNAMIC}
+            assert {library.variable.tls for library in strict.libraries} == {TlsKind.DYNAMIC}
             assert _span_by_tid(strict) == {}
             assert not strict.is_visible(Interface.ELASTIC)
             assert {reason.interface for reason in strict.reasons if reason.code == "tls-dynamic"} == {*Interface}
@@ -147,7 +147,7 @@ def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
         assert ("host profilers cannot read" in target.output) == (room == 0)
 
 
-def test_a_forked_child_is_read_as_a_process_of_its_own_and_so_is_its_child() -> None:
+def test_forked_child_and_grandchild_are_read_as_processes_of_their_own() -> None:
     sockets: dict[int, set[str]] = {}
     with publishing_target("published_processes.py", "forks") as target:
         for expected in _iter_moments(target):
@@ -162,7 +162,7 @@ def test_a_forked_child_is_read_as_a_process_of_its_own_and_so_is_its_child() ->
     assert len(set.union(*sockets.values())) == 3, "a process has the socket of another"
 
 
-def test_a_child_leads_to_its_parents_storage_until_it_leads_to_its_own_and_never_to_none() -> None:
+def test_forked_child_shows_its_parents_storage_until_it_has_its_own() -> None:
     observed = []
     with publishing_target("published_processes.py", "halted_forks") as target:
         for expected in _iter_moments(target):
@@ -177,7 +177,7 @@ def test_a_child_leads_to_its_parents_storage_until_it_leads_to_its_own_and_neve
     assert parents_socket == inherited != own
 
 
-def test_what_is_read_is_whole_while_threads_start_and_stop_publishing_and_fork() -> None:
+def test_reader_sees_consistent_values_while_threads_publish_and_fork() -> None:
     readings = 0
     with publishing_target("publishing_storm.py", "20") as target:
         target.line("ready")
@@ -203,7 +203,7 @@ def test_what_is_read_is_whole_while_threads_start_and_stop_publishing_and_fork(
 @pytest.mark.parametrize("preload", [False, True], ids=["plain", "preload"])
 def test_each_gunicorn_worker_is_read_as_a_process_of_its_own(preload: bool) -> None:
     words = [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:0", "--workers", "2"]
-    words += [*(["--preload"] if preload else []), "standing_service:application"]
+    words += [*(["--preload"] if preload else []), "blocking_service:application"]
     with socket_folder() as folder, Target(*words, env=settings(folder, STANDING_FOLDER=str(folder))) as target:
         url = target.find(r"Listening at: (http://[0-9.:]+)")
         sockets = {}

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 import pytest
 from derived_ids import KEY_BITS, WorkUnit
-from host_reading import TABLE_BYTES, Judge
+from host_reading import Judge
 from publishing_target import publishing_target
+from table_reader import TableReader
 
-from splunk_profiler.inspector import Reader
-from splunk_profiler.inspector.model import Interface, MemoryRange
+from splunk_profiler.inspector.model import Interface
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
@@ -101,12 +101,12 @@ def test_the_kernel_reads_the_span_that_the_interrupted_thread_is_in(scenario: s
     seen: Counter[str] = Counter()
     with publishing_target("span_switching.py", scenario) as target:
         address = int(target.line("ready"))
-        with Reader(target.pid) as reader:
-            offset = {library.interface: library.offset for library in reader.read().libraries}[Interface.ELASTIC]
+        with TableReader(target.pid, address) as reader:
+            offset = reader.variables[Interface.ELASTIC].offset
             judge = Judge()
             while not judge.judged:
-                for reading in reader.sample(MemoryRange(address, TABLE_BYTES)):
-                    judge.judge(reading)
+                for reading, table in reader.sample():
+                    judge.judge(reading, table)
         slots = "".join(f"@at[{tid}] = {place}; " for tid, place in judge.places(address).items())
         with _bpftrace(_PROGRAM.format(slots=slots, pid=target.pid, offset=offset)) as lines:
             said = []

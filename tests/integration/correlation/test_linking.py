@@ -81,9 +81,7 @@ def _instances(of: list[dict[str, Any]], key: str) -> dict[Any, set[str]]:
 
 
 @pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])
-def test_samples_and_spans_of_a_process_and_of_its_forked_child_are_joined_by_their_ids(
-    data_format: str, provider: str
-) -> None:
+def test_samples_and_spans_of_parent_and_forked_child_are_joined_by_ids(data_format: str, provider: str) -> None:
     records, spans, pids = _run(data_format, provider, "true")
     of_spans = _links_of(spans)
     found = _links_in(records, data_format)

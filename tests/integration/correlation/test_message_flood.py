@@ -24,7 +24,7 @@ _STACKS = 16
 def flood(path: str, live: str) -> Counter[str]:
     """Send from all senders and return the counts by kind, with "refused" for those not accepted."""
     with ExitStack() as stack:
-        senders = [stack.enter_context(Target("flooding.py", path, str(_ATTEMPTS), live)) for _ in range(_SENDERS)]
+        senders = [stack.enter_context(Target("flood_sender.py", path, str(_ATTEMPTS), live)) for _ in range(_SENDERS)]
         for sender in senders:
             sender.line("ready")
         for sender in senders:
@@ -36,8 +36,8 @@ def flood(path: str, live: str) -> Counter[str]:
     return sent
 
 
-def test_of_a_flood_each_message_is_counted_or_was_refused_and_memory_stays() -> None:
-    with socket_folder() as folder, Target("flooded.py", env=publishing_settings(folder)) as service:
+def test_flood_of_messages_is_counted_or_refused_in_bounded_memory() -> None:
+    with socket_folder() as folder, Target("flood_receiver.py", env=publishing_settings(folder)) as service:
         path, live = service.json("ready")
         service.tell("memory")
         before, _ = service.json("memory")

@@ -26,7 +26,7 @@ def register(path: str, delay_ms: int) -> None:
         host.register(delay_ms, "i-1", minor=2)
 
 
-def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_look_for_it() -> None:
+def test_socket_closed_by_the_application_is_remade_at_the_same_path() -> None:
     with socket_folder() as folder, Target("closing_descriptors.py", env=publishing_settings(folder)) as target:
         before = target.json("ready")
         path = before["storage"]
@@ -48,7 +48,7 @@ def test_a_socket_that_the_application_has_closed_is_made_anew_where_profilers_l
         assert "WARNING" not in target.output
 
 
-def test_an_application_that_closes_it_again_and_again_is_let_have_its_way_and_told_once() -> None:
+def test_socket_closed_again_and_again_is_given_up_with_one_warning() -> None:
     with socket_folder() as folder, Target("closing_descriptors.py", env=publishing_settings(folder)) as target:
         target.line("ready")
         for made in range(_MAX_SOCKETS + 1):

@@ -49,7 +49,7 @@ def assert_is_right(state: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("sampling", ["false", "true"])
-def test_forked_children_publish_as_themselves_and_leave_their_parent_alone(
+def test_forked_children_publish_as_themselves_and_leave_the_parent_alone(
     settings: dict[str, str], sampling: str
 ) -> None:
     env = {
@@ -99,7 +99,7 @@ def test_many_threads_that_start_and_stop_it_leave_nothing_wrong_behind(settings
     assert not sockets(settings)
 
 
-def test_a_process_that_ends_takes_its_socket_along_and_a_killed_ones_is_cleared_by_the_next(
+def test_socket_is_removed_at_exit_and_a_killed_ones_by_the_next_process(
     settings: dict[str, str],
 ) -> None:
     with Target("publishing_life.py", "serve", env=settings) as killed:

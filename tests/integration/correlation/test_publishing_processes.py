@@ -27,9 +27,9 @@ def test_readers_can_follow_the_pointers_of_libraries_that_are_loaded_late() -> 
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """Calls of `announcements.c` that a process makes which starts to publish: name, argument, thread."""
-    shim = tmp_path_factory.mktemp("shim") / "announcements.so"
-    source = TESTS / "targets" / "announcements.c"
+    """Calls of `call_logger.c` that a process makes which starts to publish: name, argument, thread."""
+    shim = tmp_path_factory.mktemp("shim") / "call_logger.so"
+    source = TESTS / "targets" / "call_logger.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     with publishing_target("published_processes.py", "visible", LD_PRELOAD=str(shim)) as target:
         target.find("(opendir .* other)")  # for the sockets of killed processes, which comes last
@@ -48,19 +48,19 @@ def test_each_library_that_is_loaded_late_is_announced_to_readers(calls: list[li
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
-def test_the_thread_that_starts_publishing_makes_one_of_ours_which_does_the_rest(calls: list[list[str]]) -> None:
+def test_starting_thread_creates_one_thread_which_does_the_rest(calls: list[list[str]]) -> None:
     made = [(name, thread) for name, _, thread in (call for call in calls if len(call) == 3)]
     assert [name for name, thread in made if thread == "main"] == ["pthread_create"]
     assert {"prctl", "dlopen", "bind", "opendir", "pthread_create"} <= {n for n, thread in made if thread == "other"}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no surplus of static TLS")
-def test_that_readers_cannot_follow_the_pointers_is_noticed_when_the_surplus_is_used_up() -> None:
+def test_libraries_report_dynamic_tls_once_the_static_surplus_is_used_up() -> None:
     exhausted = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=0"}
     assert output_of("tls", env=exhausted) == ["labels dynamic", "elastic dynamic", "shown 7"]
 
 
-def test_threads_that_are_inside_a_span_publish_through_a_library_as_soon_as_it_is_loaded() -> None:
+def test_threads_inside_a_span_publish_as_soon_as_a_library_is_loaded() -> None:
     assert output_of("late") == [
         "problem the library of the storage is not loaded",
         "labels True",
@@ -81,11 +81,11 @@ def test_where_its_memory_is_not_static_they_do_so_from_their_next_span_on() -> 
     ]
 
 
-def test_the_memory_of_a_thread_goes_with_the_thread_also_if_python_did_not_start_it() -> None:
+def test_memory_of_a_thread_not_started_by_python_is_freed_with_it() -> None:
     assert output_of("thread_end") == ["before 0", "inside 1 7", "after 0"]
 
 
-def test_a_forked_child_shows_what_its_thread_showed_and_nothing_of_the_threads_that_are_gone() -> None:
+def test_forked_child_shows_what_its_thread_showed_and_no_other_thread() -> None:
     quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn of forks beside threads
     assert output_of("forks", env=quiet) == [
         "without a span 0 0",
@@ -98,7 +98,7 @@ def test_a_forked_child_shows_what_its_thread_showed_and_nothing_of_the_threads_
     ]
 
 
-def test_nobody_is_shown_a_wrong_span_while_threads_come_and_go_and_the_publisher_too() -> None:
+def test_no_wrong_span_is_shown_while_threads_and_publisher_come_and_go() -> None:
     quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
     assert output_of("storm", "3000", env=quiet, timeout_s=180) == ["wrong [] repaired 0 failed 0", "published True"]
 
@@ -112,11 +112,11 @@ def test_a_process_ends_quietly_while_its_threads_publish(how: str) -> None:
         assert "rror" not in target.output
 
 
-def test_the_first_labels_there_are_show_in_a_context_that_was_known_before() -> None:
+def test_first_labels_of_a_process_are_shown_in_a_context_cached_before() -> None:
     assert output_of("first_labels") == ["0 [(b'route', b'/checkout')] []"] * 4
 
 
-def test_a_hundred_thousand_threads_and_a_million_spans_leave_nothing_behind() -> None:
+def test_100000_threads_and_a_million_spans_leave_no_memory_behind() -> None:
     lines = output_of("memory", "100000", "1000000", timeout_s=300)
     kept = {name: int(kib) for name, kib in (line.split() for line in lines)}
     assert kept.pop("threads") == 1

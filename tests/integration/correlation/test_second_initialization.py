@@ -13,13 +13,12 @@ pytest.importorskip("splunk_profiler._context")
 
 
 def test_extensions_work_in_a_second_initialization(tmp_path: Path) -> None:
-    library = tmp_path / "second_life.so"
+    library = tmp_path / "second_initialization.so"
     include = f"-I{sysconfig.get_path('include')}"
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", include, str(TESTS / "targets" / "second_life.c"), "-o", str(library)], check=True
-    )
-    env = {"SECOND_LIFE": str(library), "PYTHONMALLOC": "malloc"}  # memory that is freed is used again
-    with Target("two_lives.py", env=env) as target:
+    source = TESTS / "targets" / "second_initialization.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", include, str(source), "-o", str(library)], check=True)
+    env = {"REINITIALIZER": str(library), "PYTHONMALLOC": "malloc"}  # memory that is freed is used again
+    with Target("second_initialization.py", env=env) as target:
         target.lines(2, "right")
-        assert target.line("second life") == "0"
+        assert target.line("second initialization") == "0"
         assert target.finish() == 0

@@ -56,7 +56,7 @@ def compiled(folder: Path, *options: str) -> Path:
 
 
 @pytest.mark.skipif(not find_spec("uvloop"), reason="uvloop is not installed")
-def test_a_loop_in_c_that_is_imported_later_is_noticed_from_its_first_switch_on() -> None:
+def test_c_loop_that_is_imported_later_is_noticed_from_its_first_switch() -> None:
     assert facts("uvloop_imported_later") == {"right": 201}
 
 

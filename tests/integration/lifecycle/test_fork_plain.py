@@ -16,7 +16,7 @@ _CHILDREN = {"auto": 20, "portable": 6}  # a walk in Python of so many processes
 
 @pytest.mark.parametrize("how", ["os.fork", "thread"])
 @pytest.mark.parametrize("walker", ["auto", "portable"])
-def test_parent_and_forked_children_go_on_sending_under_their_own_process_ids(how: str, walker: str) -> None:
+def test_parent_and_forked_children_go_on_sending_under_their_own_pids(how: str, walker: str) -> None:
     settings = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1", "SPLUNK_PROFILER_WALKER": walker}
     children = _CHILDREN[walker]
     with Receiver() as receiver, forking(receiver, how, children, **settings) as (target, pid):
@@ -31,7 +31,7 @@ def test_parent_and_forked_children_go_on_sending_under_their_own_process_ids(ho
         assert "Traceback" not in target.output, target.output
 
 
-def test_a_fork_during_an_export_that_hangs_leaves_parent_and_child_sending() -> None:
+def test_fork_during_a_hanging_export_leaves_parent_and_child_sending() -> None:
     with Receiver() as receiver, forking(receiver, "os.fork", 2) as (target, pid):
         receiver.switch("hang")
         receiver.exports(1, answer="hang")
@@ -58,7 +58,7 @@ def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Pa
         assert "Traceback" not in target.output, target.output
 
 
-def test_a_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_unprofiled(tmp_path: Path) -> None:
+def test_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_off(tmp_path: Path) -> None:
     with Target("importing_forks.py", "inside", str(tmp_path), env=_off_the_record()) as target:
         pid = target.line("forked")
         assert target.line("child") == f"{pid} alone grpc"
@@ -70,30 +70,29 @@ def test_a_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_unprofiled(t
 _IN_THE_FIRST_START = ["splunk_profiler.lifecycle.process", "splunk_profiler.lifecycle.sampling"]
 
 
-def _fork_in_first_start(module: str, how: str) -> tuple[str, str]:
+def _fork_in_first_start(how: str, *modules: str) -> tuple[str, str]:
     """Return what the child says of the profiler, and all output."""
-    with Target("starting_forks.py", module, how, env=_off_the_record()) as target:
-        child = target.line("child")
+    with Target("starting_forks.py", how, *modules, env=_off_the_record()) as target:
+        child = target.line("child", 180)  # seconds of CPU time later, if imports compute
         target.line("over")
         assert "Traceback" not in target.output, target.output
     return child, target.output
 
 
-@pytest.mark.parametrize("module", _IN_THE_FIRST_START)
-def test_a_fork_waits_for_the_first_start_on_another_thread_as_long_as_that_gets_on(module: str) -> None:
-    child, _ = _fork_in_first_start(module, "busy")
+def test_fork_waits_for_a_first_start_on_another_thread_that_advances() -> None:
+    child, _ = _fork_in_first_start("busy", *_IN_THE_FIRST_START)
     assert child == "runs"
 
 
 @pytest.mark.parametrize("module", _IN_THE_FIRST_START)
-def test_a_child_forked_in_the_middle_of_its_own_first_start_goes_on_with_it(module: str) -> None:
-    child, _ = _fork_in_first_start(module, "forking")
+def test_child_forked_inside_its_own_first_start_goes_on_with_it(module: str) -> None:
+    child, _ = _fork_in_first_start("forking", module)
     assert child == "runs"
 
 
 @pytest.mark.parametrize("module", _IN_THE_FIRST_START)
-def test_a_child_forked_by_whom_the_first_start_waits_for_stays_off_and_does_not_hang(module: str) -> None:
-    child, output = _fork_in_first_start(module, "waiting")
+def test_child_forked_where_the_first_start_waits_for_the_fork_stays_off(module: str) -> None:
+    child, output = _fork_in_first_start("waiting", module)
     assert child == "stays off"
     assert "was forked while the profiler of its parent was starting" in output
 
@@ -114,7 +113,10 @@ def test_nothing_is_started_between_fork_and_exec(how: str) -> None:
 def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: str) -> None:
     with (
         Receiver() as receiver,
-        Target("attaching_fork.py", env=profiling_settings(receiver.url, walker=walker)) as target,
+        Target(
+            "attaching_fork.py",
+            env=profiling_settings(receiver.url, walker=walker, OTEL_SERVICE_NAME="forking"),  # waits for no provider
+        ) as target,
     ):
         target.line("ready")
         receiver.record()
@@ -132,7 +134,7 @@ def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker
     interval_ms = 5 if walker == "native" else 60_000
     with (
         Receiver() as receiver,
-        Target("lost_threads.py", env=profiling_settings(receiver.url, interval_ms, walker)) as target,
+        Target("fork_inside_threading.py", env=profiling_settings(receiver.url, interval_ms, walker)) as target,
     ):
         child = target.json("forked")
         if walker == "native":

@@ -26,10 +26,10 @@ pytestmark = [
 ]
 
 
-def test_under_opentelemetry_instrument_samples_are_joined_to_the_spans_that_are_exported() -> None:
+def test_opentelemetry_instrument_joins_samples_to_exported_spans() -> None:
     with Receiver() as receiver:
         env = {**profiling_settings(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
-        with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "unchanged.py"), env=env) as target:
+        with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "uninstrumented.py"), env=env) as target:
             target.line("ready")
             record = receiver.record(lambda record: ".work_in_span_07(" in record["body"])
             target.tell("stop")
@@ -39,11 +39,11 @@ def test_under_opentelemetry_instrument_samples_are_joined_to_the_spans_that_are
         assert (span["name"], span["trace_id"]) == ("span_07", record["trace_id"])
 
 
-def test_under_opentelemetry_instrument_nothing_is_profiled_unless_it_is_switched_on() -> None:
+def test_opentelemetry_instrument_profiles_nothing_unless_enabled() -> None:
     with Receiver() as receiver:
         env = {**profiling_settings(receiver.url), **_SETTINGS, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
         env["SPLUNK_PROFILER_ENABLED"] = ""
-        with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "unchanged.py"), env=env) as target:
+        with Target(str(_INSTRUMENT), sys.executable, str(TESTS / "targets" / "uninstrumented.py"), env=env) as target:
             target.line("ready")
             receiver.spans(1)
             maps = Path(f"/proc/{target.pid}/maps").read_text("utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from importlib.util import find_spec
 
 import pytest
@@ -55,22 +54,3 @@ def test_a_process_ends_in_time_although_the_collector_hangs(way: str, code: int
             assert target.finish(_BOUND_S) == code, target.output
             assert "Traceback" not in target.output, target.output
         receiver.switch("ok")
-
-
-@_walkers
-def test_sigterm_ends_a_process_by_its_default(walker: str) -> None:
-    with (
-        Receiver() as receiver,
-        Target("endings.py", "nothing", env=profiling_settings(receiver.url, 5, walker)) as target,
-    ):
-        target.line("ready")
-        receiver.record()
-        target.signal(signal.SIGTERM)
-        assert target.finish(_BOUND_S) == -signal.SIGTERM
-
-
-def test_a_process_ends_in_time_although_there_is_no_collector() -> None:
-    with Target("endings.py", "nothing", env=profiling_settings("http://127.0.0.1:9", 5)) as target:
-        target.line("ready")
-        target.tell("go")
-        assert target.finish(_BOUND_S) == 0, target.output

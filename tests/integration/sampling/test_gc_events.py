@@ -26,7 +26,7 @@ def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tu
     }
     with Receiver() as receiver:
         env = {**profiling_settings(receiver.url, 10, walker), **settings, **more}
-        with Target("collected_work.py", scenario, str(seconds), env=env) as target:
+        with Target("garbage_work.py", scenario, str(seconds), env=env) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
         records = receiver.records(1)
@@ -40,7 +40,7 @@ def _collections(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
 
 
 @_walkers
-def test_collections_are_seen_where_they_happen_and_their_time_is_counted_once(walker: str) -> None:
+def test_collections_are_recorded_where_they_run_and_counted_once(walker: str) -> None:
     profiles, ledger = _run("two_threads", walker)
     collections = _collections(profiles)
     counted: Counter[str] = Counter()
@@ -99,6 +99,6 @@ def test_collections_can_be_left_out_and_are_no_business_of_text(walker: str) ->
     assert ledger["callbacks"] == [int(walker == "native"), 0], "a callback in Python may lose a signal's exception"
     with Receiver() as receiver:
         env = profiling_settings(receiver.url, 10, walker)
-        with Target("collected_work.py", "two_threads", "0.1", env=env) as target:
+        with Target("garbage_work.py", "two_threads", "0.1", env=env) as target:
             assert target.json("ledger")["callbacks"] == [0, 0]
             assert target.finish() == 0, target.output

@@ -1,7 +1,7 @@
 """Systems and interpreters on which the native parts cannot be had.
 
-macOS and Windows are this interpreter without what they lack (`targets/other_system.py`). Builds without a GIL are real
-where there is one, and this interpreter with the answer of such a build elsewhere.
+macOS and Windows are this interpreter without what they lack (`targets/simulated_system.py`). Builds without a GIL are
+real where there is one, and this interpreter with the answer of such a build elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from command_line import DEADLINE_S
 from target_process import TESTS, Target, environment, profiling_settings
 
-OTHER_SYSTEM = str(TESTS / "targets" / "other_system.py")
+SIMULATED_SYSTEM = str(TESTS / "targets" / "simulated_system.py")
 START = "import logging; logging.basicConfig(); import splunk_profiler; print(splunk_profiler.start())"
 ALL_ON = {
     "SPLUNK_PROFILER_ENABLED": "true",
@@ -55,10 +55,10 @@ def test_on_macos_collect_receives_what_the_portable_walker_samples(tmp_path: Pa
     application = tmp_path / "application.py"
     application.write_text(APPLICATION)
     collect = ["splunk_profiler", "collect", "--port", "0", "--output", str(tmp_path)]
-    with Target("other_system.py", "darwin", *collect) as collector:
+    with Target("simulated_system.py", "darwin", *collect) as collector:
         url = "http://" + collector.line("listening on ")
         env = {**profiling_settings(url), "SPLUNK_PROFILER_DATA_FORMAT": data_format, "OTEL_SERVICE_NAME": "mac"}
-        with Target("other_system.py", "darwin", str(application), env=env) as service:
+        with Target("simulated_system.py", "darwin", str(application), env=env) as service:
             service.line("ready")
             while not (tmp_path / "logs.jsonl").exists() or not (tmp_path / "logs.jsonl").stat().st_size:
                 assert service.is_running, service.output
@@ -76,7 +76,7 @@ def test_on_macos_profiles_are_written_to_files(tmp_path: Path) -> None:
     application = tmp_path / "application.py"
     application.write_text(APPLICATION)
     env = {**profiling_settings("http://127.0.0.1:9"), "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path / 'profiles'}"}
-    with Target("other_system.py", "darwin", str(application), env=env) as service:
+    with Target("simulated_system.py", "darwin", str(application), env=env) as service:
         service.line("ready")
         service.tell("stop")
         assert service.finish() == 0, service.output
@@ -88,7 +88,7 @@ def test_on_windows_start_says_what_it_cannot_do_and_returns(tmp_path: Path) -> 
     code = tmp_path / "app.py"
     code.write_text(START + "; print(splunk_profiler.start()); splunk_profiler.stop()")
     ended = subprocess.run(
-        [sys.executable, OTHER_SYSTEM, "win32", str(code)],
+        [sys.executable, SIMULATED_SYSTEM, "win32", str(code)],
         env=environment(ALL_ON),
         capture_output=True,
         text=True,

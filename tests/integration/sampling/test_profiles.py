@@ -48,9 +48,14 @@ def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance:
     assert before * (1 - tolerance) <= found_ns <= after * (1 + tolerance), (before, found_ns, after)
 
 
-@_walkers
-@pytest.mark.parametrize("scenario", ["busy", "waiting", "short_lived", "tasks"])
-def test_cpu_times_add_up_to_the_processs_and_wall_times_to_the_threads_lives(scenario: str, walker: str) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "walker"),
+    [
+        *(pytest.param(scenario, "native", marks=_NATIVE) for scenario in ("busy", "waiting", "short_lived")),
+        *((scenario, "portable") for scenario in ("busy", "waiting", "short_lived", "tasks")),
+    ],
+)
+def test_cpu_and_wall_times_add_up_to_those_of_process_and_threads(scenario: str, walker: str) -> None:
     _assert_adds_up(*_run(scenario, walker), walker)
 
 
@@ -64,12 +69,13 @@ def test_times_add_up_however_few_samples_there_are() -> None:
 
 @_NATIVE
 @pytest.mark.parametrize("published", ["true", "false"])
-def test_samples_of_requests_have_their_local_root_and_the_name_it_ended_up_with(published: str) -> None:
+def test_request_samples_have_their_local_root_and_its_final_name(published: str) -> None:
     settings = {
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": published,
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": published,
     }
     profiles, ledger = _run("tasks", "native", settings)
+    _assert_adds_up(profiles, ledger, "native")
     roots = ledger["roots"]
     queries = [sample for sample in all_samples(profiles) if "__main__.query_items" in sample.functions]
     assert {sample.labels["span_id"] for sample in queries} == set(roots)
@@ -79,14 +85,21 @@ def test_samples_of_requests_have_their_local_root_and_the_name_it_ended_up_with
     assert sorted(str(name) for name in names.values()) == [f"GET /items/{number}" for number in range(10)]
 
 
+@pytest.fixture(scope="module")
+def calm_kib() -> int:
+    """Return the memory of the process with many spans if there are next to no samples of it."""
+    _, ledger = _run("many_spans", "portable", seconds=4, interval_ms=1900)
+    resident_kib: int = ledger["resident_kib"]
+    return resident_kib
+
+
 @_walkers
-def test_ten_thousand_spans_a_second_lose_labels_but_no_time_and_take_bounded_memory(walker: str) -> None:
+def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: str, calm_kib: int) -> None:
     profiles, ledger = _run("many_spans", walker, seconds=4)
     _assert_adds_up(profiles, ledger, walker)
     assert any("fewer labels" in comment for profile in profiles for comment in profile.comments)
     assert max(len(profile.samples) for profile in profiles) < 4096
-    _, calm = _run("many_spans", walker, seconds=4, interval_ms=1900)
-    assert ledger["resident_kib"] - calm["resident_kib"] < 20 << 10
+    assert ledger["resident_kib"] - calm_kib < 20 << 10
 
 
 @_walkers

@@ -25,8 +25,9 @@ def _period_ms(record: dict[str, Any]) -> int:
 
 def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
     with Receiver() as receiver:
-        env = profiling_settings(receiver.url, 1, SPLUNK_PROFILER_MAX_OVERHEAD=str(_PERCENT))
-        with Target("paced_work.py", _THREADS, _DEPTH, env=env) as target:
+        settings = {"SPLUNK_PROFILER_MAX_OVERHEAD": str(_PERCENT), "OTEL_SERVICE_NAME": "limited"}
+        env = profiling_settings(receiver.url, 1, **settings)
+        with Target("deep_stacks.py", _THREADS, _DEPTH, env=env) as target:
             target.line("ready")
             stretched_ms = int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\): it samples every (\d+) ms"))
             assert stretched_ms > 1

@@ -42,7 +42,7 @@ def _functions(samples: list[ProfileSample]) -> set[str]:
 
 
 @_walkers
-def test_threads_of_selected_traces_are_sampled_often_beside_all_threads_at_leisure(walker: str) -> None:
+def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str) -> None:
     records, ledger = _run("threads", walker, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64")
     closely, continuous = _of(records, "snapshot"), _of(records, "continuous")
     request = ledger["selected"]

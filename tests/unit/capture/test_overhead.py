@@ -52,7 +52,7 @@ class Work:
         return (self._spent_ns - spent_ns) / (self._now_ns - began_ns)
 
 
-def test_what_fits_is_never_stretched_whatever_the_start_and_each_export_take() -> None:
+def test_cost_within_the_limit_never_stretches_the_period() -> None:
     work = Work(1000, 0.02, lambda second: 90.0 if second <= 1 else 8.0, each_ten_seconds_ms=60)
     work.go_on(600)
     assert set(work.periods_ms) == {1000.0}
@@ -64,7 +64,7 @@ def test_one_snapshot_that_was_interrupted_for_long_changes_nothing() -> None:
     assert set(work.periods_ms) == {1000.0}
 
 
-def test_what_takes_too_much_is_stretched_within_seconds_to_what_fits_and_stays_there() -> None:
+def test_cost_over_the_limit_stretches_the_period_within_seconds() -> None:
     work = Work(1, 0.02, lambda _: 0.6)
     work.go_on(5)
     work.periods_ms.clear()
@@ -101,7 +101,7 @@ def test_both_rhythms_are_stretched_under_load_and_come_back() -> None:
     assert configured.stretched(work.limiter.period_ns) == configured
 
 
-def test_a_load_that_comes_and_goes_does_not_make_it_exceed_the_limit_on_the_average() -> None:
+def test_changing_load_stays_within_the_limit_on_average() -> None:
     work = Work(10, 0.02, lambda second: 3.0 if second % 40 < 20 else 0.05)
     work.go_on(60)
     assert work.go_on(1200) <= 0.02
@@ -131,7 +131,7 @@ def test_the_cpu_time_need_not_be_read_at_each_snapshot() -> None:
     assert limiter.is_due(S)
 
 
-def test_where_snapshots_are_far_apart_nothing_is_made_of_the_time_between_two() -> None:
+def test_long_period_makes_nothing_due_between_two_snapshots() -> None:
     limiter = OverheadLimiter(10 * S, 0.02)
     limiter.update_period(0, 0)
     assert not limiter.is_due(8 * S)

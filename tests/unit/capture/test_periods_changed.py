@@ -14,7 +14,7 @@ from splunk_profiler.capture.sampler import OverheadLimit, Sampler
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
-from splunk_profiler.raw import RawSnapshot
+from splunk_profiler.raw import Periods, RawSnapshot
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS
@@ -46,7 +46,7 @@ def test_a_snapshot_says_the_distance_of_its_deadline(ticker: Ticker) -> None:
     assert counters.due == counters.captured - 1 + counters.missed
 
 
-def test_a_shorter_distance_counts_from_the_last_deadline_and_not_after_the_next(ticker: Ticker) -> None:
+def test_shorter_period_counts_from_the_last_deadline(ticker: Ticker) -> None:
     with running(ticker, HOUR_NS):
         drained: list[RawSnapshot] = []
         while not drained:  # the first calls may come before it runs
@@ -71,12 +71,11 @@ def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
     assert {snapshot.period_ns, *(sample.period_ns for sample in snapshot.samples)} == {3 * MS}
 
 
-def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(ticker: Ticker) -> None:
+def test_sampler_over_its_limit_samples_less_often_and_reports_it(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: SimpleQueue[int] = SimpleQueue()
-    sampler = Sampler(
-        ticker, 2 * MS, handled.put, OverheadLimit(OverheadLimiter(2 * MS, 0.02), time.monotonic_ns, changed.put)
-    )
+    limit = OverheadLimit(OverheadLimiter(2 * MS, 0.02), time.monotonic_ns, changed.put)
+    sampler = Sampler(ticker, Periods(2 * MS), handled.put, limit)
     sampler.start()
     period_ns = changed.get(timeout=60)
     assert period_ns > 2 * MS
@@ -88,9 +87,8 @@ def test_a_sampler_that_uses_more_than_it_may_samples_less_often_and_says_so(tic
 def test_a_sampler_that_keeps_to_its_limit_is_left_alone(ticker: Ticker) -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     changed: list[int] = []
-    sampler = Sampler(
-        ticker, 100 * MS, handled.put, OverheadLimit(OverheadLimiter(100 * MS, 1.0), lambda: 0, changed.append)
-    )
+    limit = OverheadLimit(OverheadLimiter(100 * MS, 1.0), lambda: 0, changed.append)
+    sampler = Sampler(ticker, Periods(100 * MS), handled.put, limit)
     sampler.start()
     assert {handled.get(timeout=60).period_ns for _ in range(15)} == {100 * MS}
     assert sampler.stop(60)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from queue import SimpleQueue
 
 import pytest
@@ -12,7 +15,7 @@ from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.sampler import Sampler
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.raw import RawSnapshot
+from splunk_profiler.raw import Periods, RawSnapshot
 
 PERIOD_NS = 2_000_000
 
@@ -30,7 +33,7 @@ def _ticker(make_stack: Callable[[tuple[Frame, ...], bool], Stack] = Stack) -> P
 def test_snapshots_are_handed_on_in_order_until_the_stop() -> None:
     handled: SimpleQueue[RawSnapshot] = SimpleQueue()
     ticker = _ticker()
-    sampler = Sampler(ticker, PERIOD_NS, handled.put)
+    sampler = Sampler(ticker, Periods(PERIOD_NS), handled.put)
     sampler.start()
     times = [handled.get(timeout=60).time_ns for _ in range(20)]
     assert sampler.stop(60)
@@ -43,7 +46,7 @@ def test_what_was_captured_before_the_stop_is_handled() -> None:
     ticker = _ticker()
     for _ in range(5):
         ticker.capture()
-    sampler = Sampler(ticker, 3_600_000_000_000, handled.append)
+    sampler = Sampler(ticker, Periods(3_600_000_000_000), handled.append)
     sampler.start()
     assert sampler.stop(60)
     assert len(handled) == 5
@@ -56,7 +59,7 @@ def test_a_handler_that_fails_is_logged_once_and_sampling_goes_on(caplog: pytest
         calls.put(1)
         raise ValueError("mine")
 
-    sampler = Sampler(_ticker(), PERIOD_NS, failing)
+    sampler = Sampler(_ticker(), Periods(PERIOD_NS), failing)
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         sampler.start()
         for _ in range(10):
@@ -74,9 +77,28 @@ def test_a_walker_that_fails_at_one_tick_is_there_at_the_next(caplog: pytest.Log
             raise MemoryError
         return Stack(frames, truncated)
 
-    sampler = Sampler(_ticker(failing_at_first), PERIOD_NS, handled.put)
+    sampler = Sampler(_ticker(failing_at_first), Periods(PERIOD_NS), handled.put)
     sampler.start()
     for _ in range(5):
         handled.get(timeout=60)
     assert sampler.stop(60)
     assert "MemoryError" in caplog.text
+
+
+_PATCHED = """
+from gevent import monkey
+monkey.patch_all()
+from splunk_profiler.capture.walker import choose_walker, make_ticker
+from splunk_profiler.raw import STATE_RUNNING
+ticker = make_ticker(choose_walker("portable"), None, lambda ident: None, 10)
+ticker.capture()
+(snapshot,) = ticker.drain(0)
+states = {raw.ident: raw.state for raw in snapshot.threads}
+assert states[monkey.get_original("_thread", "get_ident")()] == STATE_RUNNING, states
+"""
+
+
+@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
+def test_the_portable_walker_knows_the_capturing_thread_under_gevent() -> None:
+    done = subprocess.run([sys.executable, "-c", _PATCHED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The two periods of a ticker, and the threads that its focus finds, on both walkers."""
+"""The two periods of a ticker, and the threads of focused captures, on both walkers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _NATIVE = pytest.mark.skipif(
 
 def test_without_traces_there_are_deadlines_of_all_threads_only() -> None:
     schedule = Schedule(1_000, Periods(100, 10))
-    assert schedule.next_deadline_ns(1_000, is_focus_active=False) == 1_100
+    assert schedule.next_deadline_ns(1_000, has_traces=False) == 1_100
     assert schedule.pop_tick(1_103) == Tick(1_100, 100, is_focused=False, skipped=0)
-    assert schedule.next_deadline_ns(1_103, is_focus_active=False) == 1_200
+    assert schedule.next_deadline_ns(1_103, has_traces=False) == 1_200
 
 
-def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> None:
+def test_focused_deadlines_come_between_and_do_not_move_those_of_all() -> None:
     schedule, now_ns, seen = Schedule(0, Periods(35, 10)), 0, []
     while now_ns < 105:
-        now_ns = schedule.next_deadline_ns(now_ns, is_focus_active=True)
+        now_ns = schedule.next_deadline_ns(now_ns, has_traces=True)
         seen.append((schedule.pop_tick(now_ns).is_focused, now_ns))
     of_all = [at_ns for is_focused, at_ns in seen if not is_focused]
     assert of_all == [35, 70, 105]
@@ -53,55 +53,55 @@ def test_deadlines_of_the_focus_come_between_and_do_not_move_those_of_all() -> N
 
 def test_a_deadline_of_both_is_one_of_all_threads() -> None:
     schedule = Schedule(0, Periods(20, 10))
-    assert schedule.next_deadline_ns(0, is_focus_active=True) == 10
+    assert schedule.next_deadline_ns(0, has_traces=True) == 10
     assert schedule.pop_tick(10).is_focused
-    assert schedule.next_deadline_ns(10, is_focus_active=True) == 20
+    assert schedule.next_deadline_ns(10, has_traces=True) == 20
     assert not schedule.pop_tick(20).is_focused
-    assert schedule.next_deadline_ns(20, is_focus_active=True) == 30
+    assert schedule.next_deadline_ns(20, has_traces=True) == 30
 
 
-def test_the_focus_begins_at_once_and_on_the_grid() -> None:
+def test_focused_deadlines_begin_at_once_and_on_the_grid() -> None:
     schedule = Schedule(0, Periods(1_000, 10))
-    assert schedule.next_deadline_ns(123, is_focus_active=False) == 1_000
-    assert schedule.next_deadline_ns(123, is_focus_active=True) == 130
-    assert schedule.next_deadline_ns(124, is_focus_active=False) == 1_000
-    assert schedule.next_deadline_ns(777, is_focus_active=True) == 780
+    assert schedule.next_deadline_ns(123, has_traces=False) == 1_000
+    assert schedule.next_deadline_ns(123, has_traces=True) == 130
+    assert schedule.next_deadline_ns(124, has_traces=False) == 1_000
+    assert schedule.next_deadline_ns(777, has_traces=True) == 780
 
 
 def test_after_a_stall_there_is_one_tick_and_not_a_burst() -> None:
     schedule = Schedule(0, Periods(1_000, 10))
-    schedule.next_deadline_ns(0, is_focus_active=True)
+    schedule.next_deadline_ns(0, has_traces=True)
     assert schedule.pop_tick(57) == Tick(50, 10, is_focused=True, skipped=4)
-    assert schedule.next_deadline_ns(57, is_focus_active=True) == 60
+    assert schedule.next_deadline_ns(57, has_traces=True) == 60
     assert schedule.pop_tick(3_456) == Tick(3_000, 1_000, is_focused=False, skipped=2)
-    assert schedule.next_deadline_ns(3_456, is_focus_active=True) == 3_460
+    assert schedule.next_deadline_ns(3_456, has_traces=True) == 3_460
 
 
-def test_without_a_rhythm_of_all_threads_there_is_nothing_to_do_until_there_is_a_trace() -> None:
+def test_schedule_without_all_threads_is_idle_until_there_is_a_trace() -> None:
     schedule = Schedule(5, Periods(0, 10))
-    assert schedule.next_deadline_ns(99, is_focus_active=False) == NEVER_NS
-    assert schedule.next_deadline_ns(99, is_focus_active=True) == 105
+    assert schedule.next_deadline_ns(99, has_traces=False) == NEVER_NS
+    assert schedule.next_deadline_ns(99, has_traces=True) == 105
     assert schedule.pop_tick(105) == Tick(105, 10, is_focused=True, skipped=0)
 
 
 def test_other_periods_move_both_deadlines_at_once_and_back() -> None:
     schedule = Schedule(0, Periods(1_000, 10))
-    assert schedule.next_deadline_ns(1_003, is_focus_active=True) == 1_000
+    assert schedule.next_deadline_ns(1_003, has_traces=True) == 1_000
     schedule.pop_tick(1_003)
-    assert schedule.next_deadline_ns(1_014, is_focus_active=True) == 1_020
+    assert schedule.next_deadline_ns(1_014, has_traces=True) == 1_020
     schedule.set_periods(Periods(2_500, 25), 1_014)
-    assert schedule.next_deadline_ns(1_014, is_focus_active=False) == 3_500
-    assert schedule.next_deadline_ns(1_014, is_focus_active=True) == 1_025
+    assert schedule.next_deadline_ns(1_014, has_traces=False) == 3_500
+    assert schedule.next_deadline_ns(1_014, has_traces=True) == 1_025
     assert schedule.pop_tick(1_025) == Tick(1_025, 25, is_focused=True, skipped=0)
     schedule.set_periods(Periods(1_000, 10), 1_031)
-    assert schedule.next_deadline_ns(1_031, is_focus_active=True) == 1_040
-    assert schedule.next_deadline_ns(1_031, is_focus_active=False) == 2_000
+    assert schedule.next_deadline_ns(1_031, has_traces=True) == 1_040
+    assert schedule.next_deadline_ns(1_031, has_traces=False) == 2_000
 
 
 def test_a_rhythm_of_all_threads_that_comes_later_begins_then() -> None:
     schedule = Schedule(0, Periods(0, 10))
     schedule.set_periods(Periods(100, 10), 5_000)
-    assert schedule.next_deadline_ns(5_000, is_focus_active=False) == 5_100
+    assert schedule.next_deadline_ns(5_000, has_traces=False) == 5_100
 
 
 def test_both_periods_are_stretched_in_one_ratio() -> None:
@@ -114,9 +114,7 @@ def test_both_periods_are_stretched_in_one_ratio() -> None:
 @pytest.mark.parametrize(
     ("all_s", "ratio", "then_s"), [(20, 1, 20), (20, 2, 40), (20, 60, 60), (60, 60, 60), (600, 60, 600)]
 )
-def test_where_all_threads_are_looked_at_seldom_the_focus_is_stretched_all_the_same(
-    all_s: int, ratio: int, then_s: int
-) -> None:
+def test_the_focused_period_is_stretched_if_all_threads_are_sampled_rarely(all_s: int, ratio: int, then_s: int) -> None:
     configured = Periods(all_s * SECOND_NS, 10_000_000)
     assert (configured.is_all_threads_base, configured.base_ns) == (False, SECOND_NS)
     assert configured.stretched(ratio * SECOND_NS) == Periods(then_s * SECOND_NS, ratio * 10_000_000)
@@ -124,14 +122,14 @@ def test_where_all_threads_are_looked_at_seldom_the_focus_is_stretched_all_the_s
 
 
 class Bench:
-    """A ticker with a focus, and threads that wait in given contexts."""
+    """A ticker with a trace filter, and threads that wait in given contexts."""
 
     def __init__(self, walker: str) -> None:
         self.traces: dict[int, Any] = {}
         self._contexts: dict[int, Any] = {}
         self._over = threading.Event()
         self._threads = ExitStack()
-        trace_filter = TraceFilter(self.traces, spans.span_key(), spans.trace_id)
+        trace_filter = TraceFilter(self.traces, spans.SPAN_KEY, spans.trace_id)
         self.ticker: Ticker = make_ticker(
             WalkerChoice(walker, "tested"), CURRENT, self._contexts.get, 100, trace_filter=trace_filter
         )
@@ -179,7 +177,7 @@ def _span_of(trace_id: int) -> NonRecordingSpan:
     return NonRecordingSpan(SpanContext(trace_id, 1, is_remote=False))
 
 
-def test_only_threads_that_work_for_a_trace_in_the_focus_are_found(bench: Bench) -> None:
+def test_only_threads_that_work_for_a_trace_in_the_filter_are_found(bench: Bench) -> None:
     first, same, other, none, without = (
         bench.hold(_in(_span_of(2**127 + 1))),
         bench.hold(_in(_span_of(2**127 + 1))),
@@ -195,12 +193,12 @@ def test_only_threads_that_work_for_a_trace_in_the_focus_are_found(bench: Bench)
     bench.traces.clear()
     assert bench.see() == set()
     bench.ticker.capture()
-    (everybody,) = bench.ticker.drain(0)
-    assert {first, same, other, none, without} <= {raw.ident for raw in everybody.threads}
-    assert not everybody.is_focused
+    (everyone,) = bench.ticker.drain(0)
+    assert {first, same, other, none, without} <= {raw.ident for raw in everyone.threads}
+    assert not everyone.is_focused
 
 
-def test_spans_of_the_sdk_are_told_by_their_traces(bench: Bench) -> None:
+def test_spans_of_the_sdk_are_found_by_their_traces(bench: Bench) -> None:
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
     wanted, other = tracer.start_span("wanted"), tracer.start_span("other")
     child = tracer.start_span("child", context=trace.set_span_in_context(wanted))
@@ -253,7 +251,7 @@ def test_a_trace_wakes_a_ticker_that_would_have_slept_for_long(bench: Bench) -> 
         assert _until(bench.ticker, lambda found: len(found) >= 2)
 
 
-def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
+def test_a_ticker_may_have_focused_captures_only(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
     with running(bench.ticker, 0, 1_000_000):
         bench.traces[1] = 0
@@ -262,7 +260,7 @@ def test_a_ticker_may_have_the_focus_alone(bench: Bench) -> None:
     assert {one.ident for raw in seen for one in raw.threads} == {wanted}
 
 
-def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench) -> None:
+def test_a_change_of_periods_moves_the_focused_deadlines_at_once(bench: Bench) -> None:
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
     bench.ticker.notify_trace_added()
@@ -278,7 +276,7 @@ def test_a_change_of_pace_moves_the_deadlines_of_the_focus_at_once(bench: Bench)
 
 
 @pytest.mark.parametrize(("all_ns", "some_ns"), [(4_000_000, 1_000_000), (0, 1_000_000), (HOUR_NS, 1_000_000)])
-def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int, some_ns: int) -> None:
+def test_a_sampler_with_a_limit_stretches_both_periods(bench: Bench, all_ns: int, some_ns: int) -> None:
     bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
     bench.ticker.notify_trace_added()
@@ -286,7 +284,7 @@ def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int
     changed: SimpleQueue[int] = SimpleQueue()
     periods = Periods(all_ns, some_ns)
     limit = OverheadLimit(OverheadLimiter(periods.base_ns, 0.02), time.monotonic_ns, changed.put)
-    sampler = Sampler(bench.ticker, all_ns, handled.put, limit, focused_period_ns=some_ns)
+    sampler = Sampler(bench.ticker, periods, handled.put, limit)
     sampler.start()
     stretched = periods.stretched(changed.get(timeout=60))
     assert stretched.focused_ns > some_ns
@@ -297,7 +295,7 @@ def test_a_sampler_with_a_limit_stretches_both_rhythms(bench: Bench, all_ns: int
     assert sampler.stop(60)
 
 
-def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> None:
+def test_ticks_of_all_threads_continue_beside_focused_ones(bench: Bench) -> None:
     wanted = bench.hold(_in(_span_of(1)))
     bench.traces[1] = 0
     bench.ticker.notify_trace_added()
@@ -311,7 +309,7 @@ def test_ticks_of_all_threads_go_on_beside_those_of_the_focus(bench: Bench) -> N
 
 @_NATIVE
 @pytest.mark.parametrize("method", ["run", "set_periods"])
-def test_a_rhythm_for_a_focus_that_is_not_there_is_refused(method: str) -> None:
+def test_a_focused_period_without_a_trace_filter_is_refused(method: str) -> None:
     ticker = make_ticker(WalkerChoice("native", "tested"), CURRENT, lambda _: None, 100)
     with pytest.raises(ValueError, match="without trace_filter"):
         getattr(ticker, method)(LONG_NS, 1)
@@ -336,7 +334,7 @@ def test_what_would_have_to_be_asked_in_python_is_left_to_the_worker() -> None:
 
     bench = Bench("native")
     try:
-        held = {bench.hold({spans.span_key(): made()}) for made in (Proxy, Property, Other)}
+        held = {bench.hold({spans.SPAN_KEY: made()}) for made in (Proxy, Property, Other)}
         held.add(bench.hold("no mapping at all"))
         bench.traces[1] = 0
         assert bench.see() == held

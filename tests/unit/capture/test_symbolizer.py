@@ -210,7 +210,7 @@ def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
     assert frame.line == here.__code__.co_firstlineno
 
 
-def test_a_module_that_holds_proxies_and_aliases_is_read_without_running_them() -> None:
+def test_module_with_proxies_and_aliases_is_read_without_running_them() -> None:
     class Proxy:
         @property  # type: ignore[misc]
         def __class__(self) -> Any:

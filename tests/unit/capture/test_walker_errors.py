@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -53,6 +54,7 @@ def test_a_constructor_that_drains_and_captures_itself_does_no_harm() -> None:
 
 
 def test_the_table_of_known_frames_is_bounded() -> None:
+    depth = 64
     named: Counter[str] = Counter()
 
     def make_frame(code: CodeType, _offset: int, namespace: dict[str, Any]) -> str:
@@ -60,25 +62,26 @@ def test_the_table_of_known_frames_is_bounded() -> None:
         return code.co_name
 
     def template() -> None:
-        capture()  # type: ignore[name-defined]  # noqa: F821  # from the globals passed to exec
+        callee()  # type: ignore[name-defined]  # noqa: F821  # from the globals of each copy
 
-    ticker = make(make_frame=make_frame, max_depth=1, ring_size=64)
+    ticker = make(make_frame=make_frame, max_depth=depth, ring_size=64)
 
-    def seen_in(module: str) -> None:
-        FunctionType(template.__code__, {"capture": ticker.capture, "__name__": module})()
+    def capture_below(*modules: str) -> None:
+        """Capture and drain one stack with a frame of each of these modules."""
+        call: Callable[[], None] = ticker.capture
+        for module in modules:
+            call = FunctionType(template.__code__, {"callee": call, "__name__": module})
+        call()
+        ticker.drain(0)
 
-    for number in range(66_000):
-        seen_in(f"module {number}")
-        if number % 64 == 0:
-            ticker.drain(0)
-    ticker.drain(0)
-    seen_in("module 0")
-    ticker.drain(0)
+    for first in range(0, 66_000, depth):
+        capture_below(*(f"module {number}" for number in range(first, first + depth)))
+    capture_below("module 0")
     assert named["module 0"] == 2
     assert named["module 1"] == 1
 
 
-def test_wherever_memory_runs_out_the_drain_fails_cleanly_and_the_next_works() -> None:
+def test_drain_without_memory_fails_cleanly_and_the_next_one_works() -> None:
     testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
     failed = 0
     for nth in range(100):
@@ -132,6 +135,8 @@ def test_wrong_times_and_missing_arguments_are_refused() -> None:
         ticker.drain(0.5)
     with pytest.raises(TypeError):
         walker.Ticker()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="is_starting must be a bool"):
+        walker.mark_profiler_thread(1)  # type: ignore[arg-type]
 
 
 def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
@@ -148,7 +153,7 @@ def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("failing", ["make_frame", "make_stack"])
-def test_a_failing_constructor_fails_this_drain_of_collections_and_not_the_next(failing: str) -> None:
+def test_failing_constructor_fails_only_one_drain_of_collections(failing: str) -> None:
     failures = [ValueError("once")]
 
     def fail_once(*arguments: Any) -> Any:
@@ -175,7 +180,7 @@ def test_a_constructor_in_which_garbage_is_collected_does_no_harm() -> None:
     assert len(ticker.drain_collections()) == 2, "those that came meanwhile"
 
 
-def test_wherever_memory_runs_out_the_drain_of_collections_fails_cleanly_and_the_next_works() -> None:
+def test_collections_drain_without_memory_fails_cleanly_and_the_next_works() -> None:
     testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
     failed = 0
     for nth in range(100):

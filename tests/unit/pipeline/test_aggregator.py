@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
-from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.model import (
     InstrumentationSource,
     Sample,
@@ -20,7 +20,7 @@ from splunk_profiler.model import (
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 
-def test_samples_of_one_thread_in_one_place_are_one_aggregate_whose_time_is_that_of_the_first() -> None:
+def test_samples_of_one_thread_in_one_place_are_one_aggregate() -> None:
     feed = Feed()
     for _ in range(3):
         feed.tick(sample(seen()))
@@ -61,7 +61,7 @@ def test_samples_that_differ_in_stack_or_labels_are_kept_apart(other: Sample) ->
     assert [aggregate.count for aggregate in feed.close().aggregates] == [1, 1]
 
 
-def test_a_sample_in_a_span_has_its_ids_its_local_root_and_the_name_that_one_has_at_the_end() -> None:
+def test_sample_in_a_span_has_its_ids_local_root_and_final_endpoint() -> None:
     feed = Feed(names={3: "GET /cart/{id}"})
     feed.tick(sample(seen(), SpanRef(1, 2, 1, 3, "GET")))
     (aggregate,) = feed.close().aggregates
@@ -81,7 +81,7 @@ def test_a_root_that_is_forgotten_has_the_name_it_had_at_the_first_sample() -> N
     assert labels(aggregate)["endpoint"] == "GET"
 
 
-def test_a_span_that_is_not_sampled_says_so_and_an_unknown_root_is_left_out() -> None:
+def test_unsampled_span_is_flagged_and_an_unknown_root_is_left_out() -> None:
     feed = Feed()
     feed.tick(sample(seen(), SpanRef(1, 2, 0)))
     (aggregate,) = feed.close().aggregates
@@ -106,7 +106,7 @@ def test_a_profile_goes_at_the_snapshot_nearest_to_the_end_of_the_interval() -> 
     assert second.period_ns == SECOND_NS
 
 
-def test_samples_of_snapshots_that_came_to_be_further_apart_say_their_distance_on_the_average() -> None:
+def test_samples_of_different_periods_report_the_average_period() -> None:
     feed = Feed()
     for period_ns in (SECOND_NS, 3 * SECOND_NS):
         feed.tick(replace(sample(seen()), period_ns=period_ns))
@@ -120,7 +120,7 @@ def test_snapshots_further_apart_than_the_interval_are_a_profile_each() -> None:
     assert [profile.aggregates[0].count for profile in feed.profiles] == [1, 1, 1]
 
 
-def test_what_came_before_a_pause_goes_when_its_time_has_come_and_not_with_what_follows() -> None:
+def test_samples_before_a_pause_are_sent_in_time_and_not_with_later_ones() -> None:
     feed = Feed(interval_s=10, source=InstrumentationSource.SNAPSHOT)
     feed.tick(sample(seen()))
     feed.now_ns += 5 * SECOND_NS
@@ -160,7 +160,7 @@ def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     assert feed.profiles == []
 
 
-def test_samples_with_other_labels_of_the_users_are_others_and_carry_them_last() -> None:
+def test_samples_with_other_user_labels_are_apart_and_carry_them_last() -> None:
     feed = Feed()
     feed.tick(sample(seen(), route="/a"), sample(seen(), route="/b"), sample(seen(), route="/a"), sample(seen()))
     found = feed.close().aggregates
@@ -219,7 +219,7 @@ def test_events_between_two_snapshots_are_samples_of_no_period() -> None:
     assert [aggregate.event_count for aggregate in profile.aggregates] == [0, 1]
 
 
-def test_a_period_that_begins_with_events_has_the_distance_of_the_snapshots_before() -> None:
+def test_profile_that_begins_with_events_has_the_last_snapshot_period() -> None:
     feed = Feed(interval_s=2)
     feed.tick(sample(seen()))
     feed.now_ns += SECOND_NS

@@ -6,7 +6,7 @@ import tracemalloc
 
 from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
-from splunk_profiler.capture.events.collector import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.model import (
     Frame,
     Snapshot,
@@ -18,7 +18,7 @@ from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK
 from splunk_profiler.pipeline.window import Bounds
 
 
-def test_spans_go_first_then_threads_then_all_but_the_stack_and_never_a_sample() -> None:
+def test_bounds_drop_spans_then_threads_then_all_labels_and_never_a_sample() -> None:
     feed = Feed(bounds=Bounds(spans=3, threads=2, states=2, stacks=1))
     stacks = [Stack((Frame("shop", f"f{number}", "shop.py", 1),), truncated=False) for number in range(4)]
     for number, thread in enumerate((1, 1, 1, 1, 2, 3, 4, 5), 1):
@@ -63,7 +63,7 @@ def test_the_users_labels_go_with_the_thread_and_never_a_sample() -> None:
     assert totals(profile) == (3, 3000, 30)
 
 
-def test_thirty_thousand_different_labels_of_the_users_take_bounded_memory_and_lose_no_time() -> None:
+def test_30000_user_labels_take_bounded_memory_and_lose_no_time() -> None:
     feed = Feed()
     tracemalloc.start()
     try:
@@ -78,7 +78,7 @@ def test_thirty_thousand_different_labels_of_the_users_take_bounded_memory_and_l
     assert peak < 8 << 20
 
 
-def test_under_pressure_collections_lose_their_labels_but_are_never_merged_with_samples_of_the_timer() -> None:
+def test_collections_under_pressure_are_never_merged_with_timer_samples() -> None:
     feed = Feed(bounds=Bounds(spans=1, threads=1, states=1, stacks=1, frames=2))
     deep = Stack((WORK,) * 4, truncated=False)
     feed.tick(*[sample(seen(thread=number)) for number in range(4)])
@@ -107,7 +107,7 @@ def test_a_thread_that_recurses_does_not_take_the_stacks_of_the_others() -> None
     assert all(labels(aggregate)["thread.stack.truncated"] == "true" for aggregate in cut)
 
 
-def test_fifteen_thousand_threads_that_come_and_go_take_bounded_memory_and_lose_no_time() -> None:
+def test_15000_short_lived_threads_take_bounded_memory_and_lose_no_time() -> None:
     feed = Feed()
     tracemalloc.start()
     try:

@@ -69,7 +69,7 @@ def run_until_idle(batch_exporter: BatchExporter[Sample], clock: Clock) -> None:
     run(batch_exporter)
 
 
-def test_samples_are_gathered_for_the_export_interval_and_go_out_oldest_first() -> None:
+def test_samples_are_gathered_for_the_interval_and_sent_oldest_first() -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
     batch_exporter = make(sink, clock)
     batch_exporter.record(samples(1, 2))
@@ -143,7 +143,7 @@ def test_a_batch_that_is_to_be_retried_counts_within_the_bound() -> None:
     assert batch_exporter.counters() == Counters(recorded=6, delivered=4, queue_full=2)
 
 
-def test_retries_back_off_to_four_seconds_so_that_records_flow_soon_after_a_return() -> None:
+def test_retries_back_off_to_four_seconds() -> None:
     sink, clock = ScriptedSink(*[RETRY] * 8), Clock()
     batch_exporter = make(sink, clock, batch_records=1)
     batch_exporter.record(samples(1, 1))
@@ -186,7 +186,7 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     assert batch_exporter.counters() == Counters(recorded=5, delivered=3, rejected=2)
 
 
-def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected() -> None:
+def test_profile_with_several_rejected_parts_counts_as_one_rejected() -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "too old", rejected=5)), Clock()
     batch_exporter = make(sink, clock)
     batch_exporter.record(samples(1, 1))
@@ -194,7 +194,7 @@ def test_a_profile_of_which_several_parts_are_rejected_is_one_that_is_rejected()
     assert batch_exporter.counters() == Counters(recorded=1, rejected=1)
 
 
-def test_a_batch_that_is_too_large_goes_out_in_parts_and_only_the_record_that_is_too_large_is_lost() -> None:
+def test_too_large_batch_is_split_and_only_the_too_large_record_is_lost() -> None:
     too_large = ExportResult(ExportStatus.TOO_LARGE, "larger than max")
     sink, clock = ScriptedSink(too_large, too_large, too_large, *[DELIVERED] * 3), Clock()
     batch_exporter = make(sink, clock, batch_records=4)

@@ -8,6 +8,7 @@ from typing import Any
 
 from profile_factory import large_profile
 from sample_factory import make_sample
+from scripted_sink import wait_until_sent
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Sample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits
@@ -54,7 +55,7 @@ def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
     return batch_exporter.counters()
 
 
-def test_a_profile_that_is_too_large_goes_out_in_parts_that_have_all_of_it_once() -> None:
+def test_too_large_profile_is_sent_in_parts_that_have_all_of_it_once() -> None:
     whole = large_profile(9, dropped_labels=4)
     sink = ProfileSink(lambda profile: len(profile.aggregates) <= 3)
     assert counters_after(whole, sink) == Counters(recorded=4, delivered=4)
@@ -71,7 +72,7 @@ def test_of_a_profile_only_what_is_too_large_by_itself_is_lost() -> None:
     assert sink.sizes == [4, 2, 1, 1, 2]
 
 
-def test_a_receiver_for_which_everything_is_too_large_is_not_asked_again_and_again() -> None:
+def test_receiver_that_refuses_every_size_is_not_asked_again_and_again() -> None:
     sink = ProfileSink(lambda _: False)
     counters = counters_after(large_profile(3000), sink)
     assert len(sink.sizes) < 50
@@ -79,7 +80,7 @@ def test_a_receiver_for_which_everything_is_too_large_is_not_asked_again_and_aga
     assert counters.rejected == counters.recorded
 
 
-def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arrive() -> None:
+def test_samples_refused_at_every_size_arrive_once_small_batches_are_taken() -> None:
     limits = iter([0] * 300)
     sizes: list[int] = []
 
@@ -98,7 +99,7 @@ def test_nor_is_it_for_single_samples_but_once_it_takes_smaller_batches_they_arr
     thread.start()
     for number in range(500):
         batch_exporter.record([make_sample(number)] * 16)
-        assert batch_exporter.flush(60)
+        assert wait_until_sent(batch_exporter, 60)
     batch_exporter.stop(60)
     thread.join()
     counters = batch_exporter.counters()

@@ -6,7 +6,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-from scripted_sink import ScriptedSink, samples
+from scripted_sink import ScriptedSink, samples, wait_until_sent
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits, estimate_size
@@ -60,7 +60,7 @@ def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> 
     assert batch_exporter.counters().waiting == 3
     for _ in range(3):
         sink.answers.put(DELIVERED)
-    assert batch_exporter.flush(60)
+    assert wait_until_sent(batch_exporter, 60)
     batch_exporter.stop(60)
     thread.join()
     assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
@@ -126,7 +126,7 @@ def test_stop_without_a_running_thread_returns_and_counts() -> None:
     assert sink.closed == 1
 
 
-def test_a_fork_waits_for_the_export_in_flight_and_none_begins_until_it_is_over(blocking: Blocking) -> None:
+def test_fork_waits_for_the_export_in_flight_and_no_other_begins(blocking: Blocking) -> None:
     sink, batch_exporter, thread = blocking
     thread.start()
     batch_exporter.record(samples(1, 1))
@@ -134,7 +134,7 @@ def test_a_fork_waits_for_the_export_in_flight_and_none_begins_until_it_is_over(
     sink.answers.put(DELIVERED)
     assert batch_exporter.hold_for_fork(60)
     batch_exporter.record(samples(2, 2))
-    assert not batch_exporter.flush(0.01)
+    assert not wait_until_sent(batch_exporter, 0.01)
     assert sink.begun.empty()
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
@@ -143,7 +143,7 @@ def test_a_fork_waits_for_the_export_in_flight_and_none_begins_until_it_is_over(
     assert batch_exporter.counters() == Counters(recorded=2, delivered=2)
 
 
-def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards(blocking: Blocking) -> None:
+def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: Blocking) -> None:
     sink, batch_exporter, thread = blocking
     thread.start()
     batch_exporter.record(samples(1, 1))
@@ -151,7 +151,7 @@ def test_a_fork_interrupts_an_export_that_hangs_and_its_batch_is_sent_afterwards
     assert batch_exporter.hold_for_fork(0.01)
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
-    assert batch_exporter.flush(60) or batch_exporter.flush(60)  # the first call may see the interruption
+    assert wait_until_sent(batch_exporter, 60)
     batch_exporter.stop(60)
     thread.join()
     assert batch_exporter.counters() == Counters(recorded=1, delivered=1)
@@ -184,7 +184,7 @@ def test_releasing_what_another_thread_holds_does_nothing(blocking: Blocking) ->
     other.join()
     batch_exporter.record(samples(1, 1))
     thread.start()
-    assert not batch_exporter.flush(0.01)
+    assert not wait_until_sent(batch_exporter, 0.01)
     assert sink.begun.empty()
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)

@@ -60,7 +60,7 @@ def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
     assert (long.cpu_ns, short.cpu_ns) == (30 * MS, 10 * MS)
 
 
-def test_shares_go_to_who_wanted_a_processor_where_nobody_had_one() -> None:
+def test_shares_go_to_samples_that_wanted_a_processor_if_none_ran() -> None:
     shares, wants, waits = CpuShares(), Bucket(0), Bucket(0)
     shares.add(1, wants, 2 * MS, 0, PERIOD_NS)
     shares.add(1, waits, 5 * MS, 0, 0)
@@ -148,7 +148,7 @@ def test_profiles_say_without_bias_where_a_thread_used_its_time() -> None:
         assert abs(found[kind] / found.total() - true[kind] / true.total()) < 0.01
 
 
-def test_what_no_sample_can_have_waits_for_the_next_profile_and_is_unsampled_in_the_end() -> None:
+def test_cpu_time_that_fits_no_sample_waits_and_is_unsampled_at_the_end() -> None:
     profiles: list[Profile] = []
     clock_ns = 0
     aggregator = Aggregator(profiles.extend, interval_ns=PERIOD_NS, monotonic_ns=lambda: clock_ns)

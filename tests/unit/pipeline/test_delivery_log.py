@@ -26,7 +26,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_the_first_failure_is_told_at_once_with_its_reason(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+def test_the_first_failure_is_logged_at_once_with_its_reason(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     DeliveryLog(clock).log_result(DEAD, waiting=4, dropped=0)
     assert caplog.messages == [
         "profiling records are not delivered: no collector can be reached"
@@ -34,7 +34,7 @@ def test_the_first_failure_is_told_at_once_with_its_reason(caplog: pytest.LogCap
     ]
 
 
-def test_later_failures_are_told_once_a_minute_with_what_was_dropped(
+def test_later_failures_are_logged_once_a_minute_with_the_dropped_count(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     report = DeliveryLog(clock)
@@ -46,7 +46,7 @@ def test_later_failures_are_told_once_a_minute_with_what_was_dropped(
     ]
 
 
-def test_delivery_that_works_again_is_told_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+def test_delivery_that_works_again_is_logged_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     caplog.set_level(logging.INFO, "splunk_profiler")
     report = DeliveryLog(clock)
     report.log_result(DEAD, waiting=4, dropped=0)
@@ -55,7 +55,7 @@ def test_delivery_that_works_again_is_told_once(caplog: pytest.LogCaptureFixture
     assert caplog.messages[1:] == ["profiling records are delivered again; 3 were dropped meanwhile"]
 
 
-def test_a_receiver_that_flaps_is_not_told_of_more_often(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+def test_a_receiver_that_flaps_is_not_logged_more_often(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     report = DeliveryLog(clock)
     for second in range(59):
         clock.now_ns = second * 1_000_000_000
@@ -63,7 +63,7 @@ def test_a_receiver_that_flaps_is_not_told_of_more_often(caplog: pytest.LogCaptu
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-def test_records_dropped_while_delivery_works_are_told_with_the_receivers_reason(
+def test_records_dropped_during_delivery_are_logged_with_the_reason(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     report = DeliveryLog(clock)

@@ -43,7 +43,7 @@ def keys(changed: Any) -> list[int]:
     return [told[0].key for told in changed]
 
 
-def test_a_thread_that_rests_is_told_once_more_and_then_counted_until_it_changes(make: Make) -> None:
+def test_idle_thread_is_reported_once_more_then_counted_until_it_changes(make: Make) -> None:
     tracker = make()
     first, second = thread(1), thread(2)
     assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [1, 2]
@@ -72,7 +72,7 @@ def test_a_thread_with_another_stack_context_or_labels_has_changed(make: Make, f
     assert tracker.find_changes((after,), PERIOD_NS)[0] == []
 
 
-def test_a_thread_that_has_used_cpu_time_is_told_each_time(make: Make) -> None:
+def test_a_thread_that_has_used_cpu_time_is_reported_each_time(make: Make) -> None:
     tracker = make()
     for cpu_ns in range(1, 6):
         (told,), ended = tracker.find_changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
@@ -81,7 +81,7 @@ def test_a_thread_that_has_used_cpu_time_is_told_each_time(make: Make) -> None:
 
 
 @pytest.mark.parametrize("state", [1, 2])
-def test_a_thread_that_does_not_wait_is_told_whatever_its_clock_says(make: Make, state: int) -> None:
+def test_a_thread_that_does_not_wait_is_reported_whatever_its_cpu_time(make: Make, state: int) -> None:
     tracker = make()
     for _ in range(4):
         assert keys(tracker.find_changes((thread(1, state=state), thread(2)), PERIOD_NS)[0])[0] == 1
@@ -101,22 +101,22 @@ def test_a_thread_whose_clock_cannot_be_read_any_more_rests(make: Make) -> None:
     assert tracker.find_changes((thread(1),), PERIOD_NS) == ([], [])
 
 
-def test_without_counting_all_threads_are_told_with_their_priorities(make: Make) -> None:
+def test_without_counting_all_threads_are_reported_with_priorities(make: Make) -> None:
     tracker = make(skip_idle=False)
     for _ in range(4):
         told, ended = tracker.find_changes((thread(1), thread(5), thread(6)._replace(native_id=2**31)), PERIOD_NS)
         assert keys(told) == [1, 5, 6]
         assert [one[1:] for one in told] == [(os.getpriority(os.PRIO_PROCESS, 0), 0, 0)] * 2 + [(0, 0, 0)]
         assert not ended
-    assert tracker.take_idle_spans() == []
+    assert tracker.take_idle_times() == []
 
 
-def test_what_has_rested_can_be_asked_for_after_which_all_are_told_anew(make: Make) -> None:
+def test_after_idle_times_are_taken_all_threads_are_reported_again(make: Make) -> None:
     tracker = make()
     for cpu_ns in range(4):
         tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=1 + cpu_ns)), PERIOD_NS)
-    assert tracker.take_idle_spans() == [(1, 2, 2 * PERIOD_NS), (2, 2, 2 * PERIOD_NS)]
-    assert tracker.take_idle_spans() == []
+    assert tracker.take_idle_times() == [(1, 2, 2 * PERIOD_NS), (2, 2, 2 * PERIOD_NS)]
+    assert tracker.take_idle_times() == []
     assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=8)), PERIOD_NS)[0]) == [1, 2, 3]
     assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=9)), PERIOD_NS)[0]) == [3]
 
@@ -159,7 +159,7 @@ Seen = tuple[int, bool, int, int, int]  # key, whether it uses time, which stack
         max_size=12,
     )
 )
-def test_both_watches_tell_the_same(history: list[list[Seen]]) -> None:
+def test_both_trackers_report_the_same(history: list[list[Seen]]) -> None:
     if choose_walker("native").name != "native":
         pytest.skip("no native walker")
     things = [object(), object()]
@@ -170,7 +170,7 @@ def test_both_watches_tell_the_same(history: list[list[Seen]]) -> None:
             for key, (_, uses, stack, context, state) in sorted({one[0]: one for one in snapshot}.items())
         )
         assert watches[0].find_changes(threads, number) == watches[1].find_changes(threads, number)
-    assert watches[0].take_idle_spans() == watches[1].take_idle_spans()
+    assert watches[0].take_idle_times() == watches[1].take_idle_times()
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def native() -> Callable[..., Any]:
     return walker.IdleTracker  # type: ignore[no-any-return]
 
 
-def test_what_is_no_snapshot_is_refused_and_the_next_one_is_told_whole(native: Callable[..., Any]) -> None:
+def test_wrong_input_is_refused_and_the_next_snapshot_is_reported_whole(native: Callable[..., Any]) -> None:
     tracker = native(skip_idle=True)
     seen = tuple(thread(key, state=2) for key in (1, 2, 3))
     wrong: list[tuple[Any, type[Exception]]] = [
@@ -209,7 +209,7 @@ def test_what_is_no_snapshot_is_refused_and_the_next_one_is_told_whole(native: C
             native(**options)
 
 
-def test_many_threads_are_told_as_few_are(native: Callable[..., Any]) -> None:
+def test_many_threads_are_reported_as_few_are(native: Callable[..., Any]) -> None:
     for skip_idle in (True, False):
         tracker = native(skip_idle=skip_idle)
         seen = tuple(thread(key) for key in range(1, 1001))
@@ -221,7 +221,7 @@ def test_many_threads_are_told_as_few_are(native: Callable[..., Any]) -> None:
         ]
 
 
-def test_wherever_memory_runs_out_a_watch_fails_cleanly_and_tells_all_the_next_time(native: Callable[..., Any]) -> None:
+def test_tracker_without_memory_fails_cleanly_and_reports_all_next_time(native: Callable[..., Any]) -> None:
     testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
     failed = 0
     seen = tuple(thread(key) for key in range(1, 6))
@@ -231,7 +231,7 @@ def test_wherever_memory_runs_out_a_watch_fails_cleanly_and_tells_all_the_next_t
             tracker.find_changes(seen, PERIOD_NS)
         testing.set_nomemory(nth, nth + 1)
         try:
-            tracker.take_idle_spans()
+            tracker.take_idle_times()
             tracker.find_changes(seen[1:], PERIOD_NS)
         except (MemoryError, SystemError):
             failed += 1

@@ -56,7 +56,7 @@ class Observer:
             interval_ns=5 * PERIOD_NS,
             monotonic_ns=lambda: self._now_ns,
             bounds=Bounds(spans=spans),
-            take_idle_spans=self.capture.take_idle_spans,
+            take_idle_repeats=self.capture.take_idle_repeats,
         )
 
     def see(self, threads: dict[int, Doing], *, sets_baseline: bool = False) -> None:
@@ -80,7 +80,7 @@ class Observer:
     def end(self) -> list[Profile]:
         """Close and return all profiles."""
         time_ns = self._began_ns + self._now_ns
-        self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_spans()))
+        self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_repeats()))
         self._aggregator.close(self.capture.unattributed())
         return self.profiles
 
@@ -139,7 +139,7 @@ def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
     assert sorted(count for count, _ in facts(profile).values()) == [5, 5]
 
 
-def test_after_a_snapshot_that_failed_all_threads_are_sampled_with_the_time_that_it_took() -> None:
+def test_snapshot_after_a_failed_one_samples_all_threads_with_its_time() -> None:
     observer = Observer()
     for number in range(3):
         observer.see({1: Doing(), 2: Doing()}, sets_baseline=number == 0)
@@ -156,7 +156,7 @@ def test_after_a_snapshot_that_failed_all_threads_are_sampled_with_the_time_that
     assert abs(walls_ns["work_0"] + walls_ns["work_1"] - (1 + 5) * PERIOD_NS) < CLOCK_JITTER_NS
 
 
-def test_threads_that_rest_lose_nothing_by_a_snapshot_that_fails_after_they_were_told() -> None:
+def test_idle_threads_lose_nothing_if_a_snapshot_fails_after_the_report() -> None:
     failing = False
 
     def resolve_span(context: Any) -> SpanRef | None:
@@ -174,11 +174,9 @@ def test_threads_that_rest_lose_nothing_by_a_snapshot_that_fails_after_they_were
     failing = False
     for _ in range(6):
         observer.see(threads)
-    take_idle_spans = [
-        one for profile in observer.end() for one in profile.aggregates if ("thread.id", 3) in one.labels
-    ]
-    assert abs(sum(one.wall_ns for one in take_idle_spans) - 10 * PERIOD_NS) < CLOCK_JITTER_NS
-    assert 9 <= sum(one.count for one in take_idle_spans) <= 10
+    idle = [one for profile in observer.end() for one in profile.aggregates if ("thread.id", 3) in one.labels]
+    assert abs(sum(one.wall_ns for one in idle) - 10 * PERIOD_NS) < CLOCK_JITTER_NS
+    assert 9 <= sum(one.count for one in idle) <= 10
 
 
 def test_what_was_never_sampled_here_is_time_that_is_in_no_sample() -> None:

@@ -32,8 +32,8 @@ class Watcher:
     """A walker of one kind and its snapshot builder."""
 
     def __init__(self, choice: WalkerChoice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
-        self.tracker = ContextTracker(spans.runtime_context(), lambda: None)
-        self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.tracker.context_of, max_depth)
+        self.tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
+        self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.tracker.value_of, max_depth)
         self.capture = SnapshotBuilder(
             spans.span_ref,
             make_idle_tracker(native=choice.name == "native"),
@@ -168,7 +168,7 @@ def test_recursion_of_100000_levels_is_cut_at_the_limit(watcher: Watcher) -> Non
     assert sample.thread.stack.truncated
 
 
-def test_internal_threads_are_left_out_however_little_of_their_stack_is_kept(choice: WalkerChoice) -> None:
+def test_internal_threads_are_left_out_however_shallow_the_stacks_are(choice: WalkerChoice) -> None:
     names = ("splunk-profiler-exporter", "OtelBatchSpanRecordProcessor", "application")
     with ExitStack() as threads:
         for name in names:
@@ -227,7 +227,7 @@ def test_a_sample_stands_for_what_its_thread_has_used_since_the_one_before(watch
     assert second.wall_delta_ns > 0
 
 
-def test_a_new_thread_stands_for_the_time_since_the_snapshot_before_and_has_used_all_of_its_cpu_time(
+def test_new_thread_gets_the_time_since_the_last_snapshot_and_all_its_cpu(
     watcher: Watcher,
 ) -> None:
     begun_ns = time.monotonic_ns()
@@ -312,7 +312,7 @@ def test_spans_are_joined_to_the_threads_that_hold_them(watcher: Watcher) -> Non
     assert samples["MainThread"] is None
 
 
-def test_a_new_thread_with_an_old_ident_does_not_inherit_the_dead_threads_span(watcher: Watcher) -> None:
+def test_new_thread_with_an_old_ident_does_not_inherit_the_ended_ones_span(watcher: Watcher) -> None:
     tracer = TracerProvider().get_tracer("test")
 
     def never_detached(wait: Callable[[], None]) -> None:
@@ -344,7 +344,7 @@ def test_an_unsampled_span_is_carried_with_its_flags(watcher: Watcher) -> None:
     assert (span.trace_id, span.span_id, span.trace_flags) == (1, 2, 0)
 
 
-def test_a_tick_that_nobody_drains_is_counted_and_the_oldest_goes(watcher: Watcher) -> None:
+def test_an_undrained_tick_is_counted_and_the_oldest_is_dropped(watcher: Watcher) -> None:
     for _ in range(70):
         watcher.ticker.capture()
     drained = watcher.ticker.drain(0)
@@ -370,7 +370,7 @@ def test_the_ticker_runs_until_it_is_stopped(watcher: Watcher) -> None:
         pass  # a stopped ticker does not wait
 
 
-def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_is_said() -> None:
+def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_given() -> None:
     chosen = choose_walker("portable")
     assert chosen == WalkerChoice("portable", "it was asked for")
 

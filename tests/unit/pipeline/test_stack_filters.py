@@ -75,7 +75,7 @@ def test_a_stack_without_its_root_is_the_applications() -> None:
         ("shop:compute", ""),
     ],
 )
-def test_a_known_wait_is_told_from_the_top_frame(top: str, waits: str) -> None:
+def test_a_known_wait_is_recognised_by_the_top_frame(top: str, waits: str) -> None:
     assert waiting_on(_stack(top, "shop:main")) == waits
 
 

@@ -46,7 +46,7 @@ def test_the_first_snapshot_opens_the_accounts(world: World) -> None:
     assert world.snapshot(1000, (1, None, 600)) == ([ThreadTimeDelta(0, 0)], ())
 
 
-def test_a_sample_stands_for_the_time_since_the_one_before_however_late_it_is(world: World) -> None:
+def test_sample_covers_the_time_since_the_last_one_however_late_it_is(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 50))
     world.cpu_ns += 35 * MS
     delta, unattributed = world.snapshot(1073, (1, None, 630), (2, None, 55))
@@ -54,7 +54,7 @@ def test_a_sample_stands_for_the_time_since_the_one_before_however_late_it_is(wo
     assert unattributed == ()
 
 
-def test_the_first_sample_of_a_new_thread_stands_for_all_of_the_time_and_the_next_for_what_is_left_of_its_age(
+def test_first_sample_covers_the_whole_period_and_the_next_the_rest_of_age(
     world: World,
 ) -> None:
     start_time = StartTime(1050 * MS, 1060 * MS)
@@ -69,7 +69,7 @@ def test_the_first_sample_of_a_new_thread_stands_for_all_of_the_time_and_the_nex
     assert world.snapshot(1300, (1, None, 600), (2, start_time, 25))[0][1] == ThreadTimeDelta(100 * MS, 0)
 
 
-def test_a_second_sample_that_comes_before_the_first_one_has_run_out_stands_for_nothing(world: World) -> None:
+def test_second_sample_before_the_first_has_run_out_covers_no_time(world: World) -> None:
     start_time = StartTime(1090 * MS, 1100 * MS)
     world.snapshot(1000, (1, None, 600))
     world.snapshot(1100, (2, start_time, 0))
@@ -77,7 +77,7 @@ def test_a_second_sample_that_comes_before_the_first_one_has_run_out_stands_for_
     assert world.snapshot(1250, (2, start_time, 0))[0] == [ThreadTimeDelta(55 * MS, 0)]
 
 
-def test_a_thread_that_was_there_before_the_first_snapshot_counts_from_that_one(world: World) -> None:
+def test_thread_older_than_the_first_snapshot_counts_from_that_snapshot(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     delta, _ = world.snapshot(1100, (1, None, 600), (2, StartTime(995 * MS, 1005 * MS), 0))
     assert delta[1].wall_ns == 100 * MS
@@ -93,7 +93,7 @@ def test_a_thread_that_has_waited_for_its_first_step_counts_from_its_birth(world
     assert delta[1].wall_ns == (first_step_ms - 1085) * MS
 
 
-def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_time(world: World) -> None:
+def test_thread_new_to_python_only_is_charged_at_most_the_elapsed_time(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 30 * MS
     delta, _ = world.snapshot(1100, (1, None, 630), (2, StartTime(0, TICK), 80), (3, None, 5000))
@@ -103,14 +103,14 @@ def test_a_thread_that_is_new_to_python_only_has_used_no_more_than_there_was_tim
     assert unattributed == ()
 
 
-def test_what_threads_that_are_left_out_use_is_a_remainder_without_wall_time(world: World) -> None:
+def test_excluded_threads_are_unattributed_cpu_time_without_wall_time(world: World) -> None:
     world.snapshot(1000, (9, None, 10), reason=UnattributedReason.INTERNAL)
     world.cpu_ns += 7 * MS
     _, unattributed = world.snapshot(1100, (9, None, 17), reason=UnattributedReason.INTERNAL)
     assert unattributed == (UnattributedTime(UnattributedReason.INTERNAL, 0, 7 * MS),)
 
 
-def test_what_a_thread_has_lived_while_it_was_left_out_is_in_its_next_sample_or_the_rest_of_its_life(
+def test_time_of_an_excluded_thread_is_in_its_next_sample_or_unattributed(
     world: World,
 ) -> None:
     start_time = StartTime(1030 * MS, 1040 * MS)
@@ -143,7 +143,7 @@ def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: Worl
     assert world.thread_times.close(1200 * MS) == ()
 
 
-def test_a_thread_that_has_ended_is_taken_to_have_lived_for_half_of_the_time_that_it_was_not_seen(world: World) -> None:
+def test_ended_thread_is_charged_half_of_the_time_it_was_not_seen(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 5))
     world.cpu_ns += 4 * MS
     assert world.snapshot(1100, (1, None, 600))[1] == (unsampled(0, 4),)
@@ -185,7 +185,7 @@ def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> Non
 
 
 @pytest.mark.parametrize("life", [0.05, 0.3, 0.9, 1.0, 1.5, 2.5, 12.5, 16.5, 40])
-def test_wall_time_adds_up_for_threads_of_any_life_however_few_of_the_short_ones_are_seen(life: float) -> None:
+def test_wall_time_adds_up_for_threads_of_any_lifetime(life: float) -> None:
     period_ms, chance = 400, random.Random(1)
     lived_ms = int(life * period_ms)
     born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
@@ -220,7 +220,7 @@ gaps = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 
 @given(st.lists(lifetimes, max_size=12), gaps)
-def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_thread_began_or_ended(
+def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_end_gaps(
     population: list[ThreadLifetime], distances: list[int]
 ) -> None:
     now_ms = 100
@@ -258,7 +258,7 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_gap_in_which_a_t
 
 
 @pytest.mark.parametrize("life_ms", [35, 160, 900])
-def test_wall_time_adds_up_however_late_snapshots_come_after_their_deadlines(life_ms: int) -> None:
+def test_wall_time_adds_up_however_late_snapshots_are(life_ms: int) -> None:
     period_ms, chance = 10, random.Random(4)
     born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
     thread_times, wall_ns = ThreadTimes(lambda: 0), 0

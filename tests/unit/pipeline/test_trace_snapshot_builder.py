@@ -93,7 +93,7 @@ def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
     assert _spent(bench.see(75, {1: (TRACE, 150)})) == [(1, 55, 46)]  # there were no ticks in between
 
 
-def test_the_first_sample_stands_for_the_time_since_the_trace_came_in_on_its_thread() -> None:
+def test_first_sample_covers_the_time_since_the_trace_came_to_its_thread() -> None:
     bench = Bench(Began(13 * MS, 1, 100 * MS))
     assert _spent(bench.see(20, {1: (TRACE, 105), 2: (TRACE, 50)})) == [(1, 7, 5), (2, 10, 0)]
 
@@ -117,7 +117,7 @@ def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> Non
     assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
 
 
-def test_where_all_threads_are_looked_at_seldom_a_tick_of_them_says_how_far_apart_the_others_are() -> None:
+def test_rare_snapshot_of_all_threads_reports_the_period_of_the_trace() -> None:
     bench = Bench(periods=Periods(60_000 * MS, PERIOD_NS))
     assert bench.see(10, {1: (TRACE, 0)}, is_focused=False, period_ns=60_000 * MS).period_ns == PERIOD_NS
     assert bench.see(80, {1: (TRACE, 0)}, period_ns=70 * MS).period_ns == 70 * MS
@@ -132,21 +132,21 @@ def test_clocks_that_go_back_or_cannot_be_read_spend_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_focused", "raw_ns", "said_ns"),
+    ("is_focused", "raw_ns", "reported_ns"),
     [
-        pytest.param(True, PERIOD_NS, PERIOD_NS, id="focus"),
-        pytest.param(True, 24 * MS, 24 * MS, id="focus-paced"),
+        pytest.param(True, PERIOD_NS, PERIOD_NS, id="focused"),
+        pytest.param(True, 24 * MS, 24 * MS, id="focused-stretched"),
         pytest.param(False, ALL_NS, PERIOD_NS, id="all"),
-        pytest.param(False, 2_400 * MS, 24 * MS, id="all-paced"),
+        pytest.param(False, 2_400 * MS, 24 * MS, id="all-stretched"),
         pytest.param(False, 0, PERIOD_NS, id="at-no-deadline"),
     ],
 )
-def test_samples_say_how_far_apart_those_of_the_trace_are_whatever_they_were_taken_with(
-    is_focused: bool, raw_ns: int, said_ns: int
+def test_samples_report_the_period_of_the_trace_whichever_tick_took_them(
+    is_focused: bool, raw_ns: int, reported_ns: int
 ) -> None:
     snapshot = Bench().see(5_000, {1: (TRACE, 0)}, is_focused=is_focused, period_ns=raw_ns)
     (sample,) = snapshot.samples
-    assert (snapshot.period_ns, sample.period_ns) == (said_ns, said_ns)
+    assert (snapshot.period_ns, sample.period_ns) == (reported_ns, reported_ns)
 
 
 def test_the_samples_of_all_threads_are_the_same_with_and_without() -> None:

@@ -32,16 +32,16 @@ def labels(piece: WorkUnit) -> dict[str, str]:
     }
 
 
-def reading(shown: CorrelationRecord | None, texts: dict[str, str], word: int = 0, held: int = 0) -> ThreadReading:
+def reading(shown: CorrelationRecord | None, texts: dict[str, str]) -> ThreadReading:
+    pairs = tuple(Label(key.encode(), value.encode()) for key, value in texts.items())
+    return ThreadReading(7, "worker", shown, pairs)
+
+
+def wrong(shown: CorrelationRecord | None, texts: dict[str, str], word: int, held: int = 0) -> list[str]:
     table = [0] * (2 * SLOTS + WORKERS)
     table[0], table[SLOTS], table[2 * SLOTS + PIECE.worker] = 7, word, held
-    pairs = tuple(Label(key.encode(), value.encode()) for key, value in texts.items())
-    return ThreadReading(7, "worker", shown, pairs, memory=struct.pack(f"={len(table)}Q", *table))
-
-
-def wrong(*arguments: object) -> list[str]:
     judge = Judge()
-    judge.judge(reading(*arguments))  # type: ignore[arg-type]
+    judge.judge(reading(shown, texts), struct.pack(f"={len(table)}Q", *table))
     return judge.wrong
 
 

@@ -45,7 +45,7 @@ def with_first(first: ExportedSpan) -> LoopResult:
     return verdict(spans=[first, *SPANS[1:]])
 
 
-def test_a_loop_that_keeps_everything_is_right_and_every_sample_is_accounted_for() -> None:
+def test_loop_that_keeps_everything_is_right_with_every_sample_counted() -> None:
     right = verdict()
     assert right.wrong == []
     assert (right.sent, right.written, right.unsampled, right.late, right.unlogged) == (8, 4, 4, 0, 0)
@@ -90,7 +90,7 @@ def test_only_what_was_sent_too_late_may_be_missing_and_is_counted() -> None:
     assert (early.wrong, early.late) == ([], 1), "a transaction may wait longer than it has to"
 
 
-def test_a_transaction_that_ended_before_its_process_waited_may_lack_everything() -> None:
+def test_transaction_that_ended_before_a_profiler_came_may_lack_everything() -> None:
     lacking = [span(ONE), *SPANS[1:]]
     assert verdict(spans=lacking, since_ns={8: END_NS}).wrong
     assert verdict(spans=lacking, since_ns={7: END_NS - 1}).wrong
@@ -98,7 +98,7 @@ def test_a_transaction_that_ended_before_its_process_waited_may_lack_everything(
     assert (forwarded.wrong, forwarded.late, forwarded.written) == ([], 3, 1)
 
 
-def test_what_a_killed_agent_could_not_say_any_more_is_let_pass_up_to_its_number() -> None:
+def test_messages_a_killed_agent_did_not_log_pass_up_to_their_number() -> None:
     assert verdict(reports=REPORTS[1:]).wrong
     assert verdict(reports=REPORTS[1:], most_unlogged=1).wrong
     unsaid = verdict(reports=REPORTS[1:], most_unlogged=2)
@@ -106,7 +106,7 @@ def test_what_a_killed_agent_could_not_say_any_more_is_let_pass_up_to_its_number
 
 
 @pytest.mark.parametrize("wrong", [text(STACK) + "==", text(STACK).replace("-", "+"), text(STACK)[:-1], "", STACK])
-def test_ids_that_are_not_16_bytes_in_base64_for_urls_without_padding_are_found(wrong: str) -> None:
+def test_ids_that_are_not_16_bytes_in_unpadded_url_base64_are_found(wrong: str) -> None:
     whole = [text(STACK), text(STACK), text(OTHER)]
     assert not with_first(replaced(whole)).wrong
     for place in range(3):

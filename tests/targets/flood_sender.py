@@ -1,4 +1,4 @@
-"""Sends to a socket as fast as it can: ``flooding.py PATH ATTEMPTS LIVE``, as a host profiler gone mad would.
+"""Sends to a socket as fast as it can: ``flood_sender.py PATH ATTEMPTS LIVE``, as a host profiler gone mad would.
 
 LIVE is the hexadecimal trace id and transaction id of a transaction. Says ``ready``, waits for a line, and ends with
 how many datagrams of each kind were sent, and how many were refused, as JSON.

@@ -1,6 +1,7 @@
 """Publishes and samples, and does so again in a second initialization of the interpreter.
 
-Says in each whether what is published is right and a snapshot has threads. SECOND_LIFE is `second_life.c`, compiled.
+Says in each whether what is published is right and a snapshot has threads. REINITIALIZER is the library of
+`second_initialization.c`.
 Uses as few modules as it can: not all of CPython's own work in a second initialization.
 """
 
@@ -20,7 +21,7 @@ def _named(*given: Any) -> Any:
     return given
 
 
-library = ctypes.CDLL(os.environ["SECOND_LIFE"])
+library = ctypes.CDLL(os.environ["REINITIALIZER"])
 library.begin(os.fsencode(sys.executable), os.fsencode(__file__))
 
 publishing = InstalledPublisher()

@@ -1,4 +1,4 @@
-"""Work that leaves garbage: ``collected_work.py SCENARIO SECONDS``, profiled as the environment says.
+"""Work that leaves garbage: ``garbage_work.py SCENARIO SECONDS``, profiled as the environment says.
 
 Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used from the
 profiler's start to just before its stop and just after, the collections that CPython has counted by then, how many

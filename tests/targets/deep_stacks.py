@@ -1,6 +1,6 @@
-"""Much to sample: ``paced_work.py THREADS DEPTH``, profiled as the environment says.
+"""Threads with deep stacks: ``deep_stacks.py THREADS DEPTH``, profiled as the environment says.
 
-Threads with deep stacks that are other ones at each sample. Prints ``ready``; the line ``calm`` ends the threads,
+The stacks are other ones at each sample. Prints ``ready``; the line ``calm`` ends the threads,
 ``used`` has it print ``used {…}``: the CPU time that the profiler's own threads have used by now, and the time.
 """
 

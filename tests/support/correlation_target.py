@@ -1,4 +1,4 @@
-"""Output of targets on their exported spans (`targets/spoken_spans.py`), and messages of a host profiler to them."""
+"""Output of targets on their exported spans (`targets/printed_spans.py`), and messages of a host profiler to them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SAMPLES_PER_TRANSACTION = 5  # of each transaction
 _QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # newer versions warn of forks beside threads
 
 
-def correlation_settings(folder: Path, mode: str = "true", **more: str) -> dict[str, str]:
-    """Return the settings of a service with its socket in `folder`; ``auto`` needs sampling."""
-    env = publishing_settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET, **more)
+def correlation_settings(folder: Path, profiles: Path, mode: str = "true") -> dict[str, str]:
+    """Return the settings of a service with its socket in `folder`; ``auto`` needs sampling, to files in `profiles`."""
+    env = publishing_settings(folder, ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=mode, **_QUIET)
     if mode == "auto":
-        env |= {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9"}
+        env |= {"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_OUTPUT": f"file:{profiles}"}
     return env
 
 

@@ -15,9 +15,8 @@ from opentelemetry.sdk.resources import Resource
 from profile_schema import decode
 
 from splunk_profiler.capture import events
-from splunk_profiler.capture.events import EventSources, make_sources
-from splunk_profiler.capture.events.collector import GC_KIND
-from splunk_profiler.capture.events.interface import EventSource, RegisteredSource
+from splunk_profiler.capture.events import EventSource, EventSources, RegisteredSource, make_sources
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
@@ -85,7 +84,7 @@ def records(profiles: Sequence[Profile]) -> list[tuple[str, Any]]:
     return found
 
 
-def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_cpu_are_as_they_were(
+def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects()
@@ -118,20 +117,20 @@ def test_a_kind_that_is_added_in_one_place_has_records_of_its_own_and_those_of_c
     assert types == ["samples", "wall", "cpu", "collections", "gc"]
 
 
-def test_where_only_events_of_another_data_type_were_there_is_no_profile_of_cpu() -> None:
+def test_events_of_another_data_type_alone_give_no_cpu_profile() -> None:
     (profile,) = profiles_of(sample(1, Event(KIND, (), 2, 64)))
     assert (profile.data_type, profile.kinds) == (DataType.ALLOCATION, (KIND,))
     assert [(one.count, one.event_count, one.event_amount) for one in profile.aggregates] == [(0, 2, 64)]
 
 
-def test_an_event_of_a_kind_that_nobody_has_announced_brings_its_values_along() -> None:
+def test_event_of_an_unannounced_kind_adds_its_values() -> None:
     (profile,) = profiles_of(sample(), sample(1, Event(LOCKS, (), 2, 64)))
     assert profile.kinds == (GC_KIND, LOCKS)
     ((_, message),) = records([profile])
     assert [[*each.value][3:] for each in message.sample] == [[0, 0, 0, 0], [0, 0, 2, 64]]
 
 
-def test_the_values_of_all_kinds_of_a_data_type_are_in_each_of_its_profiles() -> None:
+def test_profiles_of_a_data_type_have_the_values_of_all_its_kinds() -> None:
     found = profiles_of(sample(), sample(1, Event(KIND, (), 2, 64)), kinds=(LOCKS, KIND, GC_KIND))
     assert [profile.kinds for profile in found] == [(LOCKS, GC_KIND), (KIND,)]
 
@@ -154,7 +153,7 @@ def test_labels_that_were_dropped_are_counted_where_the_samples_are() -> None:
         Config(enabled=True, data_format="pprof-gzip-base64"),
     ],
 )
-def test_a_source_works_only_where_it_is_wanted_and_profiles_of_all_threads_are_made(
+def test_source_works_only_if_wanted_and_all_threads_are_profiled(
     ticker: Ticker, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects()
@@ -166,7 +165,7 @@ def test_a_source_works_only_where_it_is_wanted_and_profiles_of_all_threads_are_
     assert sources.drain() == []
 
 
-def test_a_source_that_fails_keeps_no_other_from_its_work_and_is_named_in_the_log_once(
+def test_failing_source_stops_no_other_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing:

@@ -7,7 +7,7 @@
 
 static wchar_t *program, *script;
 
-static void live_again(void)
+static void run_again(void)
 {
     PyConfig config;
     PyConfig_InitPythonConfig(&config);
@@ -21,7 +21,7 @@ static void live_again(void)
         return;
     }
     int code = Py_RunMain();
-    printf("second life %d\n", code);
+    printf("second initialization %d\n", code);
     fflush(stdout);
 }
 
@@ -30,6 +30,6 @@ void begin(const char *program_name, const char *script_name)
     if (program == NULL) {
         program = Py_DecodeLocale(program_name, NULL);
         script = Py_DecodeLocale(script_name, NULL);
-        atexit(live_again);
+        atexit(run_again);
     }
 }

@@ -1,4 +1,4 @@
-"""Runs a program where what another system lacks is missing: ``other_system.py SYSTEM MODULE|FILE [ARGUMENT…]``.
+"""Runs a program where what another system lacks is missing: ``simulated_system.py SYSTEM MODULE|FILE [ARGUMENT…]``.
 
 SYSTEM is ``darwin`` or ``win32``. What is Linux's (or POSIX's) alone is taken out of this interpreter's modules before
 the package is imported; what the standard library itself makes of the system is imported before that.

@@ -1,4 +1,4 @@
-"""An exporter that says what it is given, for targets whose spans a test compares with what it has sent.
+"""An exporter that prints its spans, for targets whose spans a test compares with what it has sent.
 
 Each span is a line ``exported {…}``: process, exporter, name, stack-trace ids. What the profiler logs is ``log {…}``.
 Shared by the target programs; imports nothing of the package.
@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
-class Saying(SpanExporter):
-    """Says each span.
+class PrintingExporter(SpanExporter):
+    """Prints each span.
 
     Args:
         name: of the exporter.
@@ -29,30 +29,30 @@ class Saying(SpanExporter):
         self.name = name
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Say `spans`."""
+        """Print `spans`."""
         for span in spans:
             ids = ids_on(span)
             say("exported", {"pid": os.getpid(), "exporter": self.name, "name": span.name, "ids": ids})
         return SpanExportResult.SUCCESS
 
 
-class SayingLog(logging.Handler):
-    """Says what the profiler logs."""
+class PrintingHandler(logging.Handler):
+    """Prints what the profiler logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Print one line."""
         say("log", {"pid": os.getpid(), "level": record.levelname, "text": record.getMessage()})
 
 
-def say_what_is_logged() -> None:
-    """From now on, all that the profiler logs from INFO on."""
+def print_profiler_log() -> None:
+    """Print what the profiler logs at INFO and above."""
     logger = logging.getLogger("splunk_profiler")
     logger.setLevel(logging.INFO)
-    logger.addHandler(SayingLog())
+    logger.addHandler(PrintingHandler())
     logger.propagate = False
 
 
-def introduced(span: trace.Span, **facts: Any) -> dict[str, Any]:
+def describe_span(span: trace.Span, **facts: Any) -> dict[str, Any]:
     """Return the id of this process and the ids of `span`."""
     context = span.get_span_context()
     return {"pid": os.getpid(), "trace_id": context.trace_id, "span_id": context.span_id, **facts}

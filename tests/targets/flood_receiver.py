@@ -36,7 +36,7 @@ def main() -> None:
     trace.set_tracer_provider(provider)
     OwnMemory()
     splunk_profiler.start()
-    tracer = trace.get_tracer("flooded")
+    tracer = trace.get_tracer("flood_receiver")
     storage = wait_for_storage()
     span = tracer.start_span("transaction")
     ids = span.get_span_context()

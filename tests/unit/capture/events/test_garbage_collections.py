@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from splunk_profiler.capture.events import EventSources, make_sources
-from splunk_profiler.capture.events.collector import GcEventSource
+from splunk_profiler.capture.events.garbage_collections import GcEventSource
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
@@ -71,8 +71,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         return ticker
 
     def portable(min_interval_ns: int = 0, max_depth: int = 100) -> Ticker:
-        read_context, read_labels = partial(context.get, None), partial(labels.get, None)
-        return portable_ticker(CollectionLog(read_context, read_labels, max_depth, min_interval_ns))
+        return portable_ticker(CollectionLog(context, labels, max_depth, min_interval_ns))
 
     return native if request.param == "native" else portable
 
@@ -111,7 +110,7 @@ def collect_often(count: int, generation: int = 0) -> None:
         gc.collect(generation)
 
 
-def test_a_collection_is_seen_on_its_thread_with_its_stack_context_and_labels(make: Make) -> None:
+def test_collection_is_recorded_with_its_thread_stack_context_and_labels(make: Make) -> None:
     ticker, thing, other = make(), Thing(), Thing()
     idents = {}
 
@@ -148,7 +147,7 @@ def test_a_thread_has_the_key_that_it_has_in_snapshots(make: Make) -> None:
     assert [raw.key for raw in snapshot.threads if raw.ident == threading.get_ident()] == [seen.thread.key]
 
 
-def test_a_thread_that_has_ended_keeps_its_key_however_many_snapshots_have_been_taken_since(make: Make) -> None:
+def test_ended_thread_keeps_its_key_over_any_number_of_snapshots(make: Make) -> None:
     ticker = make()
     here, go_on = threading.Event(), threading.Event()
 
@@ -174,7 +173,7 @@ def test_a_thread_that_has_ended_keeps_its_key_however_many_snapshots_have_been_
     assert seen.thread.key == key
 
 
-def test_a_storm_is_kept_as_far_as_there_is_room_and_the_next_one_stands_for_the_rest(make: Make) -> None:
+def test_storm_of_collections_is_bounded_and_the_next_one_counts_the_rest(make: Make) -> None:
     ticker = make()
     kept = noticed(ticker, partial(collect_often, 5_000))
     most_short = MAX_KEPT - FOR_LONG
@@ -219,14 +218,14 @@ def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
     assert 1 <= len([seen for seen in kept if seen.generation == 0]) < 50
 
 
-def test_frames_beyond_the_depth_are_left_out_at_the_root_and_that_is_said(make: Make) -> None:
+def test_frames_beyond_the_depth_are_cut_at_the_root_and_marked(make: Make) -> None:
     (seen,) = noticed(make(max_depth=1), partial(collect_often, 1))
     assert (functions(seen), seen.thread.stack.truncated) == (["collect_often"], True)
     (whole,) = noticed(make(max_depth=1000), partial(collect_often, 1))
     assert not whole.thread.stack.truncated
 
 
-def test_an_end_without_a_beginning_and_generations_that_nobody_knows_are_none(make: Make) -> None:
+def test_end_without_a_start_and_unknown_generations_record_nothing(make: Make) -> None:
     ticker = make()
     ticker.on_gc_event("stop", {"generation": 0})
     for info in ({"generation": 3}, {"generation": -1}, {}):
@@ -314,7 +313,7 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
     assert sample.event.amount > 0
 
 
-def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_was_known(make: Make) -> None:
+def test_thread_that_ended_before_the_next_snapshot_keeps_its_identity(make: Make) -> None:
     ticker = make()
     capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
     begun, go_on = threading.Event(), threading.Event()
@@ -339,7 +338,7 @@ def test_a_thread_that_has_ended_before_the_next_snapshot_is_still_the_one_that_
     assert [name for name, functions in frames.items() if "collect_often" in functions] == ["shop"]
 
 
-def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: Make) -> None:
+def test_a_collection_on_an_internal_thread_shows_no_other_frames(make: Make) -> None:
     def work() -> None:
         worker = Worker("collecting", partial(collect_often, 1))
         worker.start()
@@ -351,7 +350,7 @@ def test_of_a_collection_on_an_internal_thread_no_more_is_said_than_that(make: M
     assert "_run" in [frame.function for frame in shown.thread.stack.frames]
 
 
-def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
+def test_a_source_starts_and_stops_once_however_often_it_is_called() -> None:
     before = [*gc.callbacks]
     ticker = portable_ticker()
     config = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="true")
@@ -367,24 +366,26 @@ def test_a_source_begins_and_ends_once_however_often_it_is_told() -> None:
     events.stop()
     events.stop()
     assert gc.callbacks == before
-    nothing = EventSources()
+    nothing = EventSources([])
     nothing.start()
     nothing.stop()
     assert nothing.drain() == []
 
 
-def test_what_goes_wrong_in_the_callback_is_told_to_the_worker_once_and_to_nobody_else(
+def test_error_in_the_callback_is_raised_once_to_the_worker_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     failures = [LookupError("once")]
 
-    def current_labels() -> None:
-        if failures:
-            raise failures.pop()
+    class FailingVar:
+        def get(self, default: None) -> None:  # noqa: ARG002  # as `ContextVar.get`
+            if failures:
+                raise failures.pop()
 
-    ticker = portable_ticker(CollectionLog(current_labels=current_labels, min_interval_ns=0))
+    failing: Any = FailingVar()
+    ticker = portable_ticker(CollectionLog(labels_var=failing, min_interval_ns=0))
     with recording(ticker):
         collect_often(3)
     with pytest.raises(LookupError, match="once"):

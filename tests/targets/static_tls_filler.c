@@ -1,10 +1,10 @@
 /* Takes BYTES bytes of the room that the dynamic loader keeps for the static thread-local memory of libraries that come late.
  * Loaded under several names until there is no room left. */
-static _Thread_local char eaten[BYTES] __attribute__((tls_model("initial-exec"), aligned(8))) = {1};
+static _Thread_local char filler[BYTES] __attribute__((tls_model("initial-exec"), aligned(8))) = {1};
 
-char *eat(void);
+char *fill(void);
 
-char *eat(void)
+char *fill(void)
 {
-    return eaten;
+    return filler;
 }
