@@ -92,7 +92,8 @@ def test_demo_reports_where_spans_spend_time_in_an_unmodified_service(
     assert searching["shop.pricing.rank"]["kind"] == "application"
     assert {entry["distribution"].partition("==")[0] for entry in searching.values()} >= {"anyio", "fastapi", "python"}
     if PUBLISHES:
-        (sent,) = re.findall(r"the stand-in sent ([\d,]+) samples of transactions to the service$", ended.stdout, re.M)
+        # On a busy machine the service's socket may be full at times: then the line ends with what was lost.
+        (sent,) = re.findall(r"the stand-in sent ([\d,]+) samples of transactions to the service", ended.stdout)
         # Of what was sent for one that had ended before the service heard of a host profiler, nothing comes back.
         assert 0 < data["stack_trace_ids"] <= int(sent.replace(",", ""))
         assert 0 < data["transactions_with_stack_traces"] <= data["transactions"]

@@ -148,7 +148,7 @@ def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: 
     thread.start()
     batch_exporter.record(samples(1, 1))
     sink.begun.get()
-    assert batch_exporter.hold_for_fork(0.01)
+    assert batch_exporter.hold_for_fork(2.0)
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
     assert wait_until_sent(batch_exporter, 60)
