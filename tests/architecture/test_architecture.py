@@ -105,7 +105,7 @@ EXTENSIONS = {"_walker", "_context"}  # in C; they have no file among the module
 
 @dataclass(frozen=True)
 class ProcessWide:
-    """What a process has once: `names` of `module`, used by the `owners` alone."""
+    """Names of `module` that act on the whole process; only the `owners` use them."""
 
     module: str
     names: set[str]
