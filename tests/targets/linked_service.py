@@ -58,7 +58,8 @@ def main(when: str) -> None:
     # A child cannot use a connection of its parent's, so servers that fork have their exporters made in the workers.
     # With the usual timeout of 10 seconds it drops a batch that a busy machine takes longer for.
     exporter = OTLPSpanExporter(endpoint=os.environ["SPLUNK_PROFILER_LOGS_ENDPOINT"], timeout=60)
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=100))
+    # Nor may its queue be full: every span that a record names is looked for.
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=1 << 20, schedule_delay_millis=100))
     say("ready", os.getpid())
     serve(tracer, 0 if child else of_child)
     provider.force_flush(60_000)  # a shutdown does not wait for a receiver on a busy machine
