@@ -107,3 +107,39 @@ def sigterm_close() -> bool:
 
 def sigterm_end_process() -> None:
     """End the process by the default action of SIGTERM."""
+
+def spawn_exporter(arguments: list[bytes], environment: list[bytes], descriptor: int, /) -> None:
+    """Start the program ``arguments[0]`` in a session of its own, not as a child of this process.
+
+    Its descriptor 3 is a copy of `descriptor`; 0, 1 and 2 are ``/dev/null``, all others are closed.
+    SIGINT, SIGTERM and SIGHUP are ignored, other signals have their default action. Its niceness is
+    5 higher. Returns once it is executed; no Python code and no fork hook runs meanwhile.
+
+    Raises:
+        OSError: it could not be started. ECHILD: this process is process 1 or a subreaper, which would
+            become its parent.
+        ValueError: there is a zero byte in a string.
+    """
+
+# A socket is given by its descriptor, and the device and inode that `os.fstat` found when it was made. If the
+# descriptor is another file's by now, or closed, nothing is done.
+
+def socket_send(descriptor: int, device: int, inode: int, data: bytes | memoryview, /) -> int:
+    """Write to the socket without waiting; return the number of bytes written, perhaps 0.
+
+    Raises:
+        OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended.
+    """
+
+def socket_receive(descriptor: int, device: int, inode: int, target: bytearray, /) -> int:
+    """Read from the socket into `target` without waiting; return the number of bytes read, perhaps 0.
+
+    Raises:
+        OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended (EPIPE).
+    """
+
+def socket_shutdown(descriptor: int, device: int, inode: int, /) -> bool:
+    """End writing to the socket; return False if it is no longer ours or the other side has ended."""
+
+def socket_close(descriptor: int, device: int, inode: int, /) -> bool:
+    """Close the socket; return False if it is no longer ours."""

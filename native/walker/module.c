@@ -90,6 +90,7 @@ static int module_exec(PyObject *module)
     bool done =
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
         && take_tuple_types(PyModule_GetState(module)) && PyModule_AddFunctions(module, sigterm_methods) == 0
+        && PyModule_AddFunctions(module, socket_methods) == 0 && PyModule_AddFunctions(module, spawn_methods) == 0
         && add_type(module, &ticker_spec) && add_type(module, &idle_tracker_spec);
     return done ? 0 : -1;
 }

@@ -64,6 +64,8 @@ static inline const module_state *state_of(PyObject *self)
 extern PyType_Spec ticker_spec;
 extern PyType_Spec idle_tracker_spec;
 extern PyMethodDef sigterm_methods[];
+extern PyMethodDef socket_methods[];
+extern PyMethodDef spawn_methods[];
 
 /* Steals the references, even if one is NULL: then it returns NULL, with the exception that is set. */
 PyObject *make_tuple(PyTypeObject *type, PyObject **items, Py_ssize_t count);

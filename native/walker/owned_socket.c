@@ -1,0 +1,117 @@
+/* Reads, writes, shuts down and closes a socket only while its descriptor is still ours.
+ *
+ * Applications close descriptors that they do not know, as daemons do, and the numbers are used again for
+ * their files and connections. So each call first compares device and inode, and the system call follows at
+ * once, without the GIL.
+ */
+#include "module_state.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    int descriptor;
+    unsigned long long device, inode;
+} owned_socket;
+
+#define IDENTITY_FORMAT "iKK"
+
+/* Return false, with EBADF, if the descriptor is closed or another file's. */
+static bool is_ours(const owned_socket *owned)
+{
+    struct stat found;
+    bool same = fstat(owned->descriptor, &found) == 0 && found.st_dev == owned->device && found.st_ino == owned->inode;
+    if (!same) {
+        errno = EBADF;
+    }
+    return same;
+}
+
+/* Return `count`; -1: raise the error in errno, or return 0 if the call would block. */
+static PyObject *count_or_error(Py_ssize_t count)
+{
+    if (count < 0 && errno != EAGAIN && errno != EINTR) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return PyLong_FromSsize_t(count < 0 ? 0 : count);
+}
+
+static PyObject *socket_send(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    owned_socket owned;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, IDENTITY_FORMAT "y*:socket_send", &owned.descriptor, &owned.device, &owned.inode,
+                          &data)) {
+        return NULL;
+    }
+    Py_ssize_t sent;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    sent = !is_ours(&owned) ? -1 : send(owned.descriptor, data.buf, (size_t)data.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    error = errno;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    errno = error;
+    return count_or_error(sent);
+}
+
+static PyObject *socket_receive(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    owned_socket owned;
+    Py_buffer target;
+    if (!PyArg_ParseTuple(args, IDENTITY_FORMAT "w*:socket_receive", &owned.descriptor, &owned.device, &owned.inode,
+                          &target)) {
+        return NULL;
+    }
+    Py_ssize_t received;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    received = !is_ours(&owned) ? -1 : recv(owned.descriptor, target.buf, (size_t)target.len, MSG_DONTWAIT);
+    error = received == 0 ? EPIPE : errno; /* the other side has ended */
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&target);
+    errno = error;
+    return count_or_error(received == 0 ? -1 : received);
+}
+
+static PyObject *call_if_ours(PyObject *args, int (*function)(int))
+{
+    owned_socket owned;
+    if (!PyArg_ParseTuple(args, IDENTITY_FORMAT, &owned.descriptor, &owned.device, &owned.inode)) {
+        return NULL;
+    }
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = is_ours(&owned) ? function(owned.descriptor) : -1;
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(result == 0);
+}
+
+static int shut_down_writing(int descriptor)
+{
+    return shutdown(descriptor, SHUT_WR);
+}
+
+static PyObject *socket_shutdown(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return call_if_ours(args, shut_down_writing);
+}
+
+static PyObject *socket_close(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return call_if_ours(args, close);
+}
+
+PyMethodDef socket_methods[] = {
+    {"socket_send", socket_send, METH_VARARGS,
+     "socket_send($module, descriptor, device, inode, data, /)\n--\n\nWrite to a socket that is still ours."},
+    {"socket_receive", socket_receive, METH_VARARGS,
+     "socket_receive($module, descriptor, device, inode, target, /)\n--\n\nRead from a socket that is still ours."},
+    {"socket_shutdown", socket_shutdown, METH_VARARGS,
+     "socket_shutdown($module, descriptor, device, inode, /)\n--\n\nShut down writing to a socket that is still ours."},
+    {"socket_close", socket_close, METH_VARARGS,
+     "socket_close($module, descriptor, device, inode, /)\n--\n\nClose a socket that is still ours."},
+    {NULL},
+};

@@ -1,0 +1,251 @@
+/* Starts the exporter process so that it is not a child of this process: no SIGCHLD at its end, nothing for
+ * os.wait to find.
+ *
+ * A child without an exit signal starts the exporter and ends; the exporter becomes a child of the nearest
+ * reaper. Both run in our memory on stacks of their own (as after vfork), while the calling thread waits. No
+ * page is copied, and no pthread_atfork handler runs. So another thread may hold any lock, and a child calls
+ * only functions that take none. They share errno with the calling thread, too.
+ */
+#include "module_state.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef SYS_close_range
+#define SYS_close_range 436 /* on every architecture */
+#endif
+
+#define INIT_PID 1
+
+enum {
+    LISTENER = 3, /* the exporter's descriptor of the socket */
+    STACK_BYTES = 64 * 1024,
+    LIST_BYTES = 1024,
+    SIGNALS = 64,          /* of the kernel; glibc hides two */
+    SIGNAL_MASK_BYTES = 8, /* size of the kernel's set of signals */
+    EXPORTER_NICENESS = 5, /* a third of the weight of a busy thread: 10 (a tenth) starves it beside several */
+    FAILED_EXEC_STATUS = 127,
+};
+
+typedef struct {
+    char **arguments; /* owned array of borrowed strings, like `environment` */
+    char **environment;
+    PyObject *owners[2]; /* owned: tuples of those strings */
+    char *stacks;        /* of the child and of the exporter; grow downwards on all architectures of CPython */
+    int descriptor;
+    int error; /* 0, or errno of a step that failed, in one of the three processes */
+} spawn_request;
+
+/* Close all descriptors from `first`, as listed in /proc, on kernels without close_range. Return false if there is
+ * no list. */
+static bool close_listed(int first)
+{
+    char entries[LIST_BYTES] __attribute__((aligned(8)));
+    int list = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long length = -1;
+    while (list >= 0 && (length = syscall(SYS_getdents64, list, entries, sizeof(entries))) > 0) {
+        for (long at = 0; at < length;) {
+            const struct dirent *entry = (const struct dirent *)(entries + at);
+            int descriptor = 0;
+            for (const char *digit = entry->d_name; *digit >= '0' && *digit <= '9'; digit++) {
+                descriptor = descriptor * 10 + (*digit - '0');
+            }
+            if (descriptor >= first && descriptor != list) {
+                (void)close(descriptor);
+            }
+            at += entry->d_reclen;
+        }
+    }
+    if (list >= 0) {
+        (void)close(list);
+    }
+    return length == 0;
+}
+
+/* Leave the socket as descriptor 3, and 0 to 2 on /dev/null. Needs no free descriptor. */
+static bool arrange_descriptors(int descriptor)
+{
+    bool has_listener = descriptor == LISTENER ? fcntl(LISTENER, F_SETFD, 0) == 0 : dup2(descriptor, LISTENER) >= 0;
+    if (!has_listener) {
+        return false;
+    }
+    for (int standard = 0; standard < LISTENER; standard++) {
+        (void)close(standard);
+    }
+    if (syscall(SYS_close_range, LISTENER + 1, ~0U, 0) != 0 && !close_listed(LISTENER + 1)) {
+        return false;
+    }
+    return open("/dev/null", O_RDWR) == 0 && dup2(0, 1) == 1 && dup2(0, 2) == 2;
+}
+
+/* Signals are blocked until no handler of the host is left that could run here, in its memory. */
+static void arrange_signals(void)
+{
+    /* glibc's sigaction takes a lock for SIGABRT; all layouts of the kernel's structure have zeros for SIG_DFL. */
+    static const char default_action[64];
+    const struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigset_t none;
+    for (int number = 1; number <= SIGNALS; number++) {
+        (void)syscall(SYS_rt_sigaction, number, default_action, NULL, SIGNAL_MASK_BYTES);
+    }
+    (void)sigaction(SIGINT, &ignore, NULL);
+    (void)sigaction(SIGTERM, &ignore, NULL);
+    (void)sigaction(SIGHUP, &ignore, NULL);
+    sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static int run_exporter(void *argument)
+{
+    spawn_request *request = argument;
+    (void)setsid();
+    (void)nice(EXPORTER_NICENESS);
+    if (arrange_descriptors(request->descriptor)) {
+        arrange_signals();
+        (void)execve(request->arguments[0], request->arguments, request->environment);
+    }
+    request->error = errno;
+    _exit(FAILED_EXEC_STATUS);
+}
+
+static int run_child(void *argument)
+{
+    spawn_request *request = argument;
+    const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD; /* the signal is for its reaper */
+    if (clone(run_exporter, request->stacks + 2 * STACK_BYTES, flags, request) < 0) {
+        request->error = errno;
+    }
+    _exit(0);
+}
+
+/* Return false if the child was killed: the exporter may still run in our memory. */
+static bool start_and_reap(spawn_request *request)
+{
+    sigset_t all, before;
+    int status = 0;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+    pid_t child = clone(run_child, request->stacks + STACK_BYTES, CLONE_VM | CLONE_VFORK, request);
+    if (child < 0) {
+        request->error = errno;
+    }
+    else {
+        while (waitpid(child, &status, __WALL) < 0 && errno == EINTR) {
+        }
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (WIFSIGNALED(status)) {
+        request->error = ECANCELED;
+    }
+    return !WIFSIGNALED(status);
+}
+
+static void free_request(spawn_request *request)
+{
+    PyMem_RawFree(request->arguments);
+    PyMem_RawFree(request->environment);
+    Py_XDECREF(request->owners[0]);
+    Py_XDECREF(request->owners[1]);
+    PyMem_RawFree(request);
+}
+
+/* Return an owned array, ended by NULL, of the strings in a list of bytes, and set `*owner` to a tuple that keeps them;
+ * NULL: an exception is set. */
+static char **make_array(PyObject *list, PyObject **owner)
+{
+    *owner = PyList_AsTuple(list);
+    const Py_ssize_t count = *owner == NULL ? 0 : PyTuple_GET_SIZE(*owner);
+    char **array = *owner == NULL ? NULL : PyMem_RawCalloc((size_t)count + 1, sizeof(*array));
+    if (array == NULL && *owner != NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; array != NULL && i < count; i++) {
+        /* Without a place for the length, bytes with a zero in them are a ValueError. */
+        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(*owner, i), &array[i], NULL) != 0) {
+            PyMem_RawFree(array);
+            array = NULL;
+        }
+    }
+    return array;
+}
+
+static spawn_request *make_request(PyObject *args)
+{
+    PyObject *arguments, *environment;
+    int descriptor;
+    if (!PyArg_ParseTuple(args, "O!O!i:spawn_exporter", &PyList_Type, &arguments, &PyList_Type, &environment,
+                          &descriptor)) {
+        return NULL;
+    }
+    spawn_request *request = PyMem_RawCalloc(1, sizeof(*request));
+    if (request == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    request->descriptor = descriptor;
+    request->arguments = make_array(arguments, &request->owners[0]);
+    request->environment = request->arguments == NULL ? NULL : make_array(environment, &request->owners[1]);
+    if (request->environment == NULL) {
+        free_request(request);
+        return NULL;
+    }
+    return request;
+}
+
+/* The nearest reaper becomes the exporter's parent. Return true if that would be this process. */
+static bool is_reaper(void)
+{
+    int is_subreaper = 0;
+    (void)prctl(PR_GET_CHILD_SUBREAPER, &is_subreaper);
+    return getpid() == INIT_PID || is_subreaper != 0;
+}
+
+static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    if (is_reaper()) {
+        PyObject *reason =
+            Py_BuildValue("is", ECHILD, "this process adopts orphans, so the exporter would be its child");
+        PyErr_SetObject(PyExc_OSError, reason);
+        Py_XDECREF(reason);
+        return NULL;
+    }
+    spawn_request *request = make_request(args);
+    if (request == NULL) {
+        return NULL;
+    }
+    bool is_over = true;
+    Py_BEGIN_ALLOW_THREADS
+    request->stacks =
+        mmap(NULL, 2 * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (request->stacks == MAP_FAILED) {
+        request->error = errno;
+    }
+    else if ((is_over = start_and_reap(request))) {
+        (void)munmap(request->stacks, 2 * STACK_BYTES);
+    }
+    Py_END_ALLOW_THREADS
+    const int error = request->error;
+    if (is_over) { /* else leaked */
+        free_request(request);
+    }
+    if (error != 0) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef spawn_methods[] = {
+    {"spawn_exporter", spawn_exporter, METH_VARARGS,
+     "spawn_exporter($module, arguments, environment, descriptor, /)\n--\n\nStart a program that is not our child."},
+    {NULL},
+};

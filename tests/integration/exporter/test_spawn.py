@@ -1,0 +1,139 @@
+"""`spawn_exporter` starts a program that is not the host's child and has nothing of the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from target_process import TESTS, Target
+
+pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler._walker import spawn_exporter
+from splunk_profiler.system.threads import read_proc_file
+
+_OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # which it ignores itself
+_PROGRAM = os.fsencode(shutil.which("true") or "")
+
+
+def _mask(*signals: signal.Signals) -> int:
+    return sum(1 << (number - 1) for number in signals)
+
+
+def _spawn_under(condition: str) -> Any:
+    with Target("spawning.py", condition) as target:
+        assert target.json("running") == ["no child", 0]
+        assert target.json("ended") == ["no child", 0]
+        assert target.finish() == 0
+        return target.json("state")
+
+
+@pytest.mark.parametrize(
+    "condition", ["plain", "blocked signals", "descriptors", "no close_range", "standard descriptors"]
+)
+def test_spawned_program_has_nothing_of_its_host(condition: str) -> None:
+    state = _spawn_under(condition)
+    assert state["parent"] != state["host"]
+    assert state["session"] == state["pid"]
+    assert state["nice"] == os.nice(0) + 5
+    assert sorted(state["descriptors"]) == ["0", "1", "2", "3"]
+    assert {state["descriptors"][number] for number in "012"} == {"/dev/null"}
+    assert state["descriptors"]["3"].startswith("socket:")
+    assert (state["blocked"], state["caught"]) == (0, 0)
+    assert state["ignored"] == _mask(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_OF_PYTHON)
+    assert state["arguments"] == ["one", ""]
+    assert {**state["environment"], "LC_CTYPE": ""} == {"ONLY": "\udcff", "LC_CTYPE": ""}  # Python sets LC_CTYPE
+
+
+@pytest.mark.parametrize(
+    ("condition", "error"),
+    [
+        ("subreaper", "ECHILD"),
+        ("no clone", "EPERM"),
+        ("no exec", "EACCES"),
+        ("process limit", "EAGAIN"),
+        ("no second clone", "ECANCELED"),
+    ],
+)
+def test_spawn_that_the_system_refuses_is_an_error(condition: str, error: str) -> None:
+    assert _spawn_under(condition)["error"] == error
+
+
+def test_spawn_without_a_way_to_close_descriptors_is_an_error() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("chroot needs root")
+    assert _spawn_under("no list of descriptors")["error"] == "ENOENT"
+
+
+def test_spawned_program_killed_before_exec_leaves_the_host_going_on() -> None:
+    assert _spawn_under("killed").keys() == {"host"}
+
+
+def test_spawn_as_process_1_is_refused() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the kernel refuses a namespace of process ids")
+    with Target(*command, sys.executable, str(TESTS / "targets" / "spawning.py"), "plain") as target:
+        state = target.json("state")
+        assert state["error"] == "ECHILD"
+        assert "adopts orphans" in state["text"]
+        assert target.json("running") == ["no child", 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "descriptor", "error"),
+    [
+        ([b"/no/such/program"], 0, FileNotFoundError),
+        ([b"/"], 0, PermissionError),
+        ([_PROGRAM, b"x" * 1_000_000], 0, OSError),
+        ([_PROGRAM], -1, OSError),
+        ([], 0, OSError),
+        ([b"a\0b"], 0, ValueError),
+        (["text"], 0, TypeError),
+        ((_PROGRAM,), 0, TypeError),
+        ([_PROGRAM], "0", TypeError),
+    ],
+)
+def test_spawn_of_what_cannot_be_is_an_error(arguments: Any, descriptor: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        spawn_exporter(arguments, [], descriptor)
+
+
+@pytest.mark.parametrize("environment", [["text"], [b"a\0b"], ()])
+def test_spawn_with_a_wrong_environment_is_an_error(environment: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        spawn_exporter([_PROGRAM], environment, 0)
+
+
+def test_many_spawns_on_threads_leave_no_memory_and_no_child_behind() -> None:
+    def spawn() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            spawn_exporter([_PROGRAM], [b"A=1"], theirs.fileno())
+            with pytest.raises(FileNotFoundError):
+                spawn_exporter([b"/no/such/program"], [b"A=1"], theirs.fileno())
+            theirs.close()
+            assert ours.recv(1) == b""  # it has ended
+
+    def spawn_often() -> None:
+        for _ in range(25):
+            spawn()
+
+    spawn_often()
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = Path("/proc/self/maps").read_text("utf-8").count("\n"), read_proc_file(children)
+    threads = [threading.Thread(target=spawn_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = Path("/proc/self/maps").read_text("utf-8").count("\n")
+    assert after - before[0] < 25  # of threads' stacks and arenas; each spawn has a mapping
+    assert read_proc_file(children) == before[1]
