@@ -139,7 +139,7 @@ def socket_receive(descriptor: int, device: int, inode: int, target: bytearray, 
     """
 
 def socket_shutdown(descriptor: int, device: int, inode: int, /) -> bool:
-    """End writing to the socket; return False if it is no longer ours or the other side has ended."""
+    """End writing to the socket; return False if it is no longer ours."""
 
 def socket_close(descriptor: int, device: int, inode: int, /) -> bool:
     """Close the socket; return False if it is no longer ours."""

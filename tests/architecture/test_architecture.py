@@ -35,6 +35,7 @@ ROWS: dict[str, int] = {
     "host_profilers": 3,
     "export": 3,
     "lifecycle": 4,
+    "exporter_process": 4,
     "__init__": 5,
     "inspector": 5,
     "cli": 6,
@@ -93,6 +94,11 @@ NEVER: dict[str, set[str]] = {
         *("config", "export", "host_profilers"),
         *("lifecycle.sampling", "lifecycle.publishing", "lifecycle.profiler"),
     },
+    "exporter_process": {"opentelemetry", "grpc"},
+    "exporter_process.connection": {"config", "exporter_process.launch", "exporter_process.server"},
+    "exporter_process.server": {"config", "_walker", "threading"},  # one thread; the extension may be of no use there
+    "exporter_process.transport": {"config", "system"},
+    "exporter_process.__main__": {"config", "system", "pipeline", "export"},
     "inspector": {*ROWS} - {"inspector"},
     "cli": {"lifecycle"},
     "cli.run": {"opentelemetry", "grpc", "rich"},
@@ -112,12 +118,13 @@ class ProcessWide:
     owners: set[str]
 
 
-# A command has a process of its own. `activation` precedes `config`, and `cli.autostart` may lack the package.
+# A command has a process of its own. `activation` precedes `config`; `cli.autostart` may lack the package, and
+# `exporter_process.__main__` finds it by a variable.
 PROCESS_WIDE = [
     ProcessWide(
         "os",
         {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"},
-        {"config", "activation", "cli.autostart"},
+        {"config", "activation", "cli.autostart", "exporter_process.__main__"},
     ),
     ProcessWide("os", {"register_at_fork"}, {"activation"}),
     ProcessWide("atexit", {"register", "unregister"}, {"lifecycle.process"}),

@@ -1,0 +1,4 @@
+"""The exporter process: `launch` and `connection` run in the host, `__main__` and `server` in the process itself.
+
+Docs: docs/architecture.md.
+"""

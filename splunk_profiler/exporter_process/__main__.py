@@ -1,0 +1,77 @@
+"""The program of the exporter process: ``python -I -S …/__main__.py TITLE``, started by `launch`.
+
+Its descriptor 3 is the socket on which hosts connect. Runs without `site`, so that no ``sitecustomize`` instruments it,
+and imports what it needs from the host's path. Standard error is ``/dev/null``: what keeps it from serving is sent to
+the first host that connects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splunk_profiler.exporter_process.server import Session
+
+VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
+COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
+_LISTENER = 3
+
+
+def main() -> None:
+    """Serve hosts until the last one has ended."""
+    settings: dict[str, Any] = json.loads(os.environ.pop(VARIABLE))
+    with suppress(OSError):  # where /proc is not mounted
+        Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
+    sys.path[:] = settings["path"]
+    listener = socket.socket(fileno=_LISTENER)
+    listener.set_inheritable(False)
+    from splunk_profiler.exporter_process.server import Server  # noqa: PLC0415  # the path was not there before
+
+    sys.modules["splunk_profiler"].__path__[:] = settings["package"]  # an import hook may have spread it
+    Server(listener, _load_factory(settings)).run()
+
+
+def _load_factory(settings: dict[str, Any]) -> Callable[[int], Session]:
+    module, _, function = settings["factory"].partition(":")
+    try:
+        if sys.implementation.cache_tag != settings["cache_tag"]:
+            raise ImportError(f"{sys.executable} is {sys.implementation.cache_tag}, not {settings['cache_tag']}")
+        factory: Callable[[int], Session] = getattr(import_module(module), function)
+    except Exception as error:
+        reason = f"the exporter process cannot work: {type(error).__name__}: {error}"
+        return lambda _: _FailedSession(reason)
+    return factory
+
+
+class _FailedSession:
+    """A session that only gives its host the reason why there is no other."""
+
+    is_done = True
+
+    def __init__(self, reason: str) -> None:
+        self._messages = [reason.encode("utf-8", "replace")]
+
+    def feed(self, _: bytes) -> None:
+        raise RuntimeError("no session")
+
+    def tick(self) -> None:
+        """Do nothing."""
+
+    def messages(self) -> list[bytes]:
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""The host's side of the connection to the exporter process: a local stream socket that never blocks the host.
+
+Runs on one thread of the profiler at a time. Needs the native walker, whose calls check the descriptor.
+
+The socket has an abstract name: a secret that forked children inherit, and the user. All processes of a tree with the
+same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one succeed.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from splunk_profiler._walker import socket_close, socket_receive, socket_send, socket_shutdown
+from splunk_profiler.exporter_process.transport import LENGTH, MAX_MESSAGE_BYTES, SENT, read_peer
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import real, real_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BUFFERED_BYTES = 4 * 1024 * 1024
+_MAX_MESSAGES = 256
+_BACKLOG = 128
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_LOG_INTERVAL_S = 60.0
+
+
+class _OwnedSocket:
+    """A socket that is known by its number, device and inode, and is left alone once the number is another file's."""
+
+    def __init__(self, made: _socket.socket) -> None:
+        found = os.fstat(made.fileno())
+        self.descriptor = made.detach()  # so that freeing the object closes nobody's descriptor
+        self._identity = self.descriptor, found.st_dev, found.st_ino
+
+    def send(self, data: memoryview) -> int:
+        return socket_send(*self._identity, data)
+
+    def receive(self, target: bytearray) -> int:
+        return socket_receive(*self._identity, target)
+
+    def shutdown(self) -> None:
+        socket_shutdown(*self._identity)
+
+    def close(self) -> None:
+        socket_close(*self._identity)
+
+    def wait(self, deadline_s: float, *, is_writing: bool) -> None:
+        """Wait until it can be written or read, an error is there, or the deadline passes."""
+        poll = real("select", "poll")()
+        poll.register(self.descriptor, select.POLLOUT if is_writing else select.POLLIN)
+        poll.poll(max(deadline_s - time.monotonic(), 0) * 1000)
+
+
+class ExporterConnection:
+    """A connection to the exporter of this tree of processes, which is started if there is none.
+
+    Attributes:
+        restarts: exporters that this process started after it had been connected to one.
+        failure: why the last attempt to connect or to start failed; empty after one that worked.
+    """
+
+    def __init__(self, launch: Callable[[int], None], token: str | None = None) -> None:
+        """`launch(descriptor)` starts an exporter that accepts connections there; it raises `OSError` if it cannot.
+
+        `token` is the secret of another tree, whose exporter is used.
+        """
+        self._launch = launch
+        self._token = token or secrets.token_hex(16)
+        self._pid = os.getpid()
+        self._lock = real_lock()
+        self._generation = 1
+        self._socket: _OwnedSocket | None = None
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self._messages: list[bytes] = []
+        self._has_been_connected = self._is_closed = False
+        # Times of `time.monotonic`: a session that fails at once must not be tried again with each snapshot.
+        self._next_connection_s = self._next_launch_s = self._next_log_s = 0.0
+        self._pause_s = 0.0
+        self.restarts = 0
+        self.failure = ""
+
+    @property
+    def name(self) -> bytes:
+        """Abstract name of the socket; another one after `setuid`, because users do not share an exporter."""
+        return f"\0splunk-profiler-{self._token}-{os.geteuid()}".encode()
+
+    @property
+    def generation(self) -> int:
+        """Number of the connection that the next `send` writes to. It rises when a connection is lost.
+
+        A writer for which it has risen defines its tables anew.
+        """
+        self.reset_after_fork()
+        return self._generation
+
+    def start(self) -> bool:
+        """Connect, and start an exporter if there is none; return False, with `failure`, if that is not possible now.
+
+        `send` does this as well.
+        """
+        self.reset_after_fork()
+        with self._lock:
+            return self._open()
+
+    def send(self, data: bytes) -> bool:
+        """Send `data` whole, without waiting; return False if it is dropped.
+
+        That is so while there is no connection or the buffer is full, and if the connection is lost by this call.
+        """
+        self.reset_after_fork()
+        with self._lock:
+            if not self._open() or not self._flush() or len(self._unsent) + len(data) > MAX_BUFFERED_BYTES:
+                return False
+            self._unsent += data
+            return self._flush()
+
+    def receive(self) -> list[bytes]:
+        """Return the messages that have come from the exporter, without waiting."""
+        self.reset_after_fork()
+        with self._lock:
+            self._flush()
+            self._read()
+            messages, self._messages = self._messages, []
+            return messages
+
+    def close(self, timeout_s: float) -> bool:
+        """End the connection for good; return True if the exporter confirms in time that it has sent everything on."""
+        deadline_s = time.monotonic() + timeout_s
+        self.reset_after_fork()
+        if not self._lock.acquire(timeout=max(timeout_s, 0)):
+            return False
+        try:
+            self._is_closed = True
+            return self._finish(deadline_s) if self._socket is not None else not self._has_been_connected
+        finally:
+            self._lose()
+            self._lock.release()
+
+    def reset_after_fork(self) -> None:
+        """Connect a forked child anew; elsewhere do nothing. Every other method does this first."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._lock = real_lock()  # a lost thread may hold the parent's
+        self._generation += 1
+        self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
+        self.restarts = 0
+        self._messages = []
+        inherited, self._socket = self._socket, None
+        self._unsent, self._received = bytearray(), bytearray()
+        if inherited is not None:
+            if not self._is_closed:
+                with suppress(OSError):
+                    self._connect()  # first: the exporter ends with its last connection
+            inherited.close()
+
+    def _open(self) -> bool:
+        if self._socket is not None or self._is_closed or time.monotonic() < self._next_connection_s:
+            return self._socket is not None
+        try:
+            try:
+                self._connect()
+            except ConnectionRefusedError:
+                self._start_exporter()
+        except OSError as error:
+            self._note_failure(str(error))
+        return self._socket is not None
+
+    def _connect(self) -> None:
+        with _new_socket() as made:
+            made.connect(self.name)
+            _, uid = read_peer(made)
+            if uid != os.geteuid():
+                self._token = secrets.token_hex(16)
+                raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
+            self._socket = _OwnedSocket(made)
+        self._has_been_connected, self.failure = True, ""
+        self._next_connection_s = time.monotonic() + _FIRST_PAUSE_S
+
+    def _start_exporter(self) -> None:
+        now = time.monotonic()
+        if now < self._next_launch_s:
+            self.failure = self.failure or "it ended and is not started again yet"
+            return
+        with _new_socket() as made:
+            try:
+                made.bind(self.name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                self.failure = "another process is about to start it"
+                return
+            made.listen(_BACKLOG)
+            listener = _OwnedSocket(made)
+        # An exporter that lived for long was no failure of its start.
+        is_recent = now < self._next_launch_s + _MAX_PAUSE_S
+        self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S) if self._pause_s and is_recent else _FIRST_PAUSE_S
+        self._next_launch_s = now + self._pause_s
+        try:
+            self._launch(listener.descriptor)
+            if self._has_been_connected:
+                self.restarts += 1
+                self._log(f"the exporter process ended and was started again ({self.restarts} times so far)")
+            self._connect()
+        finally:
+            listener.close()
+
+    def _flush(self) -> bool:
+        """Write what the socket takes; return False if the connection is lost."""
+        try:
+            while self._unsent and self._socket is not None:
+                with memoryview(self._unsent) as data:
+                    sent = self._socket.send(data)
+                if not sent:
+                    break
+                del self._unsent[:sent]
+        except OSError:
+            self._read()  # the exporter may have said why it ended
+            self._lose()
+        return self._socket is not None
+
+    def _read(self) -> None:
+        if self._socket is None:
+            return
+        target = bytearray(MAX_MESSAGE_BYTES)
+        try:
+            count = self._socket.receive(target)
+        except OSError:
+            self._lose()
+            return
+        self._received += target[:count]
+        while len(self._received) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._received)
+            if length > MAX_MESSAGE_BYTES:
+                self._lose()
+                return
+            end = LENGTH.size + length
+            if len(self._received) < end:
+                return
+            self._messages.append(bytes(self._received[LENGTH.size : end]))
+            del self._received[:end], self._messages[:-_MAX_MESSAGES]
+
+    def _finish(self, deadline_s: float) -> bool:
+        is_writing = True
+        while self._socket is not None and time.monotonic() < deadline_s:
+            if is_writing and self._flush() and not self._unsent:
+                self._socket.shutdown()
+                is_writing = False
+            if self._socket is not None:
+                self._socket.wait(deadline_s, is_writing=is_writing)
+            self._read()
+            if SENT in self._messages:
+                self._messages.remove(SENT)
+                return True
+        return False
+
+    def _lose(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._generation += 1
+        self._unsent, self._received = bytearray(), bytearray()
+
+    def _note_failure(self, reason: str) -> None:
+        self.failure = reason
+        self._log(f"the exporter process cannot be reached or started: {reason}")
+
+    def _log(self, text: str) -> None:
+        if time.monotonic() >= self._next_log_s:
+            self._next_log_s = time.monotonic() + _LOG_INTERVAL_S
+            logger.warning("%s", text)
+
+
+@contextmanager
+def _new_socket() -> Iterator[_socket.socket]:
+    """Make a stream socket that never blocks, also under gevent, and close it unless it was detached."""
+    made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,207 @@
+"""Starts the exporter process: which interpreter it has, its arguments and its environment.
+
+Runs in the host, on the profiler's thread. Loads the native walker with the first start only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from splunk_profiler.config import environment
+from splunk_profiler.exporter_process.__main__ import VARIABLE
+from splunk_profiler.system.printable import printable
+from splunk_profiler.system.threads import read_proc_file
+
+DEFAULT_FACTORY = "splunk_profiler.exporter_process.session:make_session"
+_MAX_NAME = 64
+
+# What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
+# interpreter (PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
+INHERITED_VARIABLES: Mapping[str, str] = {
+    "SPLUNK_PROFILER_*": "our settings",
+    "SPLUNK_SNAPSHOT_*": "our settings",
+    "OTEL_*": "endpoint, headers, certificates and limits of the export; attributes of the resource",
+    "DD_TAGS": "tags of profiles for a Datadog agent",
+    "GRPC_*": "gRPC's own settings: DNS, roots, logging",
+    "http_proxy": "the way to the endpoint, for gRPC and HTTP",
+    "https_proxy": "the same",
+    "grpc_proxy": "the same",
+    "all_proxy": "the same",
+    "no_proxy": "the same",
+    "no_grpc_proxy": "the same",
+    "SSL_CERT_FILE": "trusted certificates, for OpenSSL",
+    "SSL_CERT_DIR": "the same",
+    "REQUESTS_CA_BUNDLE": "the same, for requests, which OpenTelemetry's HTTP exporters and credential providers use",
+    "LANG": "the encoding of file names and settings",
+    "LC_*": "the same",
+    "TZ": "times in logs and in names of files",
+    "TMPDIR": "temporary files of libraries, where /tmp cannot be written",
+    "HOME": "paths with ~ in settings; files of credential providers",
+    "PATH": "programs of credential providers",
+    "LD_LIBRARY_PATH": "libpython and libraries of wheels, where the loader finds them by it only",
+}
+_UPPERCASE_TOO = "_proxy"
+
+
+class LaunchError(OSError):
+    """This process can have no exporter process; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The program of the exporter process.
+
+    Attributes:
+        path: absolute path.
+        origin: where it was found ("sys.executable").
+        rejected: for each other place looked at before, why its program was not taken.
+    """
+
+    path: str
+    origin: str
+    rejected: tuple[str, ...]
+
+
+def find_interpreter() -> Interpreter:
+    """Find a program that is Python of this version; `sys.executable` is uWSGI's or Apache's in some hosts.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    rejected: list[str] = []
+    if getattr(sys, "frozen", False):
+        raise LaunchError("the application is frozen: its program runs no other code")
+    for origin, path in _candidates():
+        reason = _why_unusable(path)
+        if not reason:
+            return Interpreter(path, origin, tuple(rejected))
+        rejected.append(f"{origin} {path!r} {reason}")
+    raise LaunchError(f"no Python {_version()} was found: {'; '.join(rejected)}")
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    name = f"python{_version()}"
+    yield "sys.executable", sys.executable or ""
+    yield "sys._base_executable", getattr(sys, "_base_executable", "") or ""
+    for attribute in ("exec_prefix", "base_exec_prefix"):
+        yield f"sys.{attribute}", os.path.join(getattr(sys, attribute), "bin", name)  # noqa: PTH118  # text
+    for line in read_proc_file(Path(sys.prefix, "pyvenv.cfg")).splitlines():
+        key, _, home = line.partition("=")
+        if key.strip().lower() == "home":
+            yield "pyvenv.cfg", os.path.join(home.strip(), name)  # noqa: PTH118
+
+
+def _version() -> str:
+    """Return what the names of this Python's programs end in. Another micro version runs the same modules."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+
+
+def _why_unusable(path: str) -> str:
+    """Return why `path` is not surely this Python; empty if it is. Nothing is run to find out: a fork could hurt."""
+    if not Path(path).is_absolute():
+        return "is not an absolute path"
+    if not os.access(path, os.X_OK):
+        return "cannot be executed"
+    names = {Path(path).name, Path(os.path.realpath(path)).name}
+    if f"python{_version()}" in names:
+        return ""
+    if not any(re.fullmatch(r"python(3|3\.\d+)?", name) for name in names):
+        return "is another program"
+    with suppress(OSError):
+        if Path(path).samefile("/proc/self/exe"):
+            return ""
+    return "may be another version"
+
+
+def why_impossible() -> str:
+    """Return why an exporter would become the child of the application; empty if it would not.
+
+    An orphan's parent is process 1, which in most containers is the application or its master.
+    """
+    if sys.platform != "linux":
+        return "there are abstract sockets on Linux only"
+    if os.getpid() == 1:
+        return "this process is process 1 and would become the exporter's parent"
+    is_of_application = read_proc_file("/proc/1/cmdline") == read_proc_file("/proc/self/cmdline") != ""
+    with suppress(OSError):  # another user's: the command line is all there is
+        is_of_application = is_of_application or Path("/proc/1/exe").samefile("/proc/self/exe")
+    if is_of_application:
+        return "process 1 runs the same program as this one and would become the exporter's parent"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A call that starts an exporter with a listening socket, for `ExporterConnection`.
+
+    Attributes:
+        factory: ``module:function`` that makes a `Session` for the process id of a host.
+    """
+
+    factory: str = DEFAULT_FACTORY
+
+    def __call__(self, descriptor: int) -> None:
+        """Start the exporter.
+
+        Raises:
+            OSError: that was not possible; a `LaunchError` if it never will be.
+        """
+        reason = why_impossible()
+        if reason:
+            raise LaunchError(reason)
+        from splunk_profiler._walker import spawn_exporter  # noqa: PLC0415  # missing on some systems
+
+        arguments = [os.fsencode(argument) for argument in self.arguments()]
+        variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(environment()).items()]
+        spawn_exporter(arguments, variables, descriptor)
+
+    def arguments(self) -> list[str]:
+        """Return the command line; its last word says in `ps` what the process is and for whom."""
+        program = Path(__file__).with_name("__main__.py")
+        if not program.is_file():
+            raise LaunchError(f"{program} is no file that Python can run")
+        # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs.
+        flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+        title = f"splunk-profiler exporter for PID {os.getpid()} ({_application_name()})"
+        return [find_interpreter().path, *flags, str(program), title]
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the exporter's environment, from the host's."""
+        settings = {
+            "path": [*_absolute_path()],
+            "package": [*sys.modules["splunk_profiler"].__path__],
+            "factory": self.factory,
+            "cache_tag": sys.implementation.cache_tag,
+        }
+        inherited = {name: value for name, value in env.items() if _is_inherited(name)}
+        return {**inherited, VARIABLE: json.dumps(settings)}
+
+
+def _is_inherited(name: str) -> bool:
+    known = name.lower() if name.lower().endswith(_UPPERCASE_TOO) else name
+    return known in INHERITED_VARIABLES or any(
+        pattern.endswith("*") and known.startswith(pattern[:-1]) for pattern in INHERITED_VARIABLES
+    )
+
+
+def _absolute_path() -> Iterator[str]:
+    """Yield the entries of `sys.path`, and the directory of our package, which an import hook may have found."""
+    package = str(Path(__file__).parents[2])
+    for entry in [*sys.path, *([] if package in sys.path else [package])]:
+        with suppress(OSError):  # there is no working directory
+            if isinstance(entry, str):
+                yield os.path.abspath(entry)  # noqa: PTH100  # an entry may be a link
+
+
+def _application_name() -> str:
+    first = (getattr(sys, "argv", None) or [""])[0]
+    path = Path(first)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return printable(name or "python")[:_MAX_NAME]

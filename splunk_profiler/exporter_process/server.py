@@ -1,0 +1,182 @@
+"""The exporter's side of the connections: one thread that reads from all hosts and gives each its `Session`.
+
+Runs on the main thread of the exporter process. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import Protocol
+
+from splunk_profiler.exporter_process.transport import LENGTH, MAX_MESSAGE_BYTES, SENT, read_peer
+from splunk_profiler.system.guard import Guard
+
+MAX_CONNECTIONS = 256
+_READ_BYTES = 256 * 1024
+_MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
+_TICK_S = 0.5
+_POLL_S = 0.02  # while a session is ending
+_END_S = 2.0
+_FIRST_CONNECTION_S = 10.0
+
+
+class Session(Protocol):
+    """The pipeline of one host. Its methods should return soon: the other hosts wait meanwhile."""
+
+    @property
+    def is_done(self) -> bool:
+        """True after `close` once everything is sent or given up."""
+
+    def feed(self, data: bytes) -> None:
+        """Process the next bytes of the stream, which is cut anywhere. An exception ends the connection."""
+
+    def tick(self) -> None:
+        """Do what is due; called at least once a second until `is_done`."""
+
+    def messages(self) -> list[bytes]:
+        """Return the new messages to the host."""
+
+    def close(self) -> None:
+        """Begin to send everything, because the host ended or was killed; 2 seconds later the session is dropped."""
+
+
+class _Connection:
+    def __init__(self, accepted: socket.socket, session: Session) -> None:
+        self.socket = accepted
+        self._session = session
+        self._guard = Guard("a session of the exporter")
+        self._unsent = bytearray()
+        self._deadline_s = inf  # of a session that is ending
+
+    @property
+    def is_ending(self) -> bool:
+        return self._deadline_s < inf
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_ending and (self._session.is_done or time.monotonic() >= self._deadline_s)
+
+    def read(self) -> None:
+        """Feed the session with what has come; begin its end at the end of the stream."""
+        data = b""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # the host was killed
+            pass
+        if not data or not self.call(lambda: self._session.feed(data)):
+            self.end()
+
+    def tick(self) -> None:
+        if not self._session.is_done and not self.call(self._session.tick):
+            self.end()
+        self.write()
+
+    def end(self) -> None:
+        if not self.is_ending:
+            self._deadline_s = time.monotonic() + _END_S
+            self.call(self._session.close)
+
+    def finish(self) -> None:
+        """Confirm that everything was sent, if so, and close the connection."""
+        self.write(last=[SENT] if self._session.is_done and not self._guard.failures else [])
+        self.socket.close()
+
+    def write(self, last: list[bytes] | None = None) -> None:
+        """Write the session's messages; drop those that neither the socket nor the buffer takes."""
+        messages: list[bytes] = []
+        self.call(lambda: messages.extend(self._session.messages()))
+        for message in messages + (last or []):
+            if len(message) <= MAX_MESSAGE_BYTES and len(self._unsent) + len(message) <= _MAX_UNREAD_BYTES:
+                self._unsent += LENGTH.pack(len(message)) + message
+        with suppress(OSError):
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+
+    def call(self, function: Callable[[], None]) -> bool:
+        """Return False if it raised."""
+        before = self._guard.failures.total()
+        with self._guard.catching():
+            function()
+        return self._guard.failures.total() == before
+
+
+class Server:
+    """Serves hosts until the last one has ended, or if none comes."""
+
+    def __init__(self, listener: socket.socket, make_session: Callable[[int], Session]) -> None:
+        """`make_session(pid)` makes the session of the process that connects."""
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._make_session = make_session
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._guard = Guard("the exporter's server")
+        self._connections: list[_Connection] = []
+        self._had_connection = False
+
+    def run(self) -> None:
+        """Serve until the last connection is gone, or for 10 seconds without one."""
+        next_tick_s = time.monotonic()
+        last_start_s = next_tick_s + _FIRST_CONNECTION_S
+        try:
+            while self._connections or (not self._had_connection and time.monotonic() < last_start_s):
+                is_ending = any(connection.is_ending for connection in self._connections)
+                for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._serve(key.data)
+                if is_ending or time.monotonic() >= next_tick_s:
+                    next_tick_s = time.monotonic() + _TICK_S
+                    self._tick()
+        finally:
+            self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            for _ in range(MAX_CONNECTIONS):
+                self._add(self._listener.accept()[0])
+        except BlockingIOError:
+            pass
+        except OSError:  # no descriptor is free: the next tick listens again
+            self._selector.unregister(self._listener)
+
+    def _add(self, accepted: socket.socket) -> None:
+        with self._guard.catching():
+            pid, uid = read_peer(accepted)
+            if uid == os.geteuid() and len(self._connections) < MAX_CONNECTIONS:
+                self._had_connection = True
+                accepted.setblocking(False)
+                connection = _Connection(accepted, self._make_session(pid))
+                self._selector.register(accepted, selectors.EVENT_READ, connection)
+                self._connections.append(connection)
+                return
+        accepted.close()
+
+    def _serve(self, connection: _Connection) -> None:
+        connection.read()
+        connection.write()
+        if connection.is_ending:  # its socket stays readable
+            self._selector.unregister(connection.socket)
+
+    def _tick(self) -> None:
+        if self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for connection in [*self._connections]:
+            was_ending = connection.is_ending
+            connection.tick()
+            if connection.is_ending and not was_ending:
+                self._selector.unregister(connection.socket)
+            if connection.is_over:
+                if len(self._connections) == 1:
+                    self._accept()  # one may have come since: it is not the last then
+                connection.finish()
+                self._connections.remove(connection)

@@ -1,0 +1,327 @@
+"""A connection to a real exporter process: what it carries, and what happens when either side ends or stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from target_process import TESTS
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import (
+    FACTORY,
+    ask,
+    connected,
+    exporter_pid,
+    find_exporters,
+    listens,
+    receive,
+    send,
+    wait_for_end,
+)
+
+from splunk_profiler.exporter_process.connection import MAX_BUFFERED_BYTES, ExporterConnection
+from splunk_profiler.exporter_process.launch import Launcher
+from splunk_profiler.exporter_process.server import MAX_CONNECTIONS
+from splunk_profiler.system.threads import read_proc_file
+
+_CHUNK = b"drop " + b"x" * 65530 + b"\n"
+
+
+@pytest.fixture(autouse=True)
+def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+
+
+@pytest.fixture
+def connection() -> Iterator[ExporterConnection]:
+    with connected() as made:
+        yield made
+
+
+def test_connection_carries_data_and_answers_in_order(connection: ExporterConnection) -> None:
+    assert connection.send(b"one\ntw")
+    assert connection.send(b"o\n")
+    assert receive(connection, 2) == [b"one", b"two"]
+    assert connection.generation == 1
+    assert connection.close(30)
+    assert not connection.send(b"three\n")
+    assert not connection.start()
+
+
+def test_close_without_a_connection_has_nothing_to_send() -> None:
+    connection = ExporterConnection(Launcher(FACTORY))
+    assert connection.receive() == []
+    assert connection.close(0)
+    assert not find_exporters(os.getpid())
+
+
+def test_close_sends_what_is_buffered(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    os.kill(pid, signal.SIGSTOP)
+    while connection.send(_CHUNK):
+        pass
+    os.kill(pid, signal.SIGCONT)
+    assert connection.close(30)
+
+
+def test_second_process_with_the_token_shares_the_exporter(connection: ExporterConnection) -> None:
+    token = connection.name.split(b"-")[2].decode()
+    other = ExporterConnection(Launcher(FACTORY), token)
+    assert exporter_pid(other) == exporter_pid(connection)
+    assert other.close(30)
+    assert ask(connection, b"still here") == b"still here"
+
+
+def test_exporter_says_in_ps_what_it_is_and_for_whom(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    assert find_exporters(os.getpid()) == [pid]
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "comm=,args=", "-p", str(pid)], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("splunk-exporter ")
+    assert f"splunk-profiler exporter for PID {os.getpid()} (" in shown.stdout
+
+
+def test_exporter_gets_the_variables_it_needs_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "a=ü")
+    monkeypatch.setenv("DATABASE_PASSWORD", "secret")
+    with connected() as connection:
+        assert ask(connection, b"env OTEL_EXPORTER_OTLP_HEADERS").decode() == "a=ü"
+        names = {
+            line.partition("=")[0] for line in read_proc_file(f"/proc/{exporter_pid(connection)}/environ").split("\0")
+        }
+    assert "DATABASE_PASSWORD" not in names
+    assert not {name for name in names if name.startswith("PYTHON")}
+
+
+def test_exporter_is_not_instrumented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit(1)", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with connected() as connection:
+        assert ask(connection, b"runs") == b"runs"
+
+
+def test_stopped_exporter_leaves_the_host_with_a_bounded_buffer(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    os.kill(pid, signal.SIGSTOP)
+    taken, slowest_s = 0, 0.0
+    for _ in range(2 * MAX_BUFFERED_BYTES // len(_CHUNK)):
+        before_s = time.thread_time()
+        taken += connection.send(_CHUNK)
+        slowest_s = max(slowest_s, time.thread_time() - before_s)
+    assert not connection.send(_CHUNK)
+    assert MAX_BUFFERED_BYTES - len(_CHUNK) < taken * len(_CHUNK) < MAX_BUFFERED_BYTES + 1_000_000
+    assert slowest_s < 0.1
+    assert connection.generation == 1
+    os.kill(pid, signal.SIGCONT)
+    sent = len(b"pid\n") + taken * len(_CHUNK) + len(b"count\n")
+    assert int(ask(connection, b"count")) == sent
+    assert connection.close(30)
+
+
+def test_killed_exporter_is_started_again_and_counted(
+    connection: ExporterConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    pid = exporter_pid(connection)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    assert not connection.send(b"lost\n")
+    assert connection.generation == 2
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        for restarts in (1, 2):
+            second = exporter_pid(connection)
+            assert connection.restarts == restarts
+            os.kill(second, signal.SIGKILL)
+            wait_for_end(second)
+    assert second != pid
+    assert len(caplog.records) == 1  # a minute
+    assert "started again (1 times so far)" in caplog.text
+
+
+def test_restarts_come_after_growing_pauses(connection: ExporterConnection) -> None:
+    times_s = []
+    for _ in range(4):
+        times_s.append(time.monotonic())
+        pid = exporter_pid(connection)
+        os.kill(pid, signal.SIGKILL)
+        wait_for_end(pid)
+    pauses_s = [later - earlier for earlier, later in pairwise(times_s)]
+    assert pauses_s[1] >= 0.9
+    assert pauses_s[2] >= 1.9
+
+
+def test_socket_that_the_application_closed_is_replaced(connection: ExporterConnection, tmp_path: Path) -> None:
+    pid = exporter_pid(connection)
+    (ours,) = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _leads_to(entry, connection)]
+    with socket.socket(socket.AF_UNIX) as other, (tmp_path / "file").open("w+b", buffering=0) as file:
+        other.connect(connection.name)  # the exporter would end with its last connection
+        os.dup2(file.fileno(), ours)
+        try:
+            assert not connection.send(b"lost\n")
+            assert connection.generation == 2
+            assert connection.receive() == []
+            assert exporter_pid(connection) == pid
+            assert connection.restarts == 0
+            assert connection.close(30)
+            os.fstat(ours)  # it was not closed
+            assert (tmp_path / "file").read_bytes() == b""
+        finally:
+            os.close(ours)
+
+
+def _leads_to(entry: Path, connection: ExporterConnection) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+            return bool(copy.getpeername() == connection.name)
+    except OSError:
+        return False
+
+
+def test_close_ends_in_time_when_the_exporter_is_slow(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    assert ask(connection, b"slow\nanswer") == b"answer"
+    assert not connection.close(0.2)
+    wait_for_end(pid, 10)
+
+
+def test_close_ends_in_time_when_the_exporter_is_stopped(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    os.kill(pid, signal.SIGSTOP)
+    started_s = time.monotonic()
+    assert not connection.close(0.2)
+    assert time.monotonic() - started_s < 5
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_session_that_fails_loses_its_connection_and_says_why(connection: ExporterConnection) -> None:
+    assert ask(connection, b"first") == b"first"
+    assert connection.send(b"second\nraise\n")
+    assert receive(connection) == [b"second"]
+    while connection.generation == 1:
+        connection.receive()
+    assert ask(connection, b"third") == b"third"
+
+
+def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
+    connection = ExporterConnection(Launcher("no_such_module:make"))
+    assert connection.send(b"data\n")
+    assert b"No module named 'no_such_module'" in receive(connection)[0]
+    connection.close(0)
+    for pid in find_exporters(os.getpid()):
+        wait_for_end(pid)
+
+
+def test_strangers_cannot_disturb_other_connections(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    for garbage in (b"raise\n", b"\0" * 1_000_000, b""):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(connection.name)
+            stranger.sendall(garbage)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(connection.name)
+        assert exporter_pid(connection) == pid
+    assert connection.generation == 1
+
+
+def test_connections_beyond_the_limit_are_refused(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    others = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CONNECTIONS)]
+    try:
+        for other in others:
+            other.connect(connection.name)
+            other.settimeout(30)
+        others[-2].sendall(b"pid\n")
+        assert others[-2].recv(100)
+        assert others[-1].recv(100) == b""
+        assert exporter_pid(connection) == pid
+    finally:
+        for other in others:
+            other.close()
+
+
+def test_another_user_is_refused(connection: ExporterConnection) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    program = (
+        "import os, socket, sys\n"
+        "os.setuid(65534)\n"
+        "stranger = socket.socket(socket.AF_UNIX)\n"
+        "stranger.connect(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
+        "print(stranger.recv(100))\n"
+    )
+    pid = exporter_pid(connection)
+    name = connection.name.decode().replace("\0", "@")
+    done = subprocess.run(
+        [sys.executable, "-c", program, name], capture_output=True, text=True, timeout=60, check=True, cwd="/"
+    )
+    assert done.stdout == "b''\n"
+    assert exporter_pid(connection) == pid
+
+
+def test_name_taken_by_another_user_is_given_up(connection: ExporterConnection) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    program = (
+        "import os, socket, sys\n"
+        "os.setuid(65534)\n"
+        "taken = socket.socket(socket.AF_UNIX)\n"
+        "taken.bind(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
+        "taken.listen()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    name = connection.name
+    command = [sys.executable, "-c", program, name.decode().replace("\0", "@")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as taker:
+        assert taker.stdout is not None
+        assert taker.stdout.readline() == b"ready\n"
+        assert not connection.send(b"data\n")
+        assert "taken by user 65534" in connection.failure
+        assert connection.name != name
+        assert exporter_pid(connection) in find_exporters(os.getpid())
+        assert taker.stdin is not None
+        taker.stdin.close()
+
+
+def test_exporter_without_any_connection_ends() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        connection = ExporterConnection(Launcher(FACTORY))
+        listener.bind(connection.name)
+        listener.listen()
+        Launcher(FACTORY)(listener.fileno())
+    (pid,) = find_exporters(os.getpid())
+    wait_for_end(pid)
+    assert not listens(connection)
+
+
+def test_launch_that_fails_is_said_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = []
+
+    def fail(descriptor: int) -> None:
+        attempts.append(descriptor)
+        raise PermissionError("no more processes")
+
+    connection = ExporterConnection(fail)
+    assert not connection.start()
+    assert connection.failure == "no more processes"
+    assert not connection.send(b"data\n")
+    assert len(attempts) == 1
+    assert len(caplog.records) == 1
+    assert connection.close(0)
+
+
+def test_data_that_is_larger_than_the_buffer_is_dropped(connection: ExporterConnection) -> None:
+    assert not connection.send(b"x" * (MAX_BUFFERED_BYTES + 1))
+    send(connection, b"small\n")
+    assert receive(connection) == [b"small"]

@@ -1,0 +1,89 @@
+"""Exporter processes as seen from outside: found by their command line and by the names of their sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from splunk_profiler.exporter_process.connection import ExporterConnection
+from splunk_profiler.exporter_process.launch import Launcher
+
+FACTORY = "echo_session:EchoSession"  # in `targets`, which has to be on the path
+_TITLE = b"splunk-profiler exporter for PID "
+_TIMEOUT_S = 30.0
+
+
+def find_exporters(host: int) -> list[int]:
+    """Return the process ids of the exporters that this process has started, zombies excepted."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and b"\0%s%d " % (_TITLE, host) in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def listens(connection: ExporterConnection) -> bool:
+    """Return True if there is a socket of the connection's secret name, listening or connected."""
+    return connection.name[1:] in Path("/proc/net/unix").read_bytes()
+
+
+def wait_for_end(pid: int, timeout_s: float = _TIMEOUT_S) -> None:
+    """Wait until a process, which need not be a child, has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(timeout_s * 1000), f"process {pid} still runs after {timeout_s} s"
+    finally:
+        os.close(descriptor)
+
+
+def send(connection: ExporterConnection, data: bytes) -> None:
+    """Send until it is taken: an exporter that has ended is started again after a pause."""
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while not connection.send(data):
+        assert time.monotonic() < deadline_s, connection.failure
+        os.sched_yield()
+
+
+def receive(connection: ExporterConnection, count: int = 1) -> list[bytes]:
+    """Wait for so many messages."""
+    messages: list[bytes] = []
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while len(messages) < count:
+        assert time.monotonic() < deadline_s, f"only {messages}; {connection.failure}"
+        messages += connection.receive()
+        os.sched_yield()
+    return messages
+
+
+def ask(connection: ExporterConnection, question: bytes) -> bytes:
+    """Send a line to the session, and return its answer."""
+    send(connection, question + b"\n")
+    return receive(connection)[0]
+
+
+def exporter_pid(connection: ExporterConnection) -> int:
+    """Return the process id of the connected exporter."""
+    return int(ask(connection, b"pid").split()[0])
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[ExporterConnection]:
+    """Make a connection to an exporter of `EchoSession`; no exporter may be left behind in the end."""
+    connection = ExporterConnection(Launcher(FACTORY))
+    try:
+        yield connection
+    finally:
+        connection.close(0)
+        for pid in find_exporters(os.getpid()):
+            wait_for_end(pid)
+        assert not listens(connection)

@@ -1,0 +1,147 @@
+"""Which interpreter the exporter has, and what of the host it gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from splunk_profiler.exporter_process.__main__ import VARIABLE
+from splunk_profiler.exporter_process.launch import Launcher, LaunchError, find_interpreter
+
+NAME = f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+
+
+def _make_program(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n", "utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave no interpreter to be found; return an empty folder."""
+    uwsgi = str(_make_program(tmp_path / "server", "uwsgi"))
+    monkeypatch.setattr(sys, "executable", uwsgi)
+    monkeypatch.setattr(sys, "_base_executable", "", raising=False)
+    for name in ("prefix", "exec_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path / "missing"))
+    return tmp_path
+
+
+def test_interpreter_is_the_running_one() -> None:
+    found = find_interpreter()
+    assert (found.path, found.origin, found.rejected) == (sys.executable, "sys.executable", ())
+
+
+def test_interpreter_that_is_missing_everywhere_is_an_error_with_reasons(nowhere: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        find_interpreter()
+    text = str(caught.value)
+    assert f"no {NAME.replace('python', 'Python ')} was found" in text
+    assert f"sys.executable '{nowhere}/server/uwsgi' is another program" in text
+    assert "sys._base_executable '' is not an absolute path" in text
+    assert f"sys.exec_prefix '{nowhere}/missing/bin/{NAME}' cannot be executed" in text
+
+
+@pytest.mark.parametrize("attribute", ["exec_prefix", "base_exec_prefix"])
+def test_interpreter_of_an_embedding_program_is_found_by_the_prefix(
+    attribute: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = _make_program(nowhere / "python" / "bin", NAME)
+    monkeypatch.setattr(sys, attribute, str(nowhere / "python"))
+    found = find_interpreter()
+    assert (found.path, found.origin) == (str(program), f"sys.{attribute}")
+    assert "is another program" in found.rejected[0]
+
+
+def test_interpreter_is_found_by_the_virtual_environment(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _make_program(nowhere / "base", NAME)
+    (nowhere / "pyvenv.cfg").write_text(f"version = 1\nhome = {nowhere}/base\n", "utf-8")
+    monkeypatch.setattr(sys, "prefix", str(nowhere))
+    assert find_interpreter().path == str(program)
+
+
+def test_interpreter_without_a_version_in_its_name_must_be_the_running_one(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(_make_program(nowhere, "python3")))
+    with pytest.raises(LaunchError, match="python3' may be another version"):
+        find_interpreter()
+    running = Path("/proc/self/exe").resolve()
+    (nowhere / "python").mkdir()
+    monkeypatch.setattr(sys, "executable", str(nowhere / "python" / "python3"))
+    try:
+        os.link(running, nowhere / "python" / "python3")
+    except OSError:
+        pytest.skip("the interpreter is on another file system")
+    assert find_interpreter().origin == "sys.executable"
+
+
+def test_interpreter_of_another_version_is_not_taken(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(_make_program(nowhere, "python3.9")))
+    with pytest.raises(LaunchError, match=r"python3\.9' may be another version"):
+        find_interpreter()
+
+
+def test_frozen_application_has_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(LaunchError, match="frozen"):
+        find_interpreter()
+
+
+def test_environment_has_what_export_needs_and_nothing_else() -> None:
+    needed = {
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "1",
+        "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "1",
+        "OTEL_EXPORTER_OTLP_HEADERS": "1",
+        "DD_TAGS": "1",
+        "HTTPS_PROXY": "1",
+        "https_proxy": "1",
+        "no_proxy": "1",
+        "LC_ALL": "1",
+        "PATH": "1",
+    }
+    other = {
+        **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"), "1"),
+        **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
+    }
+    made = Launcher().environment({**needed, **other})
+    assert made.keys() - {VARIABLE} == needed.keys()
+
+
+def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "a:b", "/ü", 1])
+    path = json.loads(Launcher().environment({})[VARIABLE])["path"]
+    assert path[:3] == [str(tmp_path), str(tmp_path / "a:b"), "/ü"]
+    assert (Path(path[3]) / "splunk_profiler" / "exporter_process").is_dir()
+    shutil.rmtree(tmp_path)
+    assert json.loads(Launcher().environment({})[VARIABLE])["path"][0] == "/ü"  # there is no working directory
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/usr/bin/gunicorn", "app"], "gunicorn"),
+        (["/srv/shop/__main__.py"], "shop"),
+        ([""], "python"),
+        (["/x/two\nlines"], "two\\nlines"),
+        (["/x/" + "long" * 100], "long" * 16),
+    ],
+)
+def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    assert Launcher().arguments()[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_exporter_writes_bytecode_as_its_host_does(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", not is_written)
+    assert ("-B" in Launcher().arguments()) is not is_written
