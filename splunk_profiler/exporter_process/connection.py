@@ -68,12 +68,15 @@ class ExporterConnection:
         failure: why the last attempt to connect or to start failed; empty after one that worked.
     """
 
-    def __init__(self, launch: Callable[[int], None], token: str | None = None) -> None:
+    def __init__(
+        self, launch: Callable[[int], None], token: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`launch(descriptor)` starts an exporter that accepts connections there; it raises `OSError` if it cannot.
 
-        `token` is the secret of another tree, whose exporter is used.
+        `token` is the secret of another tree, whose exporter is used. `clock` is for pauses between attempts.
         """
         self._launch = launch
+        self._clock = clock
         self._token = token or secrets.token_hex(16)
         self._pid = os.getpid()
         self._lock = real_lock()
@@ -83,7 +86,7 @@ class ExporterConnection:
         self._received = bytearray()
         self._messages: list[bytes] = []
         self._has_been_connected = self._is_closed = False
-        # Times of `time.monotonic`: a session that fails at once must not be tried again with each snapshot.
+        # Times of the clock: a session that fails at once must not be tried again with each snapshot.
         self._next_connection_s = self._next_launch_s = self._next_log_s = 0.0
         self._pause_s = 0.0
         self.restarts = 0
@@ -165,7 +168,7 @@ class ExporterConnection:
             inherited.close()
 
     def _open(self) -> bool:
-        if self._socket is not None or self._is_closed or time.monotonic() < self._next_connection_s:
+        if self._socket is not None or self._is_closed or self._clock() < self._next_connection_s:
             return self._socket is not None
         try:
             try:
@@ -185,10 +188,10 @@ class ExporterConnection:
                 raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
             self._socket = _OwnedSocket(made)
         self._has_been_connected, self.failure = True, ""
-        self._next_connection_s = time.monotonic() + _FIRST_PAUSE_S
+        self._next_connection_s = self._clock() + _FIRST_PAUSE_S
 
     def _start_exporter(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_launch_s:
             self.failure = self.failure or "it ended and is not started again yet"
             return
@@ -276,8 +279,8 @@ class ExporterConnection:
         self._log(f"the exporter process cannot be reached or started: {reason}")
 
     def _log(self, text: str) -> None:
-        if time.monotonic() >= self._next_log_s:
-            self._next_log_s = time.monotonic() + _LOG_INTERVAL_S
+        if self._clock() >= self._next_log_s:
+            self._next_log_s = self._clock() + _LOG_INTERVAL_S
             logger.warning("%s", text)
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -149,18 +148,6 @@ def test_killed_exporter_is_started_again_and_counted(
     assert "started again (1 times so far)" in caplog.text
 
 
-def test_restarts_come_after_growing_pauses(connection: ExporterConnection) -> None:
-    times_s = []
-    for _ in range(4):
-        times_s.append(time.monotonic())
-        pid = exporter_pid(connection)
-        os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
-    pauses_s = [later - earlier for earlier, later in pairwise(times_s)]
-    assert pauses_s[1] >= 0.9
-    assert pauses_s[2] >= 1.9
-
-
 def test_socket_that_the_application_closed_is_replaced(connection: ExporterConnection, tmp_path: Path) -> None:
     pid = exporter_pid(connection)
     (ours,) = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _leads_to(entry, connection)]
@@ -209,7 +196,7 @@ def test_session_that_fails_loses_its_connection_and_says_why(connection: Export
     assert connection.send(b"second\nraise\n")
     assert receive(connection) == [b"second"]
     while connection.generation == 1:
-        connection.receive()
+        assert connection.receive() == []
     assert ask(connection, b"third") == b"third"
 
 
@@ -303,22 +290,6 @@ def test_exporter_without_any_connection_ends() -> None:
     (pid,) = find_exporters(os.getpid())
     wait_for_end(pid)
     assert not listens(connection)
-
-
-def test_launch_that_fails_is_said_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    attempts = []
-
-    def fail(descriptor: int) -> None:
-        attempts.append(descriptor)
-        raise PermissionError("no more processes")
-
-    connection = ExporterConnection(fail)
-    assert not connection.start()
-    assert connection.failure == "no more processes"
-    assert not connection.send(b"data\n")
-    assert len(attempts) == 1
-    assert len(caplog.records) == 1
-    assert connection.close(0)
 
 
 def test_data_that_is_larger_than_the_buffer_is_dropped(connection: ExporterConnection) -> None:

@@ -1,0 +1,200 @@
+"""A host of an exporter process with sessions of `EchoSession`: ``exporter_host.py SCENARIO``.
+
+Says ``exporter PID`` once it is connected, and results as JSON. Input that is closed ends what waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+if sys.argv[1] == "gevent":
+    import_module("gevent.monkey").patch_all()
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+
+from exporter_processes import FACTORY, ask, exporter_pid, send
+from marked_work import say
+
+from splunk_profiler._walker import set_after_fork_in_child
+from splunk_profiler.exporter_process.connection import ExporterConnection
+from splunk_profiler.exporter_process.launch import Launcher
+
+_FORKS = 50
+_NOBODY = 65534
+CONNECTION = ExporterConnection(Launcher(FACTORY))
+
+
+def _connect() -> None:
+    say("exporter", exporter_pid(CONNECTION))
+
+
+def _find_child() -> str:
+    try:
+        return str(os.wait())
+    except ChildProcessError:
+        return "no child"
+
+
+def _greet(name: str) -> None:
+    """Send a line of this process and end its connection."""
+    answer = ask(CONNECTION, name.encode())
+    assert answer == name.encode(), answer
+    assert CONNECTION.close(30)
+
+
+def serve() -> None:
+    _connect()
+    for line in sys.stdin:
+        send(CONNECTION, line.encode())
+        say("sent")
+    say("closed", CONNECTION.close(30))
+
+
+def wait_for_children() -> None:
+    deliveries: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda number, _: deliveries.append(number))
+    _connect()
+    waited = [_find_child()]
+    subprocess.run(["true"], check=True, preexec_fn=lambda: None)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_greet, args=("multiprocessing",))
+    process.start()
+    process.join()
+    waited.append(_find_child())
+    say("waited", [*waited, process.exitcode, len(deliveries)])
+    say("closed", CONNECTION.close(30))
+
+
+def exit_at_once() -> None:
+    pid = exporter_pid(CONNECTION)
+    os.kill(pid, signal.SIGSTOP)  # it surely outlives this process
+    say("exporter", pid)
+    os._exit(0)
+
+
+def close_descriptors() -> None:
+    _connect()
+    before = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    os.closerange(3, 1024)
+    files = [tempfile.TemporaryFile(buffering=0) for _ in range(10)]  # noqa: SIM115  # stay open
+    pairs = [socket.socketpair() for _ in range(10)]
+    numbers = {file.fileno() for file in files} | {end.fileno() for pair in pairs for end in pair}
+    _connect()  # anew
+    assert CONNECTION.close(30)
+    contents = [os.pread(file.fileno(), 100, 0) for file in files]
+    for pair in pairs:
+        for end in pair:
+            end.setblocking(False)
+            try:
+                contents.append(end.recv(100))
+            except BlockingIOError:
+                contents.append(b"")
+    say("reused", len(numbers & before))
+    say("contents", [content.decode() for content in contents])
+    sys.stdout.flush()
+    os._exit(0)  # objects of libraries would close numbers that are others' now
+
+
+def become_daemon() -> None:
+    _connect()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.closerange(3, 1024)
+    os.chdir("/")
+    say("daemon", os.getpid())
+    _connect()
+    _greet("daemon")
+    os._exit(0)
+
+
+def fork_often(fork: Callable[[], int]) -> None:
+    _connect()
+    set_after_fork_in_child(CONNECTION.reset_after_fork)  # also has the GIL made anew after a fork of C code
+    over = threading.Event()
+
+    def send_until_over() -> None:
+        while not over.is_set():
+            CONNECTION.send(b"drop\n")
+
+    sender = threading.Thread(target=send_until_over)
+    sender.start()
+    children = []
+    for number in range(_FORKS):
+        child = fork()
+        if child == 0:
+            status = 1
+            try:
+                _greet(f"child {number}")
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    say("statuses", [os.waitpid(child, 0)[1] for child in children])
+    over.set()
+    sender.join()
+    say("restarts", CONNECTION.restarts)
+    _greet("parent")
+
+
+def start_in_chroot() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chroot(folder)
+        say("started", [CONNECTION.start(), CONNECTION.failure])
+
+
+def start_as_process_1() -> None:
+    say("pid", os.getpid())
+    say("started", [CONNECTION.start(), CONNECTION.failure])
+    child = os.fork()
+    if child == 0:
+        say("child", [CONNECTION.start(), CONNECTION.failure])
+        os._exit(0)
+    os.waitpid(child, 0)
+    say("left", _find_child())
+
+
+def fork_to_another_user() -> None:
+    _connect()
+    child = os.fork()
+    if child == 0:
+        CONNECTION.reset_after_fork()
+        os.setuid(_NOBODY)
+        say("same user", CONNECTION.send(b"before\n"))
+        CONNECTION.close(30)
+        other = ExporterConnection(Launcher(FACTORY), CONNECTION.name.split(b"-")[2].decode())
+        # The interpreter may be out of reach of this user.
+        say("other user", exporter_pid(other) if other.start() else other.failure)
+        other.close(30)
+        os._exit(0)
+    os.waitpid(child, 0)
+    _greet("parent")
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "serve": serve,
+    "gevent": serve,
+    "wait": wait_for_children,
+    "exit": exit_at_once,
+    "close descriptors": close_descriptors,
+    "daemon": become_daemon,
+    "os.fork": lambda: fork_often(os.fork),
+    "fork of C code": lambda: fork_often(ctypes.PyDLL(None).fork),
+    "chroot": start_in_chroot,
+    "process 1": start_as_process_1,
+    "another user": fork_to_another_user,
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[1]]()

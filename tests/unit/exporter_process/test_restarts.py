@@ -1,0 +1,62 @@
+"""When an exporter that cannot be started, or has ended, is started again."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler.exporter_process.connection import ExporterConnection
+
+
+class FailingLaunch:
+    """A launch that never works, and a clock: the times of its attempts are noted."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.attempts_s: list[float] = []
+
+    def __call__(self, descriptor: int) -> None:
+        self.attempts_s.append(self.now_s)
+        raise PermissionError(f"no process for {descriptor}")
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def launch() -> FailingLaunch:
+    return FailingLaunch()
+
+
+def test_launch_is_tried_again_after_growing_pauses(launch: FailingLaunch) -> None:
+    connection = ExporterConnection(launch, clock=launch.clock)
+    for _ in range(800):
+        assert not connection.send(b"data")
+        launch.now_s += 0.25
+    offsets_s = [at_s - 1000 for at_s in launch.attempts_s]
+    assert offsets_s == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+
+
+def test_pause_is_short_again_after_a_long_time(launch: FailingLaunch) -> None:
+    connection = ExporterConnection(launch, clock=launch.clock)
+    for pause_s in (0, 1, 2, 4, 100, 1):
+        launch.now_s += pause_s
+        connection.start()
+    assert len(launch.attempts_s) == 6
+
+
+def test_failed_launch_is_said_and_logged_once_a_minute(
+    launch: FailingLaunch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = ExporterConnection(launch, clock=launch.clock)
+    with caplog.at_level(logging.WARNING, "splunk_profiler"):
+        for _ in range(480):
+            assert not connection.start()
+            assert connection.failure.startswith("no process for ")
+            launch.now_s += 0.25
+    assert len(launch.attempts_s) == 7
+    assert len(caplog.records) == 2
+    assert connection.restarts == 0
+    assert connection.close(0)
