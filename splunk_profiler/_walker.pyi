@@ -118,7 +118,7 @@ def spawn_exporter(arguments: list[bytes], environment: list[bytes], descriptor:
     Raises:
         OSError: it could not be started. ECHILD: this process is process 1 or a subreaper, which would
             become its parent.
-        ValueError: there is a zero byte in a string.
+        ValueError: there is no program, or a zero byte in a string.
     """
 
 # A socket is given by its descriptor, and the device and inode that `os.fstat` found when it was made. If the

@@ -186,6 +186,10 @@ static spawn_request *make_request(PyObject *args)
                           &descriptor)) {
         return NULL;
     }
+    if (PyList_GET_SIZE(arguments) == 0) {
+        PyErr_SetString(PyExc_ValueError, "the first argument is the program");
+        return NULL;
+    }
     spawn_request *request = PyMem_RawCalloc(1, sizeof(*request));
     if (request == NULL) {
         PyErr_NoMemory();

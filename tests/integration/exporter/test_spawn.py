@@ -94,7 +94,7 @@ def test_spawn_as_process_1_is_refused() -> None:
         ([b"/"], 0, PermissionError),
         ([_PROGRAM, b"x" * 1_000_000], 0, OSError),
         ([_PROGRAM], -1, OSError),
-        ([], 0, OSError),
+        ([], 0, ValueError),
         ([b"a\0b"], 0, ValueError),
         (["text"], 0, TypeError),
         ((_PROGRAM,), 0, TypeError),
