@@ -10,10 +10,13 @@ from capture_cost import drain_periodically, measure_held_ns, native_ticker
 from population import FRAMES, BlockedThreads
 from result import Result, main, median, middle_half
 
+from splunk_profiler.capture.idle_tracker import make_idle_tracker
+from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.formats.text import format_stack
 from splunk_profiler.model import Stack
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.stream.captured import CapturedSnapshot
+from splunk_profiler.stream.reader import StreamReader
 
 IDLE = 200
 
@@ -48,9 +51,11 @@ def measure(quick: bool) -> Iterator[Result]:
 
 
 def worker(rounds: int) -> Iterator[Result]:
-    """Measure the time from a raw snapshot to samples, and the number of formatted stacks."""
+    """Measure the time from a raw snapshot through a stream to samples, and the number of formatted stacks."""
     ticker = native_ticker()
-    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=True), 1_000_000_000)
+    recorder = StreamRecorder(ContextReader(lambda _: None), make_idle_tracker(native=True), reads_nice=True)
+    reader = StreamReader()
+    builder = SnapshotBuilder(1_000_000_000, skips_idle=False)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:
@@ -62,7 +67,10 @@ def worker(rounds: int) -> Iterator[Result]:
         ticker.capture()
         started = time.perf_counter_ns()
         for raw in ticker.drain(0):
-            for sample in capture.snapshot(raw).samples:
+            recorder.snapshot(raw)
+        for captured in reader.feed(recorder.take()):
+            assert isinstance(captured, CapturedSnapshot)
+            for sample in builder.snapshot(captured).samples:
                 sample.thread.stack.derive(text)
         took.append(time.perf_counter_ns() - started)
     yield Result(

@@ -21,6 +21,7 @@ VERBS = {
     "run": "Run a command with the profiler in its Python processes.",
     "collect": "Receive profiles and spans over OTLP/gRPC and save them.",
     "report": "Show what saved profiles say.",
+    "replay": "Show what a kept stream of captures says.",
     "inspect": "Show what a host profiler would see of a process.",
     "host-agent": "Act as a host profiler would, to try the whole loop.",
     "doctor": "Say whether samples would flow, and if not, why.",

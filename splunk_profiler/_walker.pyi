@@ -6,7 +6,7 @@ from threading import Thread
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
-from splunk_profiler.raw import IdleTime, RawCollection, RawSnapshot, RawThread, ThreadChanges, TickerCounters
+from splunk_profiler.raw import RawCollection, RawSnapshot, RawThread, ThreadChanges, TickerCounters
 
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
@@ -61,20 +61,18 @@ class IdleTracker:
     """A tracker of the threads that changed since the previous snapshot.
 
     A thread is idle if it waits, used no CPU time, and kept its stack, context and labels (by
-    identity). Its last report must have been of that state. Idle threads are not reported if
-    `skip_idle`; else every call reports all threads.
+    identity). Its last report must have been of that state. Idle threads are not reported.
     """
 
-    def __init__(self, *, skip_idle: bool) -> None: ...
-    def find_changes(self, threads: tuple[RawThread, ...], period_ns: int, /) -> ThreadChanges:
+    def find_changes(self, threads: tuple[RawThread, ...], /) -> ThreadChanges:
         """Compare the threads of a snapshot, which are in the order of their keys, with the previous one.
 
         Raises:
             ValueError: the threads are in another order.
             TypeError: these are no threads.
         """
-    def take_idle_times(self) -> list[IdleTime]:
-        """Return the idle time of each idle thread; the next snapshot reports every thread."""
+    def clear(self) -> None:
+        """Have the next call report every thread."""
 
 def set_after_fork_in_child(in_child: Callable[[], object] | None, /) -> None:
     """Have `in_child()` called in forked children, even where C code forks without Python's fork hooks."""

@@ -103,34 +103,11 @@ class TickerCounters(NamedTuple):
     gil_held_ns_sum: int = 0
 
 
-class ThreadChange(NamedTuple):
-    """A thread that differs from the previous snapshot.
-
-    Attributes:
-        nice: nice value; 0 if idle threads are skipped, or if the thread has ended.
-        idle_count: number of snapshots before this one in which it was idle.
-        idle_ns: sum of their periods.
-    """
-
-    thread: RawThread
-    nice: int
-    idle_count: int
-    idle_ns: int
-
-
-class IdleTime(NamedTuple):
-    """The idle time of a thread: number of snapshots in which it was idle, and sum of their periods."""
-
-    key: int
-    idle_count: int
-    idle_ns: int
-
-
 class ThreadChanges(NamedTuple):
-    """The changed threads of a snapshot, in the order of their keys, and the idle times of those that have ended."""
+    """The threads of a snapshot that have changed, oldest first, and the keys of those that have ended."""
 
-    changed: list[ThreadChange]
-    ended: list[IdleTime]
+    changed: list[RawThread]
+    ended: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-/* Reads CPU times, states and priorities of threads from the kernel, without the GIL.
+/* Reads CPU times and states of threads from the kernel, without the GIL.
  *
  * The kernel cannot say which threads had a processor at an instant: the asking thread may itself have woken
  * up on that processor. So the clocks are read at the deadline, and again some tens of microseconds later. A
@@ -6,12 +6,10 @@
  */
 #include "ticker_state.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -63,13 +61,6 @@ bool thread_is_runnable(pid_t native_id)
     text[length > 0 ? length : 0] = '\0';
     const char *field = strrchr(text, ')'); /* the thread's name is the second field */
     return field != NULL && strncmp(field, ") R", 3) == 0;
-}
-
-int thread_nice(pid_t native_id)
-{
-    errno = 0;
-    int nice = native_id <= 0 ? 0 : getpriority(PRIO_PROCESS, (id_t)native_id);
-    return errno == 0 ? nice : 0;
 }
 
 bool native_id_parse(pid_t *native_id, PyObject *given)

@@ -326,7 +326,7 @@ PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, con
 PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);
 void frame_cache_clear(frame_cache *cache);
 
-/* clocks.c: reads times, states and priorities. Needs the GIL only for Python values. */
+/* clocks.c: reads times and states. Needs the GIL only for Python values. */
 #define SECOND_NS       1000000000LL
 #define CLOCKS_PROBE_NS 50000LL    /* longer than most waits for a woken thread, shorter than most work */
 int64_t clock_ns(clockid_t clock); /* 0: it cannot be read */
@@ -341,7 +341,6 @@ void clocks_read_again(ticker_state *ticker);
  * this one. */
 void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
 bool thread_is_runnable(pid_t native_id);                /* it runs, or is ready to */
-int thread_nice(pid_t native_id);                        /* 0 also if the thread has ended */
 bool native_id_parse(pid_t *native_id, PyObject *given); /* false with an exception if it is no int */
 
 /* forks.c: the process-wide part. GIL held. */

@@ -18,6 +18,7 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _DRAIN_TIMEOUT_NS = 1_000_000_000
+_MIN_DRAIN_INTERVAL_S = 0.1
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
 
@@ -38,7 +39,9 @@ class OverheadLimit:
 class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
-    The worker's thread calls `handle` with each snapshot, in order, and `flush_if_due` at least once a second.
+    The worker's thread calls `handle` with each snapshot, in order, and `on_drained` after some of
+    them, at least once a second. It drains the ring ten times a second at most: beside busy threads, it
+    waits for the GIL each time.
 
     The limit stretches both `periods` in the same ratio, because the same threads pay for both.
     """
@@ -50,19 +53,20 @@ class Sampler:
         handle: Callable[[RawSnapshot], None],
         limit: OverheadLimit | None = None,
         *,
-        flush_if_due: Callable[[], None] | None = None,
+        on_drained: Callable[[], None] = lambda: None,
     ) -> None:
         self._ticker = ticker
         self._configured = self._periods = periods
         self._base_ns = periods.base_ns  # as the limit stretches it
         self._handle = handle
-        self._flush_if_due = flush_if_due
+        self._on_drained = on_drained
         self._limit = limit
         self._app_threads_cpu_ns = 0  # used by captures on threads of the application
         self._last_counters = TickerCounters()  # counters at the last addition to it
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
-        self._stop_signal = WakeEvent()
+        self._stop_signal = WakeEvent()  # for the ticker's thread
+        self._pause_signal = WakeEvent()  # for the worker's
         self._tick_thread = Worker("ticker", self._run_ticker)
         self._work_thread = Worker("sampler", self._run_worker)
 
@@ -77,6 +81,7 @@ class Sampler:
         self._is_stopping = True
         self._ticker.stop()
         self._stop_signal.set()
+        self._pause_signal.set()
         ended = [thread.join(deadline_s - time.monotonic()) for thread in (self._work_thread, self._tick_thread)]
         return all(ended)
 
@@ -88,6 +93,7 @@ class Sampler:
                 self._stop_signal.wait(self._base_ns / 1e9)
 
     def _run_worker(self) -> None:
+        drained_s = 0.0
         while True:
             is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained
             with self._guard.catching():
@@ -98,14 +104,15 @@ class Sampler:
                     if not raw.is_focused and self._configured.is_all_threads_base:
                         with self._guard.catching():
                             self._apply_limit()
-                if self._flush_if_due is not None:
-                    with self._guard.catching():
-                        self._flush_if_due()
+                drained_s = time.monotonic()
+                with self._guard.catching():
+                    self._on_drained()
                 if not self._configured.is_all_threads_base:
                     with self._guard.catching():
                         self._apply_limit()
             if is_stopping:
                 return
+            self._pause_signal.wait(drained_s + _MIN_DRAIN_INTERVAL_S - time.monotonic())
 
     def _apply_limit(self) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from splunk_profiler import _walker
 
 Ticker: TypeAlias = "_walker.Ticker[Frame, Stack] | PortableTicker"  # same methods; `_walker.pyi` documents them
-_RING_SIZE = 64
+_RING_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict, failure, good, note, warning
 from splunk_profiler.config import DEFAULT_ENDPOINT, Resolved
-from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, Endpoint, NoDestination
+from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, Endpoint, NoDestination, StreamDirectory
 
 _CONNECT_TIMEOUT_S = 5.0
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -35,6 +35,9 @@ def check_destination(resolved: Resolved, env: Mapping[str, str]) -> Iterator[Fi
         case Directory(path):
             yield good("output", f"files in {path}, from SPLUNK_PROFILER_OUTPUT")
             yield _note_format(resolved)
+            yield from _check_directory(Path(path))
+        case StreamDirectory(path):
+            yield good("output", f"streams in {path}, from SPLUNK_PROFILER_OUTPUT; splunk-profiler replay reads them")
             yield from _check_directory(Path(path))
         case DatadogAgent() as agent:
             yield good("output", f"the Datadog agent at {agent.url}, from SPLUNK_PROFILER_OUTPUT")
@@ -172,8 +175,6 @@ def check_export(resolved: Resolved) -> Iterator[Finding]:
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
     from splunk_profiler.otel import spans  # noqa: PLC0415  # not needed to examine settings alone
-    from splunk_profiler.pipeline.idle_threads import make_idle_tracker  # noqa: PLC0415
-    from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder  # noqa: PLC0415
 
     try:
         from splunk_profiler.export.destinations import make_sink  # noqa: PLC0415
@@ -190,11 +191,9 @@ def check_export(resolved: Resolved) -> Iterator[Finding]:
         choice = walker.WalkerChoice("portable", "")
     ticker = walker.make_ticker(choice, variable, lambda _ident: None, resolved.config.max_stack_depth)
     ticker.capture()
-    raw = ticker.drain(0)
+    (raw,) = ticker.drain(0)
     ticker.stop()
-    idle_tracker = make_idle_tracker(native=choice.name == "native")
-    builder = SnapshotBuilder(spans.span_ref, idle_tracker, resolved.config.period_ns, include_internal=True)
-    snapshot = builder.snapshot(raw[0])
+    snapshot = _sample(raw, resolved.config.period_ns, is_native=choice.name == "native")
     yield good("test sample", f"{len(snapshot.samples)} threads read by the {choice.name} walker")
     records, description = _make_records(snapshot, resolved)
     start = time.monotonic()
@@ -210,6 +209,21 @@ def check_export(resolved: Resolved) -> Iterator[Finding]:
         yield failure("test export", fact, "look at the collector's configuration")
     else:
         yield good("test export", f"{description} delivered {elapsed}")
+
+
+def _sample(raw: Any, period_ns: int, *, is_native: bool) -> Any:
+    """Return the samples of a capture, by way of a stream."""
+    from splunk_profiler.capture.idle_tracker import make_idle_tracker  # noqa: PLC0415
+    from splunk_profiler.capture.recorder import ContextReader, StreamRecorder  # noqa: PLC0415
+    from splunk_profiler.otel import spans  # noqa: PLC0415
+    from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder  # noqa: PLC0415
+    from splunk_profiler.stream.reader import StreamReader  # noqa: PLC0415
+
+    recorder = StreamRecorder(ContextReader(spans.span_ref), make_idle_tracker(native=is_native), reads_nice=True)
+    recorder.snapshot(raw)
+    captured: Any
+    (captured,) = StreamReader().feed(recorder.take())
+    return SnapshotBuilder(period_ns, skips_idle=False, include_internal=True).snapshot(captured)
 
 
 def _make_records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:

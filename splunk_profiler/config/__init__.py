@@ -63,9 +63,10 @@ class Config:
         include_internal_stacks: True to send the threads of the profiler, the SDK and gRPC as well.
         tracing_stacks_only: True to send only samples that were taken inside a span.
         data_format: ``text``, one record a sample, or ``pprof-gzip-base64``, one record an export.
-        output: ``otlp`` (a collector), ``file:DIRECTORY``, or ``datadog:`` and the address of an
-            agent, ``http(s)://HOST:PORT`` or ``unix:///SOCKET``; the last two take profiles only,
-            regardless of `data_format`.
+        output: ``otlp`` (a collector), ``file:DIRECTORY``, ``stream:DIRECTORY``, or ``datadog:`` and
+            the address of an agent, ``http(s)://HOST:PORT`` or ``unix:///SOCKET``. Directories take
+            profiles and streams (for ``splunk-profiler replay``), agents profiles, regardless of
+            `data_format`.
         gc_events: sampling of garbage collections where profiles are sent: ``true``, ``false`` or
             ``auto`` (with the native walker).
         span_runtime_id: the id of the process on the application's spans: ``true``, ``false`` or
@@ -80,6 +81,8 @@ class Config:
         custom_labels: publishing by the Custom Labels ABI: ``true``, ``false`` or ``auto``.
         preload: loading of the labels' library by ``splunk-profiler run``: ``true`` (also in all
             child processes), ``false`` or ``auto`` (in the command alone).
+        exporter: where samples are made of captures and exported: a ``process`` beside this one, a
+            ``thread`` of it, or ``auto`` (the process where it can be).
         memory_enabled: memory profiling, not implemented.
         snapshot_enabled: True if selected traces are profiled, also with `enabled` false.
         snapshot_interval_ms: milliseconds between two samples of a selected trace, 1 to 3,600,000.
@@ -108,6 +111,7 @@ class Config:
     correlation_buffer_size: int = 8096
     custom_labels: str = "auto"
     preload: str = "auto"
+    exporter: str = "auto"
     memory_enabled: bool = False
     snapshot_enabled: bool = False
     snapshot_interval_ms: int = 10
@@ -181,6 +185,16 @@ class Config:
     def snapshot_period_ns(self) -> int:
         """Nanoseconds between two samples of selected traces."""
         return self.snapshot_interval_ms * 1_000_000
+
+    def shareable(self) -> dict[str, Any]:
+        """Return the fields that are not default, without secrets and destinations; `Config` takes them."""
+        private = {setting.field for setting in SETTINGS if setting.is_secret} | {"logs_endpoint", "output"}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {
+            item.name: values[item.name]
+            for item in fields(self)
+            if item.name not in private and values[item.name] != item.default
+        }
 
     @property
     def runs(self) -> bool:
@@ -274,9 +288,12 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
     return _resolve(Config(**values), env, origins, warnings, destination_errors)
 
 
-def from_config(config: Config, env: Mapping[str, str] | None = None) -> Resolved:
-    """Resolve settings made in code; defaults of the connection still come from `env`."""
-    origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
+def from_config(
+    config: Config, env: Mapping[str, str] | None = None, *, origins: dict[str, str] | None = None
+) -> Resolved:
+    """Resolve settings made in code, or those of known `origins`; defaults of the connection still come from `env`."""
+    if origins is None:
+        origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
     return _resolve(config, os.environ if env is None else env, origins, [], [])
 
 

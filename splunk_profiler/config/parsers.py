@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 DEFAULT_OTLP_PORT = 4317
 DEFAULT_AGENT_PORT = 8126
 ENDPOINT_FORMS = "http(s)://HOST:PORT, HOST:PORT, dns:HOST:PORT or unix:PATH"
-DESTINATION_FORMS = "otlp, file:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
+DESTINATION_FORMS = "otlp, file:DIRECTORY, stream:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
 _QUERY_PATTERN = re.compile(r"\?.+", re.DOTALL)
 # A line break, a key or certificate in PEM form, base64 of one, or base64 of its binary form.
 _SECRET_PATTERN = re.compile(
@@ -103,6 +103,20 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamDirectory:
+    """The directory `path`, which takes the streams of captures, for `splunk-profiler replay`."""
+
+    path: str
+    accepts_samples: ClassVar[bool] = False
+    default_export_interval_ms: ClassVar[int | None] = None
+
+    @property
+    def description(self) -> str:
+        """The destination in words for a log line."""
+        return f"streams in {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class DatadogAgent:
     """A Datadog agent, which takes profiles over HTTP.
 
@@ -126,7 +140,7 @@ class DatadogAgent:
         return f"the Datadog agent at {self.url}"
 
 
-Destination = Collector | Directory | DatadogAgent
+Destination = Collector | Directory | StreamDirectory | DatadogAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +324,8 @@ def parse_destination(text: str) -> Destination:
             return Collector()
         if text.startswith("file:"):
             return Directory(parse_directory(text.removeprefix("file:")))
+        if text.startswith("stream:"):
+            return StreamDirectory(parse_directory(text.removeprefix("stream:")))
         if text.startswith("datadog:"):
             return _parse_agent(text.removeprefix("datadog:"))
         raise ConfigError("it is no destination")

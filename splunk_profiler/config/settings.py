@@ -64,6 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED", "custom_labels", parse_auto_boolean),
     Setting("SPLUNK_PROFILER_PRELOAD_ENABLED", "preload", parse_auto_boolean),
+    Setting("SPLUNK_PROFILER_EXPORTER", "exporter", choice_parser("auto", "process", "thread")),
     Setting("SPLUNK_PROFILER_MEMORY_ENABLED", "memory_enabled", parse_boolean),
     Setting("SPLUNK_SNAPSHOT_PROFILER_ENABLED", "snapshot_enabled", parse_boolean),
     Setting("SPLUNK_SNAPSHOT_SAMPLING_INTERVAL", "snapshot_interval_ms", integer_parser(1, 3_600_000)),

@@ -26,12 +26,12 @@ def current_resource() -> Resource:
 @lru_cache(maxsize=1)
 def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may read it
     try:
-        return _drop_instance_id(Resource.create())
+        return drop_instance_id(Resource.create())
     except RuntimeError:  # an ending interpreter cannot start the thread pool of the detectors
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
-def _drop_instance_id(resource: Resource) -> Resource:
+def drop_instance_id(resource: Resource) -> Resource:
     """Remove the id that newer SDKs invent: a later provider and its spans may have another one."""
     environment_attributes = OTELResourceDetector().detect().attributes
     others = {

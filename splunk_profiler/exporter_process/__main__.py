@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +30,8 @@ def main() -> None:
     with suppress(OSError):  # where /proc is not mounted
         Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
     sys.path[:] = settings["path"]
+    import socket  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded it
+
     listener = socket.socket(fileno=_LISTENER)
     listener.set_inheritable(False)
     from splunk_profiler.exporter_process.server import Server  # noqa: PLC0415  # the path was not there before

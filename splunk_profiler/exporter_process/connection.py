@@ -92,6 +92,11 @@ class ExporterConnection:
         self.restarts = 0
         self.failure = ""
 
+    def successor(self) -> ExporterConnection:
+        """Return a connection to the same exporter: this one in a forked child, another one after `close`."""
+        self.reset_after_fork()
+        return ExporterConnection(self._launch, self._token) if self._is_closed else self
+
     @property
     def name(self) -> bytes:
         """Abstract name of the socket; another one after `setuid`, because users do not share an exporter."""

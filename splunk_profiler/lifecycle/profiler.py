@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
+from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Profiler:
         deadline_s = time.monotonic() + timeout_s
         for participant in self._fork_participants():
             participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
-            if self._sampling is not None and participant is self._sampling.sink:
+            if isinstance(participant, LazySink):
                 deadline_s = time.monotonic() + timeout_s  # the wait for imports does not count
 
     def release_after_fork(self) -> None:
@@ -110,7 +111,7 @@ class Profiler:
 
     def can_restart_in_child(self) -> bool:
         """Return True if a forked child can start another profiler; log the reason if it cannot."""
-        if self._sampling is None or self._sampling.sink.abandon():
+        if self._sampling is None or self._sampling.output.abandon():
             return True
         logger.warning(
             "this process was forked while the profiler of its parent was loading what it exports with,"
@@ -122,7 +123,7 @@ class Profiler:
         """Return the parts that a fork holds, in this order, and releases in reverse."""
         participants: list[ForkParticipant] = []
         if self._sampling is not None:
-            participants += [self._sampling.sink, self._sampling.batch_exporter]
+            participants += self._sampling.output.fork_participants()
         if self._publishing is not None:
             participants += [self._publishing.publisher, self._publishing.correlator]
         return participants

@@ -1,4 +1,4 @@
-"""One run of sampling: ticker, snapshot builder, record pipeline and sink; replaced as a whole in a forked child.
+"""One run of sampling: ticker, events and the stream of what they capture; replaced as a whole in a forked child.
 
 `profiler` makes, starts and stops it, one call at a time; its parts have threads of their own. A child never repairs,
 joins or closes the parts of its parent.
@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from splunk_profiler.capture.events import EventSources, make_sources, registered_kinds
+from splunk_profiler.capture.events import EventSources, make_sources
+from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.overhead import OverheadLimiter
+from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
 from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.config import Config, Resolved
+from splunk_profiler.config.handover import to_values
+from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
-from splunk_profiler.export.lazy_sink import LazySink
-from splunk_profiler.lifecycle.sink_opener import SinkOpener
-from splunk_profiler.lifecycle.trace_profiler import TraceProfiler
-from splunk_profiler.model import Snapshot
+from splunk_profiler.export.stream_file import StreamFile
+from splunk_profiler.exporter_process.pipelines import periods_of
+from splunk_profiler.lifecycle.local_export import LocalExport
+from splunk_profiler.lifecycle.process_export import ProcessExport, why_no_process
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 from splunk_profiler.otel.trace_selector import TraceSelector
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipeline, SamplePipeline
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
-from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
-from splunk_profiler.raw import Periods
+from splunk_profiler.raw import RawSnapshot
 from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.threads import Worker
 from splunk_profiler.user_labels import sample_labels
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
-
-_JOIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,8 @@ class PublishingCalls:
     """The calls with which publishing serves sampling. The defaults are for a process that publishes nothing.
 
     Attributes:
-        audit: compares what threads publish; called at every snapshot, on the worker's thread; never raises.
+        audit: compares what threads publish; called after snapshots of all threads, on the worker's thread; never
+            raises.
         enrich_resource: adds to a resource what host profilers have sent.
         local_root_of: returns the id of a span's local root if it is published, else None.
     """
@@ -56,11 +55,11 @@ class PublishingCalls:
     local_root_of: Callable[[Any], int | None] = lambda _span: None
 
 
-class Sampling:
-    """One run of sampling, from start to stop; in a forked child, it continues the trackers of `parent`.
+Output = LocalExport | StreamFile | ProcessExport  # of the same methods
 
-    While the process forks, `sink` must not import and `batch_exporter` must not export.
-    """
+
+class Sampling:
+    """One run of sampling, from start to stop; in a forked child, it continues the trackers of `parent`."""
 
     def __init__(
         self,
@@ -74,6 +73,7 @@ class Sampling:
     ) -> None:
         config = resolved.config
         self._resolved = resolved
+        self._is_forked_child = parent is not None
         self._publishing = publishing
         self._choice = choice
         self._resource_tagger = ResourceTagger(runtime_id, on_spans=config.adds_span_runtime_id)
@@ -84,31 +84,18 @@ class Sampling:
             self._context_tracker, self._label_tracker = parent._context_tracker, parent._label_tracker
         self._local_roots = self._make_local_roots(parent)
         self._trace_selector = self._make_trace_selector(parent)
-        self._periods = Periods(
-            config.period_ns if config.enabled else 0,
-            config.snapshot_period_ns if self._trace_selector is not None else 0,
-        )
+        self._periods = periods_of(config)
         self._ticker = self._make_ticker()
         if parent is not None:
             parent._events.stop()  # a child inherits the callbacks of its parent
         self._events: EventSources = make_sources(config, self._ticker, native=self.is_native)
-        self._snapshot_builder = self._make_snapshot_builder()
-        self._sink_opener: SinkOpener = SinkOpener(
-            resolved, self._resource_tagger, publishing.enrich_resource, None if parent is None else parent._sink_opener
-        )
-        opener = self._sink_opener
-        self.sink: LazySink[Any] = LazySink(
-            opener.open, opener.is_service_known, load=opener.load, detect=opener.detect_resource
-        )
-        self._record_pipeline = self._make_record_pipeline()
-        self.batch_exporter = self._record_pipeline.batch_exporter
-        self._trace_profiler = self._make_trace_profiler()
+        self._recorder = self._make_recorder()
+        self.output: Output = self._make_output(parent)
+        self._resource: Any = None  # the one that is recorded
         self._sampler = self._make_sampler()
-        self._export_thread = Worker("exporter", self._export)
         self._event_guard = Guard("noticing events")
-        self._sink_open_cpu_ns: int | None = None  # CPU time of loading gRPC, once that is done
+        self._is_audit_due = self._is_ended = False
         self._has_warned_of_limit = False
-        self._has_baseline = False
 
     @property
     def is_native(self) -> bool:
@@ -128,17 +115,15 @@ class Sampling:
                 " copied contexts (asyncio.to_thread, trio, before CPython 3.12 those of tasks) spans may be missing",
                 choice.reason,
             )
-        self._resource_tagger.attach(spans.tracer_provider())
+        if self._trace_selector is not None:
+            self._trace_selector.begin(self._ticker.notify_trace_added)
+        self._attach_to_provider()
+        self._start_stream()
         if config.enabled:
             self._ticker.capture()  # the baseline of each thread's CPU time
         self._sampler.start()
         self._events.start()
-        self.batch_exporter.expect_run()
-        self._export_thread.start()
-        if self._local_roots is not None:
-            self._local_roots.attach(spans.tracer_provider())
-        if self._trace_profiler is not None:
-            self._trace_profiler.start(self._ticker.notify_trace_added)
+        self.output.start()
         logger.info(
             "profiling %s with the %s walker; records go to %s",
             _describe_sampling(config),
@@ -151,18 +136,16 @@ class Sampling:
         deadline_s = time.monotonic() + timeout_s
         self._events.stop()
         has_ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads, its worker waits for the GIL
-        if self._trace_profiler is not None:
-            self._trace_profiler.stop()
-        config = self._resolved.config
-        is_complete = has_ended and config.enabled and not config.tracing_stacks_only
         with Guard("ending the sampling").catching():
-            if has_ended and self._has_baseline:
-                self._handle_events()
-                idle_repeats = self._snapshot_builder.take_idle_repeats()
-                self._add_snapshot(Snapshot(time.time_ns(), 0, (), idle_repeats=idle_repeats))
-            self._record_pipeline.close(self._snapshot_builder.unattributed() if is_complete else ())
-        self.batch_exporter.stop(max(deadline_s - time.monotonic(), 0.0) * 0.8)
-        self._export_thread.join(_JOIN_S)
+            if has_ended and not self._is_ended:
+                self._is_ended = True
+                self._record_rest()
+                self._recorder.end()
+                self._send_taken()
+        if self._trace_selector is not None:
+            self._trace_selector.end()
+            self._trace_selector.detach()
+        self.output.stop(max(deadline_s - time.monotonic(), 0.0))
         if not self.is_native:
             self._context_tracker.remove()
             LABEL_PUBLISHER.set_listener(None)
@@ -198,48 +181,38 @@ class Sampling:
             trace_filter=None if selector is None else TraceFilter(selector.traces, spans.SPAN_KEY, spans.trace_id),
         )
 
-    def _make_snapshot_builder(self) -> SnapshotBuilder:
+    def _make_recorder(self) -> StreamRecorder:
+        roots = self._local_roots
+        if roots is None:
+            contexts = ContextReader(spans.span_ref)
+        else:
+            contexts = ContextReader(roots.span_ref, sample_labels.encode_for_samples, roots.current_name)
         config = self._resolved.config
-        # Text has a record for each thread of each snapshot; choosing samples by span also takes all of them.
-        skip_idle = config.sends_profiles and not config.tracing_stacks_only
-        return SnapshotBuilder(
-            spans.span_ref if self._local_roots is None else self._local_roots.span_ref,
-            make_idle_tracker(native=self.is_native, skip_idle=skip_idle),
-            config.period_ns,
-            include_internal=config.include_internal_stacks,
-            labels_of=sample_labels.encode_for_samples,
-        )
+        reads_nice = not config.sends_profiles or isinstance(config.destination, StreamDirectory)
+        return StreamRecorder(contexts, make_idle_tracker(native=self.is_native), reads_nice=reads_nice)
 
-    def _make_record_pipeline(self) -> RecordPipeline:
-        interval_ns = self._resolved.config.export_interval_ns
-        if self._local_roots is None:
-            return SamplePipeline(self.sink, interval_ns)
-        take_idle_repeats = self._snapshot_builder.take_idle_repeats
-        return ProfilePipeline(
-            self.sink, interval_ns, self._local_roots.endpoint, take_idle_repeats, registered_kinds()
-        )
+    def _make_output(self, parent: Sampling | None) -> Output:
+        destination, inherited = self._resolved.destination, None if parent is None else parent.output
+        if isinstance(destination, StreamDirectory):
+            return StreamFile(Path(destination.path))
+        if isinstance(inherited, ProcessExport):
+            return ProcessExport(inherited)
+        reason = why_no_process(self._resolved.config.exporter, is_native=self.is_native)
+        if parent is None and not reason:
+            return ProcessExport(None)
+        if reason and self._resolved.config.exporter == "process":
+            logger.warning("SPLUNK_PROFILER_EXPORTER=process is not possible here: %s; a thread is used", reason)
+        return self._make_local_export(inherited if isinstance(inherited, LocalExport) else None)
 
-    def _make_trace_profiler(self) -> TraceProfiler | None:
-        if self._trace_selector is None:
-            return None
-        builder = TraceSnapshotBuilder(self._snapshot_builder, self._trace_selector, self._periods)
-        return TraceProfiler(self._trace_selector, builder, self._record_pipeline)
+    def _make_local_export(self, parent: LocalExport | None) -> LocalExport:
+        return LocalExport(self._resolved, self._resource_tagger, self._publishing.enrich_resource, parent)
 
     def _make_sampler(self) -> Sampler:
         max_overhead, limit = self._resolved.config.overhead_limit, None
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
-            limit = OverheadLimit(limiter, self._export_cpu_ns, self._log_new_periods)
-        return Sampler(self._ticker, self._periods, self._handle, limit, flush_if_due=self._run_periodic_work)
-
-    def _export(self) -> None:
-        self.sink.open()
-        self._sink_open_cpu_ns = self._export_thread.cpu_ns()
-        self.batch_exporter.run()
-
-    def _export_cpu_ns(self) -> int:
-        sink_open_cpu_ns = self._sink_open_cpu_ns
-        return 0 if sink_open_cpu_ns is None else max(self._export_thread.cpu_ns() - sink_open_cpu_ns, 0)
+            limit = OverheadLimit(limiter, self.output.cpu_ns, self._log_new_periods)
+        return Sampler(self._ticker, self._periods, self._handle, limit, on_drained=self._send)
 
     def _log_new_periods(self, base_ns: int) -> None:
         config, periods, now = self._resolved.config, self._periods, self._periods.stretched(base_ns)
@@ -253,41 +226,77 @@ class Sampling:
             (now.all_ns if periods.is_all_threads_base else now.focused_ns) // 1_000_000,
         )
 
-    def _handle(self, raw: Any) -> None:
-        if not raw.is_focused:
-            self._handle_full_snapshot(raw)
-        if self._trace_profiler is not None:
-            self._trace_profiler.take(raw)
+    def _handle(self, raw: RawSnapshot) -> None:
+        self._record_traces()
+        self._recorder.snapshot(raw)
+        self._is_audit_due = self._is_audit_due or not raw.is_focused
 
-    def _run_periodic_work(self) -> None:
-        self._handle_events()  # snapshots may be a minute apart, and the buffer of events holds some hundred
-        self._resource_tagger.attach(spans.tracer_provider())
-        if self._local_roots is not None:
-            self._local_roots.attach(spans.tracer_provider())
-        if self._trace_profiler is not None:
-            self._trace_profiler.flush_if_due()
+    def _send(self) -> None:
+        """Record what accompanies the snapshots, and send all; called at least once a second."""
+        self._record_rest()
+        self._send_taken()
 
-    def _handle_full_snapshot(self, raw: Any) -> None:
-        self._publishing.audit()
-        if not self._has_baseline:
-            self._snapshot_builder.set_baseline(raw)
-            self._record_pipeline.begin(raw.time_ns, self._resolved.config.period_ns)
-            self._has_baseline = True
+    def _send_taken(self) -> None:
+        if not self._recorder.has_samples:  # a command that ends at once starts no exporter
             return
-        snapshot = self._snapshot_builder.snapshot(raw)
-        self._handle_events()
-        self._add_snapshot(snapshot)
+        if isinstance(self.output, ProcessExport) and self.output.failure:
+            self._fall_back(self.output.failure)
+        if not self.output.send(self._recorder.take()):
+            self._recorder.restart()
 
-    def _handle_events(self) -> None:
+    def _fall_back(self, reason: str) -> None:
+        """Export in this process, because there is no exporter process."""
+        logger.warning("records are made and exported by threads of this process: %s", reason)
+        self.output = self._make_local_export(None)
+        self._start_stream()
+        self._recorder.restart()
+        self.output.start()
+
+    def _start_stream(self) -> None:
+        settings = self._resolved.config.shareable()
+        if isinstance(self.output, ProcessExport):
+            settings = {**to_values(self._resolved), "is_forked_child": self._is_forked_child}
+        self._recorder.start(self._periods, settings)
+
+    def _record_rest(self) -> None:
+        if self._is_audit_due:
+            self._is_audit_due = False
+            self._publishing.audit()
         with self._event_guard.catching():
-            if self._has_baseline and (events := self._events.drain()):
-                self._add_snapshot(Snapshot(time.time_ns(), 0, tuple(self._snapshot_builder.event_samples(events))))
+            self._recorder.events(self._events.drain())
+        self._recorder.endpoints()
+        self._attach_to_provider()
+        if self._trace_selector is not None:
+            self._trace_selector.expire_entries()
+            self._record_traces()
+        self._record_resource()
 
-    def _add_snapshot(self, snapshot: Snapshot) -> None:
-        if self._resolved.config.tracing_stacks_only:
-            samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
-            snapshot = replace(snapshot, samples=samples, unattributed=())
-        self._record_pipeline.take(snapshot)
+    def _record_resource(self) -> None:
+        """Record the resource if it has changed; before the application has set one, what we would add to it."""
+        resource = getattr(spans.tracer_provider(), "resource", None)
+        if resource is None:
+            if self._resource is None:
+                self._resource = self._resource_tagger.record_attributes()
+                self._recorder.resource(self._resource, "", is_final=False)
+            return
+        resource = self._publishing.enrich_resource(self._resource_tagger.resource(resource))
+        if resource is not self._resource:
+            self._resource = resource
+            self._recorder.resource(resource.attributes, resource.schema_url, is_final=True)
+
+    def _record_traces(self) -> None:
+        for trace_id, time_ns, entry in () if self._trace_selector is None else self._trace_selector.take_changes():
+            if entry is None:
+                self._recorder.trace_ended(trace_id, time_ns)
+            else:
+                self._recorder.trace_selected(trace_id, time_ns, entry.ident, entry.cpu_ns)
+
+    def _attach_to_provider(self) -> None:
+        """Hear of the spans of the application's provider, which may be new."""
+        provider = spans.tracer_provider()
+        for listener in (self._resource_tagger, self._local_roots, self._trace_selector):
+            if listener is not None:
+                listener.attach(provider)
 
 
 def choose_sampling_walker(preference: str, *, has_lost_threads: bool) -> WalkerChoice | None:

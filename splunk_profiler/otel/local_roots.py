@@ -87,11 +87,15 @@ class LocalRootTracker(SpanListener):
 
     def endpoint(self, root: int) -> str:
         """Return the name of a sampled span's local root, the last one if it has ended; empty if not known."""
+        return self.current_name(root)[0]
+
+    def current_name(self, root: int) -> tuple[str, bool]:
+        """Return `endpoint`, and True if it is final."""
         name_or_span = self._sampled_roots.get(root, "")
         if type(name_or_span) is str:
-            return name_or_span
+            return name_or_span, True
         name = getattr(name_or_span, "name", "")
-        return name if type(name) is str else ""
+        return name if type(name) is str else "", False
 
     def _find_root(self, span: Any, ref: SpanRef) -> int:
         if span.get_span_context().is_remote:

@@ -76,6 +76,10 @@ class ResourceTagger:
         self._cached = (resource, keys, tagged)
         return tagged
 
+    def record_attributes(self) -> dict[str, str]:
+        """Return what `resource` adds while the service has no resource."""
+        return dict.fromkeys(_RECORD_KEYS, self._runtime_id.value)
+
     def attach(self, provider: Any) -> None:
         """Tag spans of `provider` from now on. Cheap if they are tagged already; never raises."""
         resource = getattr(provider, "_resource", None)

@@ -2,7 +2,7 @@
 
 `TraceSelector` is a span processor of the application's provider. `on_start` and `on_end` run on
 the application's threads; for nearly all spans they only check the parent. `expire_entries` and
-`is_selected` run on the sampling worker's thread. Never imports the SDK. Takes no lock, so that no
+`take_changes` run on the sampling worker's thread. Never imports the SDK. Takes no lock, so that no
 fork leaves one locked and no signal handler waits for one. Each change is a single operation, and
 `_end_unless_entered` checks again afterwards. An exception from a signal handler in between leaves
 stale entries until `expire_entries`.
@@ -14,7 +14,7 @@ which its trace enters this process: without a parent, or with a remote one.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ MAX_ENTRIES = 100
 MAX_ENTRY_NS = 600 * 1_000_000_000
 
 _TRACE_ID_MASK = 0xFFFFFFF
-_MAX_ENDED = 1024
+_MAX_CHANGES = 4096
 
 
 class EntrySpan(NamedTuple):
@@ -44,6 +44,14 @@ class EntrySpan(NamedTuple):
     cpu_ns: int
 
 
+class TraceChange(NamedTuple):
+    """The start of a selected trace's last entry span; None: the trace has ended, at `time_ns`."""
+
+    trace_id: int
+    time_ns: int
+    entry_span: EntrySpan | None
+
+
 class TraceSelector(SpanListener):
     """The traces that are profiled now, a share of `probability` of all."""
 
@@ -56,12 +64,11 @@ class TraceSelector(SpanListener):
         self._notify: Callable[[], None] | None = None  # set while traces are selected
         self.refused_count = 0  # entries beyond `MAX_ENTRIES`
         self._has_logged_refusal = False
-        self._last_end_ns = 0
         # Trace id → start of its last entry. The ticker's trace filter, which it reads with the GIL held.
         self.traces: dict[int, EntrySpan] = {}
         self._entries: dict[int, int] = {}  # span id → trace id
         self._entry_start_ns: dict[int, int] = {}  # span id → start
-        self._ended: OrderedDict[int, int] = OrderedDict()  # trace id → end of its last entry
+        self._changes: deque[TraceChange] = deque(maxlen=_MAX_CHANGES)
 
     def begin(self, notify: Callable[[], None]) -> None:
         """Select traces from now on; call `notify`, which must not block, on the span's thread after each addition."""
@@ -109,20 +116,12 @@ class TraceSelector(SpanListener):
         for trace_id in list(self.traces):
             self._end_unless_entered(trace_id)
 
-    def has_selected(self, time_ns: int) -> bool:
-        """Return True if samples of this time of day may belong to a selected trace."""
-        return bool(self.traces) or time_ns <= self._last_end_ns
-
-    def is_selected(self, trace_id: int, time_ns: int) -> bool:
-        """Return True if this trace was selected at this time of day."""
-        return trace_id in self.traces or time_ns <= self._ended.get(trace_id, 0)
-
-    def entry_span(self, trace_id: int) -> EntrySpan | None:
-        """Return the start of the trace's last entry span; None if it has ended."""
-        return self.traces.get(trace_id)
+    def take_changes(self) -> list[TraceChange]:
+        """Return the selected traces that have begun or ended since the last call, in order."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def _clear_entries(self) -> None:
-        for known in (self._entries, self._entry_start_ns, self._ended, self.traces):
+        for known in (self._entries, self._entry_start_ns, self.traces, self._changes):
             known.clear()
 
     def _add_entry(self, span: Any, trace_id: int, span_id: int) -> None:
@@ -136,6 +135,7 @@ class TraceSelector(SpanListener):
         self._entry_start_ns[span_id] = self._monotonic_ns()
         self._entries[span_id] = trace_id
         self.traces[trace_id] = entry_span
+        self._changes.append(TraceChange(trace_id, entry_span.time_ns, entry_span))
         span.set_attribute(SNAPSHOT_ATTRIBUTE, True)
         notify()
 
@@ -148,11 +148,10 @@ class TraceSelector(SpanListener):
     def _end_unless_entered(self, trace_id: int) -> None:
         if trace_id in self._entries.values():
             return
-        self._ended[trace_id] = self._last_end_ns = time.time_ns()
-        if len(self._ended) > _MAX_ENDED:
-            self._ended.popitem(last=False)
         entry_span = self.traces.pop(trace_id, None)
+        self._changes.append(TraceChange(trace_id, time.time_ns(), None))
         if entry_span is not None and trace_id in self._entries.values():  # entered again meanwhile
             self.traces[trace_id] = entry_span
+            self._changes.append(TraceChange(trace_id, entry_span.time_ns, entry_span))
             if (notify := self._notify) is not None:
                 notify()

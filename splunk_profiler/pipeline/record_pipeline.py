@@ -7,72 +7,84 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from splunk_profiler.model import (
     EventKind,
     IdleRepeat,
     InstrumentationSource,
-    Profile,
-    Sample,
-    Sink,
     Snapshot,
     UnattributedTime,
 )
-from splunk_profiler.pipeline import aggregator, batch_exporter
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+
+Deliver = Callable[[tuple[Any, ...]], None]  # takes records, all samples or all profiles; returns at once
 
 
-class RecordPipeline:
-    """A consumer of snapshots, with the exporter of its records."""
+class SnapshotSource(Protocol):
+    """The answers that snapshots do not have."""
 
-    batch_exporter: BatchExporter[Any]
+    def now_ns(self) -> int:
+        """Return the current instant on a monotonic clock, as snapshots have it."""
+
+    def endpoint(self, local_root_id: int, /) -> str:
+        """Return the current name of a local root; empty if it is the one that its samples have."""
+
+    def take_idle_repeats(self) -> Iterable[IdleRepeat]:
+        """Return further repeats of the last samples; the next snapshot samples all threads."""
+
+
+class RecordPipeline(Protocol):
+    """A consumer of snapshots, which delivers records."""
 
     def take(self, snapshot: Snapshot) -> None:
         """Consume a snapshot; returns at once, whatever state the receiver is in."""
-        raise NotImplementedError
 
     def flush_if_due(self) -> None:
-        """Queue profiles that are due without a snapshot; call it at least once a second."""
+        """Deliver profiles that are due without a snapshot; call it at least once a second."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
         """Start the first period, at the time of the baseline snapshot (`time_ns` since the epoch)."""
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """Queue what is left after the last snapshot, with the time `unattributed` since then."""
+        """Deliver what is left after the last snapshot, with the time `unattributed` since then."""
 
 
-class SamplePipeline(RecordPipeline):
+class SamplePipeline:
     """A record for each sample, which has neither a period nor unattributed time."""
 
-    def __init__(self, sink: Sink[Sample], interval_ns: int) -> None:
-        self.batch_exporter = BatchExporter(sink, export_interval_ns=interval_ns, size_of=batch_exporter.estimate_size)
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
 
     def take(self, snapshot: Snapshot) -> None:
-        """Queue the samples."""
-        self.batch_exporter.record(snapshot.samples)
+        """Deliver the samples."""
+        self._deliver(snapshot.samples)
+
+    def flush_if_due(self) -> None:
+        """Do nothing."""
+
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """Do nothing."""
+
+    def close(self, unattributed: Iterable[UnattributedTime]) -> None:
+        """Do nothing."""
 
 
-class ProfilePipeline(RecordPipeline):
+class ProfilePipeline:
     """A profile for each export interval, and a second one for selected traces; see `Aggregator`."""
 
     def __init__(
-        self,
-        sink: Sink[Profile],
-        interval_ns: int,
-        endpoint_of: Callable[[int], str],
-        take_idle_repeats: Callable[[], Iterable[IdleRepeat]],
-        kinds: tuple[EventKind, ...],
+        self, deliver: Deliver, interval_ns: int, kinds: tuple[EventKind, ...], source: SnapshotSource
     ) -> None:
-        # The aggregators gather, so the exporter sends each profile at once.
-        self.batch_exporter = BatchExporter(
-            sink, export_interval_ns=0, size_of=aggregator.estimate_size, limits=QueueLimits(batch_records=1)
-        )
         make_aggregator = partial(
-            Aggregator, self.batch_exporter.record, interval_ns=interval_ns, endpoint_of=endpoint_of, kinds=kinds
+            Aggregator,
+            deliver,
+            interval_ns=interval_ns,
+            endpoint_of=source.endpoint,
+            kinds=kinds,
+            monotonic_ns=source.now_ns,
         )
-        self._continuous = make_aggregator(take_idle_repeats=take_idle_repeats)
+        self._continuous = make_aggregator(take_idle_repeats=source.take_idle_repeats)
         self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
 
     def take(self, snapshot: Snapshot) -> None:
@@ -81,7 +93,7 @@ class ProfilePipeline(RecordPipeline):
         (self._continuous if is_continuous else self._traces).take(snapshot)
 
     def flush_if_due(self) -> None:
-        """Queue the profile of selected traces; there may be no more of these."""
+        """Deliver the profile of selected traces; there may be no more of these."""
         self._traces.flush_if_due()
 
     def begin(self, time_ns: int, period_ns: int) -> None:
@@ -89,6 +101,6 @@ class ProfilePipeline(RecordPipeline):
         self._continuous.begin(time_ns, period_ns)
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """Queue both profiles."""
+        """Deliver both profiles."""
         self._continuous.close(unattributed)
         self._traces.close(())

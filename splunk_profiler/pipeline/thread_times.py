@@ -13,23 +13,15 @@ stands for a whole period; the next one has the excess deducted.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from splunk_profiler.model import UnattributedReason, UnattributedTime
+from splunk_profiler.stream.captured import StartTime
 
 _MAX_STARTUP_NS = 2_000_000_000  # a thread of that age may still wait for its first step
 _MAX_SHORT_LIVED_SNAPSHOTS = 8  # a thread in more snapshots does not stand for others that are in none
-
-
-@dataclass(frozen=True, slots=True)
-class StartTime:
-    """The interval in which a thread was started: from `earliest_ns`, before `latest_ns`."""
-
-    earliest_ns: int
-    latest_ns: int
 
 
 class ThreadTimeDelta(NamedTuple):
@@ -70,8 +62,7 @@ class ThreadTimes:
     `process_cpu_ns` includes ended threads.
     """
 
-    def __init__(self, process_cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
-        self._process_cpu_ns = process_cpu_ns
+    def __init__(self) -> None:
         self._usage_by_thread: dict[int, _ThreadUsage] = {}
         self._missing_threads: set[int] = set()
         self._deadline_ns = self._captured_ns = self._previous_captured_ns = 0
@@ -157,8 +148,8 @@ class ThreadTimes:
         self._previous_deadline_ns, self._previous_captured_ns = self._deadline_ns, self._captured_ns
         return self._take_unattributed()
 
-    def close(self, now_ns: int) -> tuple[UnattributedTime, ...]:
-        """Return the unattributed time from the last snapshot to this instant."""
+    def close(self, now_ns: int, used_cpu_ns: int) -> tuple[UnattributedTime, ...]:
+        """Return the unattributed time from the last snapshot to this instant, with the CPU time of the process."""
         now_ns = max(now_ns, self._deadline_ns)
         for usage in self._usage_by_thread.values():
             if usage.missing_since_ns is not None:
@@ -167,7 +158,7 @@ class ThreadTimes:
                 self._unattributed_wall_ns += max(now_ns - usage.charged_until_ns, 0)
         self._usage_by_thread.clear()
         self._missing_threads.clear()
-        self._process_used_cpu_ns = self._process_cpu_ns()
+        self._process_used_cpu_ns = used_cpu_ns
         return self._take_unattributed() if self._previous_deadline_ns is not None else ()
 
     def _first_charge(self, start_time: StartTime | None, cpu_ns: int) -> tuple[int, int]:

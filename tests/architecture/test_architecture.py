@@ -26,6 +26,7 @@ ROWS: dict[str, int] = {
     "config": 0,
     "system": 0,
     "raw": 1,
+    "stream": 1,
     "formats": 1,
     "otel": 1,
     "user_labels": 1,
@@ -34,12 +35,12 @@ ROWS: dict[str, int] = {
     "code_origin": 2,
     "host_profilers": 3,
     "export": 3,
-    "lifecycle": 4,
     "exporter_process": 4,
-    "__init__": 5,
-    "inspector": 5,
-    "cli": 6,
-    "__main__": 7,
+    "lifecycle": 5,
+    "__init__": 6,
+    "inspector": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 
 # Never, whatever the rows say. A name is a module of ours (``export``) or a package of others (``opentelemetry``).
@@ -58,6 +59,8 @@ NEVER: dict[str, set[str]] = {
     "system.guard": {"system.threads"},
     "system.call_queue": {"system.guard"},
     "raw": {"opentelemetry", "grpc"},
+    "stream": {"config", "capture", "pipeline", "opentelemetry", "grpc", "google"},
+    "stream.records": {"model", "system"},
     "formats": {
         *("config", "system", "_walker", "_context", "activation"),
         *("opentelemetry", "grpc", "logging", "os", "time", "io", "pathlib", "socket", "threading", "datetime"),
@@ -70,11 +73,15 @@ NEVER: dict[str, set[str]] = {
     "user_labels.sample_labels": {"system"},
     "capture": {"formats", "otel", "user_labels", "opentelemetry", "grpc"},
     **{f"capture.{name}": {"config"} for name in ("sampler", "walker", "portable", "symbolizer")},
+    "capture.recorder": {"config"},
+    "capture.thread_registry": {"config", "model", "stream"},
+    "capture.idle_tracker": {"config", "model", "system", "stream"},
     "capture.portable_gc": {"config", "model", "system.guard"},
     "capture.schedule": {"config", "model", "system"},
     "capture.overhead": {"config", "model", "system", "time"},
     "pipeline": {"config", "formats", "otel", "user_labels", "opentelemetry", "grpc"},
     "pipeline.thread_times": {"system"},
+    **{f"pipeline.{name}": {"model", "system", "raw"} for name in ("thread_states", "selected_traces")},
     "pipeline.snapshot_builder": {"pipeline.batch_exporter", "pipeline.aggregator", "pipeline.record_pipeline"},
     "pipeline.aggregator": {"pipeline.batch_exporter", "pipeline.snapshot_builder"},
     "pipeline.batch_exporter": {"pipeline.aggregator", "pipeline.snapshot_builder"},
@@ -89,12 +96,15 @@ NEVER: dict[str, set[str]] = {
     "lifecycle": {"formats", "opentelemetry", "grpc"},
     "lifecycle.sampling": {"host_profilers", "lifecycle.publishing"},
     "lifecycle.publishing": {"export", "capture", "pipeline", "lifecycle.sampling"},
-    "lifecycle.trace_profiler": {"export", "host_profilers", "config"},
+    "lifecycle.local_export": {"capture", "host_profilers", "lifecycle.sampling"},
     "lifecycle.sigterm": {
         *("config", "export", "host_profilers"),
         *("lifecycle.sampling", "lifecycle.publishing", "lifecycle.profiler"),
     },
-    "exporter_process": {"opentelemetry", "grpc"},
+    **{
+        f"exporter_process.{name}": {"opentelemetry", "grpc"}
+        for name in ("__main__", "connection", "launch", "pipelines", "server", "transport")
+    },
     "exporter_process.connection": {"config", "exporter_process.launch", "exporter_process.server"},
     "exporter_process.server": {"config", "_walker", "threading"},  # one thread; the extension may be of no use there
     "exporter_process.transport": {"config", "system"},

@@ -16,7 +16,7 @@ from splunk_profiler import raw
 pytest.importorskip("splunk_profiler._walker")
 pytest.importorskip("splunk_profiler._context")
 
-TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "TickerCounters", "ThreadChange", "IdleTime", "ThreadChanges"]
+TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "TickerCounters", "ThreadChanges"]
 PROGRAM = """
 import sys
 from collections import namedtuple

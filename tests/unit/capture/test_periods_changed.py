@@ -8,12 +8,11 @@ from queue import SimpleQueue
 
 import pytest
 from running_ticker import running
+from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import Periods, RawSnapshot
 
 MS = 1_000_000
@@ -64,7 +63,7 @@ def test_a_distance_that_is_none_is_refused(period_ns: int) -> None:
 
 
 def test_samples_carry_the_distance_that_was_in_force(ticker: Ticker) -> None:
-    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), HOUR_NS, include_internal=True)
+    capture = StreamedBuilder(period_ns=HOUR_NS, include_internal=True)
     with running(ticker, 3 * MS):
         (first, *_) = ticker.drain(LONG_NS)
     snapshot = capture.snapshot(first)

@@ -115,6 +115,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED": ("FALSE", "false"),
         "SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED": ("TRUE", "true"),
         "SPLUNK_PROFILER_WALKER": ("portable", "portable"),
+        "SPLUNK_PROFILER_EXPORTER": ("thread", "thread"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": ("FALSE", "false"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": ("/run/sockets", "/run/sockets"),
         "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE": ("100", 100),

@@ -24,7 +24,9 @@ _HOLDING_ORDER: list[type] = [LazySink, BatchExporter, ProcessPublisher, Correla
 @pytest.fixture
 def profiler(tmp_path: Path) -> Iterator[Profiler]:
     """One that samples and publishes, and has not been started."""
-    config = Config(enabled=True, correlation="true", custom_labels="true", socket_directory=str(tmp_path))
+    config = Config(
+        enabled=True, exporter="thread", correlation="true", custom_labels="true", socket_directory=str(tmp_path)
+    )
     made = Profiler(
         from_config(config, {}),
         lambda: None,

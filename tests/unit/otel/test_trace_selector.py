@@ -20,7 +20,15 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from splunk_profiler.otel import trace_selector
-from splunk_profiler.otel.trace_selector import MAX_ENTRIES, MAX_ENTRY_NS, SNAPSHOT_ATTRIBUTE, TraceSelector
+from splunk_profiler.otel.trace_selector import (
+    MAX_ENTRIES,
+    MAX_ENTRY_NS,
+    SNAPSHOT_ATTRIBUTE,
+    TraceChange,
+    TraceSelector,
+)
+from splunk_profiler.pipeline.selected_traces import SelectedTraces
+from splunk_profiler.stream.captured import TraceEnded, TraceSelected
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -47,6 +55,17 @@ class Bench:
         self.tracer = self.provider.get_tracer("tests")
         self.trace_selector.begin(self._notice)
         self.trace_selector.attach(self.provider)
+
+    def tell(self, told: SelectedTraces) -> list[TraceChange]:
+        """Apply the changes, as a stream brings them, and return them."""
+        changes = self.trace_selector.take_changes()
+        for trace_id, time_ns, entry in changes:
+            if entry is None:
+                told.end(TraceEnded(trace_id, time_ns))
+            else:
+                assert time_ns == entry.time_ns
+                told.select(TraceSelected(trace_id, *entry))
+        return changes
 
     def _notice(self) -> None:
         self.notified += 1
@@ -106,19 +125,19 @@ def test_a_trace_is_profiled_until_its_entry_span_ends(all_of_them: Bench) -> No
     span = all_of_them.start()
     trace_id = span.get_span_context().trace_id
     before_ns = time.time_ns()
-    assert all_of_them.trace_selector.is_selected(trace_id, before_ns)
-    assert all_of_them.trace_selector.has_selected(before_ns)
-    assert all_of_them.trace_selector.entry_span(trace_id) is not None
+    told = SelectedTraces()
+    all_of_them.tell(told)
+    assert told.is_selected(trace_id, before_ns)
+    assert told.has_selected(before_ns)
+    assert told.entry(trace_id) is not None
+    assert all_of_them.tell(told) == []
     span.end()
     assert all_of_them.traces == set()
-    assert all_of_them.trace_selector.is_selected(trace_id, before_ns), "a sample of before may be read after"
+    assert [(change.trace_id, change.entry_span) for change in all_of_them.tell(told)] == [(trace_id, None)]
+    assert told.is_selected(trace_id, before_ns), "a sample of before may be read after"
     later_ns = time.time_ns() + 1
-    assert not all_of_them.trace_selector.is_selected(trace_id, later_ns)
-    assert (all_of_them.trace_selector.has_selected(before_ns), all_of_them.trace_selector.has_selected(later_ns)) == (
-        True,
-        False,
-    )
-    assert all_of_them.trace_selector.entry_span(trace_id) is None
+    assert not told.is_selected(trace_id, later_ns)
+    assert (told.has_selected(before_ns), told.has_selected(later_ns)) == (True, False)
 
 
 def test_spans_inside_of_the_process_are_no_entries(all_of_them: Bench) -> None:
@@ -269,7 +288,7 @@ selection.attach(provider)
 
 def serve():
     span = provider.get_tracer("tests").start_span("entry")
-    beginning = selection.entry_span(span.get_span_context().trace_id)
+    (_, _, beginning), = selection.take_changes()
     assert beginning.ident == monkey.get_original("_thread", "get_ident")(), beginning
 
 gevent.spawn(serve).get()

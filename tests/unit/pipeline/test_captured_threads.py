@@ -13,12 +13,11 @@ from types import FunctionType
 
 import pytest
 from running_ticker import running
+from stream_feed import StreamedBuilder
 from top_frames import top_frame
 
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.model import Sample, ThreadSample
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 10_000_000
 
@@ -28,7 +27,7 @@ class Watcher:
 
     def __init__(self, choice: WalkerChoice) -> None:
         self.ticker: Ticker = make_ticker(choice, None, lambda _: None, 100)
-        self.capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=choice.name == "native"), PERIOD_NS)
+        self.capture = StreamedBuilder(native=choice.name == "native", period_ns=PERIOD_NS)
 
     def handle(self) -> list[Sample]:
         """Return all samples that were captured since the last call."""

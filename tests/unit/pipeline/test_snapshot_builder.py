@@ -16,14 +16,13 @@ from types import FrameType
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from stream_feed import StreamedBuilder
 from top_frames import top_frame
 
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 
 PERIOD_NS = 1_000_000_000
 
@@ -34,11 +33,8 @@ class Watcher:
     def __init__(self, choice: WalkerChoice, *, max_depth: int = 1024, include_internal: bool = False) -> None:
         self.tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
         self.ticker: Ticker = make_ticker(choice, spans.context_variable(), self.tracker.value_of, max_depth)
-        self.capture = SnapshotBuilder(
-            spans.span_ref,
-            make_idle_tracker(native=choice.name == "native"),
-            PERIOD_NS,
-            include_internal=include_internal,
+        self.capture = StreamedBuilder(
+            spans.span_ref, native=choice.name == "native", period_ns=PERIOD_NS, include_internal=include_internal
         )
 
     def look(self) -> Snapshot:
@@ -345,12 +341,12 @@ def test_an_unsampled_span_is_carried_with_its_flags(watcher: Watcher) -> None:
 
 
 def test_an_undrained_tick_is_counted_and_the_oldest_is_dropped(watcher: Watcher) -> None:
-    for _ in range(70):
+    for _ in range(262):
         watcher.ticker.capture()
     drained = watcher.ticker.drain(0)
-    assert len(drained) == 64
+    assert len(drained) == 256
     assert watcher.ticker.counters().overwritten == 6
-    assert watcher.ticker.counters().captured == 70
+    assert watcher.ticker.counters().captured == 262
     assert [raw.time_ns for raw in drained] == sorted(raw.time_ns for raw in drained)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splunk_profiler.model import UnattributedReason, UnattributedTime
-from splunk_profiler.pipeline.thread_times import StartTime, ThreadTimeDelta, ThreadTimes
+from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
+from splunk_profiler.stream.captured import StartTime
 
 MS = 1_000_000
 TICK = 10 * MS
@@ -21,7 +22,7 @@ class World:
 
     def __init__(self) -> None:
         self.cpu_ns = 700 * MS
-        self.thread_times = ThreadTimes(lambda: self.cpu_ns)
+        self.thread_times = ThreadTimes()
         self.threads: set[int] = set()
 
     def snapshot(
@@ -31,6 +32,9 @@ class World:
         delta = [self.thread_times.charge(thread, start_time, cpu * MS, reason) for thread, start_time, cpu in threads]
         ended, self.threads = self.threads, {thread for thread, _, _ in threads}
         return delta, self.thread_times.end(ended - self.threads)
+
+    def close(self, now_ms: int) -> tuple[UnattributedTime, ...]:
+        return self.thread_times.close(now_ms * MS, self.cpu_ns)
 
 
 @pytest.fixture
@@ -140,7 +144,7 @@ def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: Worl
     assert world.thread_times.end(()) == ()
     world.cpu_ns += 2 * MS
     assert world.snapshot(1200, (1, None, 645)) == ([ThreadTimeDelta(100 * MS, 7 * MS)], ())
-    assert world.thread_times.close(1200 * MS) == ()
+    assert world.close(1200) == ()
 
 
 def test_ended_thread_is_charged_half_of_the_time_it_was_not_seen(world: World) -> None:
@@ -177,11 +181,11 @@ def test_the_end_brings_what_was_used_since_the_last_snapshot(world: World) -> N
     world.snapshot(1000, (1, None, 600), (2, None, 0))
     world.snapshot(1100, (1, None, 600))
     world.cpu_ns += 9 * MS
-    assert world.thread_times.close(1130 * MS) == (unsampled(30 + 50, 9),)
+    assert world.close(1130) == (unsampled(30 + 50, 9),)
 
 
 def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> None:
-    assert world.thread_times.close(1000 * MS) == ()
+    assert world.close(1000) == ()
 
 
 @pytest.mark.parametrize("life", [0.05, 0.3, 0.9, 1.0, 1.5, 2.5, 12.5, 16.5, 40])
@@ -189,7 +193,7 @@ def test_wall_time_adds_up_for_threads_of_any_lifetime(life: float) -> None:
     period_ms, chance = 400, random.Random(1)
     lived_ms = int(life * period_ms)
     born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
-    thread_times, wall_ns = ThreadTimes(lambda: 0), 0
+    thread_times, wall_ns = ThreadTimes(), 0
     for now_ms in range(0, 42_000 + lived_ms, period_ms):
         thread_times.begin(now_ms * MS, 0, 0)
         for thread, born in enumerate(born_ms):
@@ -224,7 +228,7 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_end_gaps(
     population: list[ThreadLifetime], distances: list[int]
 ) -> None:
     now_ms = 100
-    thread_times = ThreadTimes(lambda: sum(lifetime.cpu_ns_at(now_ms) for lifetime in population))
+    thread_times = ThreadTimes()
     begun_ms, wall_ns, cpu_ns, slack_ns = now_ms, 0, 0, 0
     begun_cpu_ns = sum(lifetime.cpu_ns_at(now_ms) for lifetime in population)
     instants = [now_ms]
@@ -239,7 +243,9 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_end_gaps(
                 wall_ns, cpu_ns = wall_ns + delta.wall_ns, cpu_ns + delta.cpu_ns
         for unattributed_time in thread_times.end(range(1, len(population) + 1)):
             wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
-    for unattributed_time in thread_times.close(now_ms * MS):
+    for unattributed_time in thread_times.close(
+        now_ms * MS, sum(lifetime.cpu_ns_at(now_ms) for lifetime in population)
+    ):
         wall_ns, cpu_ns = wall_ns + unattributed_time.wall_ns, cpu_ns + unattributed_time.cpu_ns
     lived_ns = (
         sum(max(min(lifetime.ended_ms, now_ms) - max(lifetime.born_ms, begun_ms), 0) for lifetime in population) * MS
@@ -261,7 +267,7 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_end_gaps(
 def test_wall_time_adds_up_however_late_snapshots_are(life_ms: int) -> None:
     period_ms, chance = 10, random.Random(4)
     born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
-    thread_times, wall_ns = ThreadTimes(lambda: 0), 0
+    thread_times, wall_ns = ThreadTimes(), 0
     for now_ms in range(0, 4_200 + life_ms, period_ms):
         late_ms = chance.choice([0, 0, 1, 4, 9])
         thread_times.begin(now_ms * MS, 0, late_ms * MS)

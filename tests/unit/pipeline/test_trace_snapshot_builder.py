@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
+from stream_feed import StreamedBuilder
 
 from splunk_profiler.model import Frame, InstrumentationSource, Snapshot, SpanRef, Stack
-from splunk_profiler.pipeline.idle_threads import PortableIdleTracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods, RawSnapshot, RawThread
+from splunk_profiler.stream.captured import TraceSelected
 
 MS = 1_000_000
 PERIOD_NS, ALL_NS = 10 * MS, 1_000 * MS
@@ -25,30 +25,25 @@ class Began(NamedTuple):
     cpu_ns: int
 
 
-@dataclass
-class SelectedTraces:
-    """Trace 1 with its entry span."""
-
-    entry: Began | None = None
-
-    def is_selected(self, trace_id: int, time_ns: int) -> bool:  # noqa: ARG002  # what it stands for has it
-        return trace_id == TRACE.trace_id
-
-    def entry_span(self, trace_id: int) -> Any | None:  # noqa: ARG002
-        return self.entry
+ELSEWHERE = Began(0, 9, 0)  # an entry on a thread that is in no snapshot
 
 
 class Bench:
     """Ticks with made-up threads: (context, CPU time in ms) by ident."""
 
-    def __init__(self, entry: Began | SelectedTraces | None = None, periods: Periods = PERIODS) -> None:
-        selected_traces = entry if isinstance(entry, SelectedTraces) else SelectedTraces(entry)
-        self.capture = SnapshotBuilder(lambda context: context, PortableIdleTracker(skip_idle=False), ALL_NS)
-        self._closely = TraceSnapshotBuilder(self.capture, selected_traces, periods)
+    def __init__(self, entry: Began = ELSEWHERE, periods: Periods = PERIODS) -> None:
+        self.capture = StreamedBuilder(lambda context: context, period_ns=ALL_NS)
+        self._selected_traces = SelectedTraces()
+        self.enter(entry)
+        self._closely = TraceSnapshotBuilder(self.capture.builder, self._selected_traces, periods)
         self._before_ms = 0
         self._stacks = {
             ident: Stack((Frame("app", f"work_{ident}", "app.py", 1),), truncated=False) for ident in range(5)
         }
+
+    def enter(self, entry: Began) -> None:
+        """Have trace 1 come in."""
+        self._selected_traces.select(TraceSelected(TRACE.trace_id, *entry))
 
     def raw(
         self,
@@ -63,10 +58,13 @@ class Bench:
             for ident, (context, cpu_ms) in threads.items()
         )
         since_ms, self._before_ms = at_ms - self._before_ms, at_ms
-        return RawSnapshot(at_ms * MS, 0, seen, period_ns, is_focused, since_ms * MS)
+        return RawSnapshot(at_ms * MS, 0, seen, period_ns, is_focused, max(since_ms, 0) * MS)
 
     def see(self, at_ms: int, threads: dict[int, tuple[SpanRef | None, int]], **more: Any) -> Snapshot:
-        return self._closely.snapshot(self.raw(at_ms, threads, **more))
+        captured = self.capture.captured(self.raw(at_ms, threads, **more))
+        if not captured.is_focused:
+            self.capture.builder.snapshot(captured)
+        return self._closely.snapshot(captured)
 
     def nobody(self, at_ms: int) -> None:
         """Pass a tick without a thread, which makes no snapshot."""
@@ -110,10 +108,9 @@ def test_what_a_thread_did_for_others_in_between_is_not_counted() -> None:
 
 
 def test_what_a_thread_did_between_two_visits_of_a_trace_is_not_counted() -> None:
-    selected_traces = SelectedTraces(Began(1 * MS, 1, 100 * MS))
-    bench = Bench(selected_traces)
+    bench = Bench(Began(1 * MS, 1, 100 * MS))
     bench.see(10, {1: (TRACE, 105)})
-    selected_traces.entry = Began(10_003 * MS, 1, 3_000 * MS)
+    bench.enter(Began(10_003 * MS, 1, 3_000 * MS))
     assert _spent(bench.see(10_010, {1: (TRACE, 3_005), 2: (TRACE, 9)})) == [(1, 7, 5), (2, 10, 0)]
 
 

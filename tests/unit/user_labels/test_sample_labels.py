@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from profile_factory import small_profile
+from stream_feed import StreamedBuilder
 
 from splunk_profiler import labels
 from splunk_profiler.capture.walker import WalkerChoice, choose_walker, make_ticker
@@ -18,8 +19,6 @@ from splunk_profiler.formats.datadog_pprof import translate_profile
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
 from splunk_profiler.user_labels.sample_labels import (
@@ -50,9 +49,7 @@ class Watcher:
             labels_var=CURRENT_LABELS,
             labels_of=self.tracker.value_of,
         )
-        self._capture = SnapshotBuilder(
-            spans.span_ref, make_idle_tracker(native=choice.name == "native"), 1, labels_of=encode_for_samples
-        )
+        self._capture = StreamedBuilder(spans.span_ref, native=choice.name == "native", labels_of=encode_for_samples)
 
     def look(self) -> list[Sample]:
         self._ticker.capture()

@@ -13,6 +13,7 @@ from made_up_events import KIND, Objects, registered
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.resources import Resource
 from profile_schema import decode
+from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture import events
 from splunk_profiler.capture.events import EventSource, EventSources, RegisteredSource, make_sources
@@ -34,8 +35,6 @@ from splunk_profiler.model import (
     ValueType,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.window import Bounds
 from splunk_profiler.raw import RawEvent
 
@@ -95,7 +94,7 @@ def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     objects.make("row", 2, 100)
     sources.stop()
     objects.make("late", 1, 1)
-    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
+    capture = StreamedBuilder()
     samples = capture.event_samples(sources.drain())
     (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
     assert (timer_type, own_type) == ("cpu", "allocation")

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture.events import EventSources, make_sources
 from splunk_profiler.capture.events.garbage_collections import GcEventSource
@@ -23,8 +24,6 @@ from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, Sample, Stack
-from splunk_profiler.pipeline.idle_threads import make_idle_tracker
-from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawCollection
 from splunk_profiler.system.threads import Worker, active_threads
 
@@ -288,9 +287,7 @@ def test_a_ticker_that_is_garbage_with_collections_that_refer_to_it_goes(make: M
 
 def sampled(ticker: Ticker, work: Callable[[], object], **settings: Any) -> list[Sample]:
     """Return the samples of the collections of `work`."""
-    capture = SnapshotBuilder(
-        lambda _: None, make_idle_tracker(native=False), 1, labels_of=lambda found: found, **settings
-    )
+    capture = StreamedBuilder(labels_of=lambda found: found, **settings)
     with recording(ticker) as events:
         work()
     samples = capture.event_samples(events.drain())
@@ -315,7 +312,7 @@ def test_a_collection_becomes_a_sample_without_wall_and_cpu_time(make: Make) -> 
 
 def test_thread_that_ended_before_the_next_snapshot_keeps_its_identity(make: Make) -> None:
     ticker = make()
-    capture = SnapshotBuilder(lambda _: None, make_idle_tracker(native=False), 1)
+    capture = StreamedBuilder()
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:

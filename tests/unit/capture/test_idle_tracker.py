@@ -3,62 +3,52 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splunk_profiler.capture.idle_tracker import IdleTracker, make_idle_tracker
 from splunk_profiler.capture.walker import choose_walker
-from splunk_profiler.pipeline.idle_threads import IdleTracker, make_idle_tracker
 from splunk_profiler.raw import RawThread
 
-PERIOD_NS = 10_000_000
 STACK, OTHER_STACK = object(), object()
-
-
-class Make(Protocol):
-    """Makes trackers of one kind."""
-
-    def __call__(self, *, skip_idle: bool = True) -> IdleTracker: ...
+Make = Callable[[], IdleTracker]
 
 
 @pytest.fixture(params=["native", "portable"])
 def make(request: pytest.FixtureRequest) -> Make:
     if choose_walker(request.param).name != request.param:
         pytest.skip("no native walker")
-    return lambda *, skip_idle=True: make_idle_tracker(native=request.param == "native", skip_idle=skip_idle)
+    return lambda: make_idle_tracker(native=request.param == "native")
 
 
 def thread(
     key: int, stack: object = STACK, context: object = None, labels: object = None, *, cpu_ns: int = 5, state: int = 0
 ) -> Any:
-    return RawThread(key, 0, os.getpid(), stack, context, labels, cpu_ns, state)
+    return RawThread(key, 0, 0, stack, context, labels, cpu_ns, state)
 
 
 def keys(changed: Any) -> list[int]:
-    return [told[0].key for told in changed]
+    return [told.key for told in changed]
 
 
-def test_idle_thread_is_reported_once_more_then_counted_until_it_changes(make: Make) -> None:
+def test_idle_thread_is_reported_once_more_and_then_when_it_changes(make: Make) -> None:
     tracker = make()
     first, second = thread(1), thread(2)
-    assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [1, 2]
-    assert keys(tracker.find_changes((first, second), PERIOD_NS)[0]) == [
-        1,
-        2,
-    ]  # the first snapshot in which it is known to be idle
+    assert tracker.find_changes((first, second)) == ([first, second], [])
+    # The first snapshot in which they are known to be idle.
+    assert tracker.find_changes((first, second)) == ([first, second], [])
     for _ in range(3):
-        assert tracker.find_changes((first, second), PERIOD_NS) == ([], [])
+        assert tracker.find_changes((first, second)) == ([], [])
     moved = thread(2, OTHER_STACK)
-    (told,), ended = tracker.find_changes((first, moved), PERIOD_NS)
-    assert told[0] is moved
-    assert told[2:] == (3, 3 * PERIOD_NS)
+    (told,), ended = tracker.find_changes((first, moved))
+    assert told is moved
     assert not ended
-    assert tracker.find_changes((moved,), PERIOD_NS)[1] == [(1, 4, 4 * PERIOD_NS)]
+    assert tracker.find_changes((moved,)) == ([], [1])
 
 
 @pytest.mark.parametrize("field", ["stack", "context", "labels"])
@@ -66,59 +56,50 @@ def test_a_thread_with_another_stack_context_or_labels_has_changed(make: Make, f
     tracker = make()
     before = thread(1, *[object()] * 3)
     for _ in range(3):
-        tracker.find_changes((before,), PERIOD_NS)
+        tracker.find_changes((before,))
     after = before._replace(**{field: object()})
-    assert keys(tracker.find_changes((after,), PERIOD_NS)[0]) == [1]
-    assert tracker.find_changes((after,), PERIOD_NS)[0] == []
+    assert keys(tracker.find_changes((after,))[0]) == [1]
+    assert tracker.find_changes((after,))[0] == []
 
 
 def test_a_thread_that_has_used_cpu_time_is_reported_each_time(make: Make) -> None:
     tracker = make()
     for cpu_ns in range(1, 6):
-        (told,), ended = tracker.find_changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
-        assert told[2:] == (0, 0)
-        assert not ended
+        used = thread(1, cpu_ns=cpu_ns)
+        assert tracker.find_changes((used,)) == ([used], [])
 
 
 @pytest.mark.parametrize("state", [1, 2])
 def test_a_thread_that_does_not_wait_is_reported_whatever_its_cpu_time(make: Make, state: int) -> None:
     tracker = make()
     for _ in range(4):
-        assert keys(tracker.find_changes((thread(1, state=state), thread(2)), PERIOD_NS)[0])[0] == 1
-    assert tracker.find_changes((thread(1), thread(2)), PERIOD_NS) == ([(thread(1), 0, 0, 0)], [])
+        assert keys(tracker.find_changes((thread(1, state=state), thread(2)))[0])[0] == 1
+    assert tracker.find_changes((thread(1), thread(2))) == ([thread(1)], [])
 
 
 def test_a_thread_whose_state_is_not_known_rests_if_its_clock_does(make: Make) -> None:
     tracker = make()
     unknown = thread(1)._replace(state=None)
-    assert [len(tracker.find_changes((unknown,), PERIOD_NS)[0]) for _ in range(4)] == [1, 1, 0, 0]
+    assert [len(tracker.find_changes((unknown,))[0]) for _ in range(4)] == [1, 1, 0, 0]
 
 
 def test_a_thread_whose_clock_cannot_be_read_any_more_rests(make: Make) -> None:
     tracker = make()
     for cpu_ns in (5, 5, 0):
-        tracker.find_changes((thread(1, cpu_ns=cpu_ns),), PERIOD_NS)
-    assert tracker.find_changes((thread(1),), PERIOD_NS) == ([], [])
+        tracker.find_changes((thread(1, cpu_ns=cpu_ns),))
+    assert tracker.find_changes((thread(1),)) == ([], [])
 
 
-def test_without_counting_all_threads_are_reported_with_priorities(make: Make) -> None:
-    tracker = make(skip_idle=False)
-    for _ in range(4):
-        told, ended = tracker.find_changes((thread(1), thread(5), thread(6)._replace(native_id=2**31)), PERIOD_NS)
-        assert keys(told) == [1, 5, 6]
-        assert [one[1:] for one in told] == [(os.getpriority(os.PRIO_PROCESS, 0), 0, 0)] * 2 + [(0, 0, 0)]
-        assert not ended
-    assert tracker.take_idle_times() == []
-
-
-def test_after_idle_times_are_taken_all_threads_are_reported_again(make: Make) -> None:
+def test_after_clear_all_threads_are_reported_and_none_has_ended(make: Make) -> None:
     tracker = make()
     for cpu_ns in range(4):
-        tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=1 + cpu_ns)), PERIOD_NS)
-    assert tracker.take_idle_times() == [(1, 2, 2 * PERIOD_NS), (2, 2, 2 * PERIOD_NS)]
-    assert tracker.take_idle_times() == []
-    assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=8)), PERIOD_NS)[0]) == [1, 2, 3]
-    assert keys(tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=9)), PERIOD_NS)[0]) == [3]
+        tracker.find_changes((thread(1), thread(2), thread(3, cpu_ns=1 + cpu_ns)))
+    tracker.clear()
+    tracker.clear()
+    told, ended = tracker.find_changes((thread(2), thread(3, cpu_ns=8)))
+    assert (keys(told), ended) == ([2, 3], [])
+    assert keys(tracker.find_changes((thread(2), thread(3, cpu_ns=9)))[0]) == [2, 3]  # now 2 is known to be idle
+    assert keys(tracker.find_changes((thread(2), thread(3, cpu_ns=10)))[0]) == [3]
 
 
 def test_what_a_watch_holds_goes_with_the_thread_and_with_the_watch(make: Make) -> None:
@@ -130,19 +111,22 @@ def test_what_a_watch_holds_goes_with_the_thread_and_with_the_watch(make: Make) 
     def look(tracker: IdleTracker, key: int) -> weakref.ref[Thing]:
         context = Thing()
         for _ in range(3):
-            tracker.find_changes((thread(key, context=context),), PERIOD_NS)
+            tracker.find_changes((thread(key, context=context),))
         return weakref.ref(context)
 
     first = look(tracker, 1)
     assert first() is not None
     second = look(tracker, 2)
     assert first() is None
-    last = second()
+    tracker.clear()
+    assert second() is None
+    third = look(tracker, 3)
+    last = third()
     assert last is not None
     last.tracker = tracker
     del tracker, last
     gc.collect()
-    assert second() is None
+    assert third() is None
 
 
 Seen = tuple[int, bool, int, int, int]  # key, whether it uses time, which stack, which context, state
@@ -150,7 +134,8 @@ Seen = tuple[int, bool, int, int, int]  # key, whether it uses time, which stack
 
 @given(
     st.lists(
-        st.lists(
+        st.none()
+        | st.lists(
             st.tuples(
                 st.integers(1, 8), st.booleans(), st.integers(0, 1), st.integers(0, 1), st.sampled_from([0, 0, 0, 1, 2])
             ),
@@ -159,18 +144,21 @@ Seen = tuple[int, bool, int, int, int]  # key, whether it uses time, which stack
         max_size=12,
     )
 )
-def test_both_trackers_report_the_same(history: list[list[Seen]]) -> None:
+def test_both_trackers_report_the_same(history: list[list[Seen] | None]) -> None:
     if choose_walker("native").name != "native":
         pytest.skip("no native walker")
     things = [object(), object()]
-    watches = [make_idle_tracker(native=native, skip_idle=True) for native in (True, False)]
+    watches = [make_idle_tracker(native=native) for native in (True, False)]
     for number, snapshot in enumerate(history):
+        if snapshot is None:
+            for watch in watches:
+                watch.clear()
+            continue
         threads = tuple(
             thread(key, things[stack], things[context], cpu_ns=number if uses else 0, state=state)
             for key, (_, uses, stack, context, state) in sorted({one[0]: one for one in snapshot}.items())
         )
-        assert watches[0].find_changes(threads, number) == watches[1].find_changes(threads, number)
-    assert watches[0].take_idle_times() == watches[1].take_idle_times()
+        assert watches[0].find_changes(threads) == watches[1].find_changes(threads)
 
 
 @pytest.fixture
@@ -180,7 +168,7 @@ def native() -> Callable[..., Any]:
 
 
 def test_wrong_input_is_refused_and_the_next_snapshot_is_reported_whole(native: Callable[..., Any]) -> None:
-    tracker = native(skip_idle=True)
+    tracker = native()
     seen = tuple(thread(key, state=2) for key in (1, 2, 3))
     wrong: list[tuple[Any, type[Exception]]] = [
         (seen[::-1], ValueError),
@@ -189,7 +177,6 @@ def test_wrong_input_is_refused_and_the_next_snapshot_is_reported_whole(native: 
         ((seen[0], 2), TypeError),
         ((seen[0]._replace(key="1"),), TypeError),
         ((seen[0]._replace(key=-1),), OverflowError),
-        ((seen[0]._replace(native_id=None),), TypeError),
         ((seen[0]._replace(cpu_ns="1"),), TypeError),
         ((seen[0]._replace(cpu_ns=2**70),), OverflowError),
         ((seen[0]._replace(state="1"),), TypeError),
@@ -197,28 +184,23 @@ def test_wrong_input_is_refused_and_the_next_snapshot_is_reported_whole(native: 
         (None, TypeError),
     ]
     for threads, error in wrong:
-        tracker.find_changes(seen, PERIOD_NS)
+        tracker.find_changes(seen)
         with pytest.raises(error):
-            tracker.find_changes(threads, PERIOD_NS)
-        assert keys(tracker.find_changes(seen, PERIOD_NS)[0]) == [1, 2, 3]
-    for arguments in ((), (seen,), (seen, "long")):
+            tracker.find_changes(threads)
+        assert keys(tracker.find_changes(seen)[0]) == [1, 2, 3]
+    for arguments in ((), (seen, 1), (seen, "long")):
         with pytest.raises(TypeError):
             tracker.find_changes(*arguments)
-    for options in ({}, {"other": True}, {"skip_idle": True, "other": 1}):
-        with pytest.raises(TypeError):
-            native(**options)
+    with pytest.raises(TypeError):
+        tracker.clear(1)
 
 
 def test_many_threads_are_reported_as_few_are(native: Callable[..., Any]) -> None:
-    for skip_idle in (True, False):
-        tracker = native(skip_idle=skip_idle)
-        seen = tuple(thread(key) for key in range(1, 1001))
-        for expected in (1000, 1000, 0, 0):
-            assert len(tracker.find_changes(seen, PERIOD_NS)[0]) == (expected if skip_idle else 1000)
-        times = 2 * skip_idle
-        assert tracker.find_changes(seen[:1], PERIOD_NS)[1] == [
-            (key, times, times * PERIOD_NS) for key in range(2, 1001)
-        ]
+    tracker = native()
+    seen = tuple(thread(key) for key in range(1, 1001))
+    for expected in (1000, 1000, 0, 0):
+        assert len(tracker.find_changes(seen)[0]) == expected
+    assert tracker.find_changes(seen[:1])[1] == [*range(2, 1001)]
 
 
 def test_tracker_without_memory_fails_cleanly_and_reports_all_next_time(native: Callable[..., Any]) -> None:
@@ -226,17 +208,16 @@ def test_tracker_without_memory_fails_cleanly_and_reports_all_next_time(native: 
     failed = 0
     seen = tuple(thread(key) for key in range(1, 6))
     for nth in range(100):
-        tracker = native(skip_idle=True)
+        tracker = native()
         for _ in range(3):
-            tracker.find_changes(seen, PERIOD_NS)
+            tracker.find_changes(seen)
         testing.set_nomemory(nth, nth + 1)
         try:
-            tracker.take_idle_times()
-            tracker.find_changes(seen[1:], PERIOD_NS)
+            tracker.find_changes(seen[1:])
         except (MemoryError, SystemError):
             failed += 1
         finally:
             testing.remove_mem_hooks()
-        told = keys(tracker.find_changes(seen, PERIOD_NS)[0])
+        told = keys(tracker.find_changes(seen)[0])
         assert told in ([1, 2, 3, 4, 5], [1])
     assert 0 < failed < 100

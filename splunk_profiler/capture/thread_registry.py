@@ -1,0 +1,135 @@
+"""Facts about threads that last from one capture to the next: their numbers, names and starts.
+
+Runs on the sampling worker's thread. Imports `raw` and `system` only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from splunk_profiler.raw import RawThread
+from splunk_profiler.system.threads import active_threads, read_proc_file
+
+_MAX_TRANSIENT_THREADS = 16_384
+
+
+@dataclass(slots=True)
+class ThreadInfo:
+    """A thread as of its last capture.
+
+    Attributes:
+        number: in the order of first sight, from 1; never reused.
+        start_ns: start on the boot-time clock, with the earliest and the latest instant; zeros if not known.
+        python_thread: the `threading.Thread`; None if there is none, or none was seen yet.
+    """
+
+    number: int
+    ident: int
+    native_id: int
+    name: str
+    start_ns: tuple[int, int]
+    python_thread: threading.Thread | None = None
+
+    def update_name(self, python_thread: threading.Thread | None = None) -> bool:
+        """Take over the current name; `python_thread` is None if the walker did not see it. Return True if it is new.
+
+        A daemon may rename a thread that waits, so this is asked of all threads.
+        """
+        self.python_thread = python_thread or self.python_thread
+        name = "" if self.python_thread is None else _name_of(self.python_thread)
+        is_new = bool(name) and name != self.name
+        self.name = name if is_new else self.name
+        return is_new
+
+
+class ThreadRegistry:
+    """The threads of the last snapshot, those that have ended since, and those that were in none."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, ThreadInfo] = {}
+        self._ended: dict[int, ThreadInfo] = {}  # left in the last snapshot; late events may refer to them
+        self._transient: dict[int, ThreadInfo] = {}  # seen since the last snapshot, and in none
+        self._last_number = 0
+
+    def find(self, raw_thread: RawThread) -> ThreadInfo | None:
+        """Return a thread that is known."""
+        key = raw_thread.key
+        return self._live.get(key) or self._transient.get(key) or self._ended.get(key)
+
+    def add(self, raw_thread: RawThread, instant_ns: int) -> ThreadInfo:
+        """Return a new thread, of a capture at `instant_ns`; it is transient until `keep` has it."""
+        self._last_number += 1
+        info = _describe_thread(raw_thread, self._last_number, instant_ns)
+        if len(self._transient) > _MAX_TRANSIENT_THREADS:
+            self._transient.clear()
+        self._transient[raw_thread.key] = info
+        return info
+
+    def keep(self, keys: Collection[int], ended_keys: Iterable[int] | None) -> list[ThreadInfo]:
+        """Note that a snapshot has reported the threads `keys`; return those of `ended_keys`, which it has no more.
+
+        None: it has no threads but `keys`.
+        """
+        for key in keys:
+            info = self._transient.get(key) or self._ended.get(key)  # a walker may leave out a thread for once
+            if info is not None:
+                self._live[key] = info
+        self._transient.clear()
+        if ended_keys is None:
+            ended_keys = self._live.keys() - keys
+        self._ended = {key: self._live.pop(key) for key in ended_keys if key in self._live}
+        return list(self._ended.values())
+
+    def take_renamed(self) -> list[ThreadInfo]:
+        """Return the threads whose names have changed since the last call."""
+        return [info for info in self._live.values() if info.update_name()]
+
+    def all_live(self) -> Iterable[ThreadInfo]:
+        """Return the threads of the last snapshot."""
+        return self._live.values()
+
+
+def _describe_thread(raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
+    """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
+    ident, native_id = raw_thread.ident, raw_thread.native_id
+    known = raw_thread.python_thread or _find_python_thread(ident, native_id)
+    start_ns = _read_start_time(native_id)
+    is_another = start_ns[0] > instant_ns
+    name = _name_of(known) if known is not None else ""
+    if not name and not is_another:
+        name = _read_os_thread_name(native_id)
+    return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", (0, 0) if is_another else start_ns, known)
+
+
+def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
+    """Return the `threading.Thread` with this ident, if it surely has this native id too."""
+    known = active_threads().get(ident)
+    return known if known is not None and native_id and vars(known).get("_native_id") == native_id else None
+
+
+def _name_of(thread: threading.Thread) -> str:
+    """Return the name, read from the instance: a subclass of the application may have a property for it."""
+    name = vars(thread).get("_name")
+    return name if type(name) is str else ""
+
+
+def _read_os_thread_name(native_id: int) -> str:
+    """Return the operating system's name of a thread; empty if it is only the name of the process."""
+    if native_id <= 0:
+        return ""
+    if native_id == os.getpid():
+        return "MainThread"
+    name, process_name = (read_proc_file(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid()))
+    return name if name != process_name else ""
+
+
+def _read_start_time(native_id: int) -> tuple[int, int]:
+    """Return the start of a thread on the boot-time clock (resolution: one clock tick, 10 ms); zeros if not known."""
+    fields = read_proc_file(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
+    if len(fields) < 20:
+        return 0, 0
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return int(fields[19]) * tick_ns, (int(fields[19]) + 1) * tick_ns

@@ -1,0 +1,213 @@
+"""The work of the exporter process for one profiled process: its pipeline, its records and their export.
+
+The exporter's main thread calls all methods of a `StreamSession`; a thread of each session exports.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from functools import partial
+from typing import Any
+
+from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, Resource
+
+from splunk_profiler.code_origin.classifier import CodeClassifier
+from splunk_profiler.config import Resolved
+from splunk_profiler.config.handover import from_values
+from splunk_profiler.export import destinations
+from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.export.resource import drop_instance_id
+from splunk_profiler.export.sink_context import SinkContext
+from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
+from splunk_profiler.pipeline.batch_exporter import BatchExporter
+from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
+from splunk_profiler.stream.captured import CaptureEnded, CapturesLost, ProcessStarted, ResourceChanged
+from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import Worker, real_get_ident
+
+_MAX_MESSAGES = 256
+_CLOSE_TIMEOUT_S = 1.2  # less than a host waits for
+
+
+class StreamSession:
+    """The session of the process `pid`, until its stream ends."""
+
+    def __init__(self, pid: int, cpu_share: CpuShare) -> None:
+        self._pid = pid
+        self._cpu_share = cpu_share
+        self._reader = StreamReader()
+        self._resolved: Resolved | None = None
+        self._changed: ResourceChanged | None = None
+        self._resource: tuple[ResourceChanged | None, Resource] | None = None  # and what it was made of
+        self._is_forked_child = False
+        self._pipeline: StreamPipeline | None = None
+        self._sink: LazySink[Any] | None = None
+        self._batch_exporter: BatchExporter[Any] | None = None
+        self._export_thread = Worker("exporter", self._export)
+        self._close_thread = Worker("closer", self._close)
+        self._messages: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
+        self._is_closing = self.is_done = False
+
+    def feed(self, data: bytes) -> None:
+        """Process the next bytes of the stream; `StreamError` if it cannot be read."""
+        for item in self._reader.feed(data):
+            if isinstance(item, ProcessStarted):
+                if self._pipeline is None:  # else the stream begins anew
+                    self._begin(item)
+            elif isinstance(item, ResourceChanged):
+                self._changed = item
+            elif isinstance(item, CapturesLost):
+                self.log(logging.DEBUG, f"{item.snapshots} snapshots were lost on the way to the exporter process")
+            elif self._pipeline is not None:
+                self._pipeline.take(item)
+                if isinstance(item, CaptureEnded):
+                    self.close()
+
+    def tick(self) -> None:
+        """Do what is due; called at least once a second."""
+        if self._pipeline is not None:
+            self._pipeline.tick(time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+            self._messages.append(_encode({"cpu_ns": self._cpu_share.take(self)}))
+
+    def messages(self) -> list[bytes]:
+        """Return the new messages to the host."""
+        return [self._messages.popleft() for _ in range(len(self._messages))]
+
+    def close(self) -> None:
+        """Begin to send everything; `is_done` is True once that is over."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._batch_exporter is None:
+            self.is_done = True
+        else:
+            self._close_thread.start()
+
+    def _begin(self, started: ProcessStarted) -> None:
+        resolved = self._resolved = from_values(started.settings)
+        self._is_forked_child = started.settings.get("is_forked_child") is True
+        self._sink = LazySink(
+            self._open_sink,
+            self._knows_service,
+            load=partial(destinations.load_sink_module, resolved),
+            detect=self._current_resource,
+        )
+        self._batch_exporter = make_batch_exporter(resolved.config, self._sink)
+        self._pipeline = make_pipeline(resolved.config, self._batch_exporter.record)
+        self._batch_exporter.expect_run()
+        self._export_thread.start()
+
+    def _open_sink(self) -> Any:
+        assert self._resolved is not None
+        classifier = CodeClassifier() if self._resolved.config.sends_profiles else None
+        context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
+        return destinations.make_sink(context)
+
+    def _current_resource(self) -> Resource:
+        """Return the resource of the process; on the exporting thread, since detectors may use the network."""
+        if self._resource is None or self._resource[0] is not self._changed:
+            self._resource = (self._changed, self._make_resource(self._changed))
+        return self._resource[1]
+
+    def _make_resource(self, changed: ResourceChanged | None) -> Resource:
+        attributes: Any = {} if changed is None else changed.attributes
+        if changed is not None and changed.is_final:
+            resource = Resource(attributes, changed.schema_url)
+        else:
+            assert self._resolved is not None
+            resource = drop_instance_id(Resource.create({**self._resolved.resource_attributes, **attributes}))
+        return resource.merge(Resource({PROCESS_PID: self._pid}))
+
+    def _knows_service(self) -> bool:
+        resolved, changed = self._resolved, self._changed
+        return (
+            self._is_forked_child
+            or (changed is not None and changed.is_final)
+            or (resolved is not None and SERVICE_NAME in resolved.resource_attributes)
+        )
+
+    def _export(self) -> None:
+        assert self._sink is not None
+        assert self._batch_exporter is not None
+        _SESSIONS[real_get_ident()()] = self
+        try:
+            self._sink.open()
+            self._cpu_share.begin(self)
+            self._batch_exporter.run()
+        finally:
+            _SESSIONS.pop(real_get_ident()(), None)
+
+    def _close(self) -> None:
+        assert self._pipeline is not None
+        assert self._batch_exporter is not None
+        _SESSIONS[real_get_ident()()] = self
+        try:
+            self._pipeline.close()
+            self._batch_exporter.stop(_CLOSE_TIMEOUT_S)
+            self._cpu_share.end(self)
+        finally:
+            _SESSIONS.pop(real_get_ident()(), None)
+            self.is_done = True
+
+    def log(self, level: int, text: str) -> None:
+        """Have the host log a line."""
+        self._messages.append(_encode({"level": level, "text": text}))
+
+
+class CpuShare:
+    """The CPU time of the exporter process, shared out equally among its sessions; loading is not counted."""
+
+    def __init__(self) -> None:
+        self._last_ns = time.process_time_ns()
+        self._used_ns: dict[StreamSession, int] = {}
+
+    def begin(self, session: StreamSession) -> None:
+        """Count for a session from now on."""
+        self._divide()
+        self._used_ns[session] = 0
+
+    def take(self, session: StreamSession) -> int:
+        """Return the CPU time that was used for a session so far."""
+        self._divide()
+        return self._used_ns.get(session, 0)
+
+    def end(self, session: StreamSession) -> None:
+        """Count no more for a session."""
+        self._divide()
+        self._used_ns.pop(session, None)
+
+    def _divide(self) -> None:
+        now_ns = time.process_time_ns()
+        used_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        for session in list(self._used_ns):
+            self._used_ns[session] += used_ns // len(self._used_ns)
+
+
+_SESSIONS: dict[int, StreamSession] = {}  # ident of a thread → the session that it works for
+_CPU_SHARE = CpuShare()
+
+
+class _HostLogHandler(logging.Handler):
+    """Sends the lines of our log to the hosts that they are about."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        session = _SESSIONS.get(real_get_ident()())
+        if session is not None:
+            session.log(record.levelno, record.getMessage())
+
+
+def make_session(pid: int) -> StreamSession:
+    """Return the session of a process that has connected."""
+    if not logger.handlers:
+        logger.addHandler(_HostLogHandler())
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    return StreamSession(pid, _CPU_SHARE)
+
+
+def _encode(message: dict[str, object]) -> bytes:
+    return json.dumps(message).encode()

@@ -1,0 +1,79 @@
+"""The pipeline and the exporter in threads of this process: the sampling worker feeds, one thread exports.
+
+Replaced as a whole in a forked child, which never repairs, joins or closes the parts of its parent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from splunk_profiler.config import Resolved
+from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
+from splunk_profiler.lifecycle.sink_opener import SinkOpener
+from splunk_profiler.otel.runtime_id import ResourceTagger
+from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.threads import Worker
+
+_JOIN_S = 0.1
+
+
+class LocalExport:
+    """A pipeline with its exporter; `parent` is the parent's in a forked child."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        resource_tagger: ResourceTagger,
+        enrich_resource: Callable[[Any], Any],
+        parent: LocalExport | None,
+    ) -> None:
+        opener = SinkOpener(resolved, resource_tagger, enrich_resource, None if parent is None else parent._sink_opener)
+        self._sink_opener: SinkOpener = opener
+        self.sink: LazySink[Any] = LazySink(
+            opener.open, opener.is_service_known, load=opener.load, detect=opener.detect_resource
+        )
+        self.batch_exporter = make_batch_exporter(resolved.config, self.sink)
+        self._pipeline = make_pipeline(resolved.config, self.batch_exporter.record)
+        self._thread = Worker("exporter", self._export)
+        self._guard = Guard("the pipeline")
+        self._sink_open_cpu_ns: int | None = None  # CPU time of loading gRPC, once that is done
+
+    def start(self) -> None:
+        """Start the exporting thread; `RuntimeError` if the process can make no more."""
+        self.batch_exporter.expect_run()
+        self._thread.start()
+
+    def send(self, data: bytes) -> bool:
+        """Take further bytes of the stream; called at least once a second, on the sampling worker's thread."""
+        with self._guard.catching():
+            self._pipeline.feed(data)
+            self._pipeline.tick(time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+        return True
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what is gathered and end the exporting thread, within about `timeout_s` seconds."""
+        with self._guard.catching():
+            self._pipeline.close()
+        self.batch_exporter.stop(timeout_s * 0.8)
+        self._thread.join(_JOIN_S)
+
+    def fork_participants(self) -> list[Any]:
+        """Return the parts that a fork holds: the sink must not import, the exporter must not export."""
+        return [self.sink, self.batch_exporter]
+
+    def abandon(self) -> bool:
+        """Discard unfinished imports in a forked child; return False if they cannot be repeated."""
+        return self.sink.abandon()
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time of the exporting thread, without that of loading what it exports with."""
+        loading_ns = self._sink_open_cpu_ns
+        return 0 if loading_ns is None else max(self._thread.cpu_ns() - loading_ns, 0)
+
+    def _export(self) -> None:
+        self.sink.open()
+        self._sink_open_cpu_ns = self._thread.cpu_ns()
+        self.batch_exporter.run()

@@ -1,0 +1,146 @@
+"""The pipeline of one stream: bytes in, records for an exporter out. It does not know in which process it runs.
+
+Called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from splunk_profiler.model import IdleRepeat, Snapshot
+from splunk_profiler.pipeline.record_pipeline import RecordPipeline
+from splunk_profiler.pipeline.selected_traces import SelectedTraces
+from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
+from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
+from splunk_profiler.raw import Periods
+from splunk_profiler.stream.captured import (
+    CapturedEvent,
+    CapturedSnapshot,
+    CaptureEnded,
+    EndpointNamed,
+    Item,
+    TraceEnded,
+    TraceSelected,
+)
+from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.system.guard import Guard
+
+_MAX_ENDPOINTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What makes samples of captures.
+
+    Attributes:
+        periods: of both kinds of captures, as configured.
+        skips_idle: idle threads are counted, not sampled.
+        include_internal: keep the threads of the profiler, the SDK and gRPC.
+        tracing_stacks_only: keep only samples that were taken inside a span.
+    """
+
+    periods: Periods
+    skips_idle: bool
+    include_internal: bool = False
+    tracing_stacks_only: bool = False
+
+
+class StreamPipeline:
+    """The pipeline of one stream.
+
+    Args:
+        make_records: called with this pipeline; returns the consumer of its snapshots.
+    """
+
+    def __init__(self, settings: PipelineSettings, make_records: Callable[[StreamPipeline], RecordPipeline]) -> None:
+        self._settings = settings
+        self._reader = StreamReader()
+        self._snapshot_builder = SnapshotBuilder(
+            settings.periods.all_ns, skips_idle=settings.skips_idle, include_internal=settings.include_internal
+        )
+        self._traces = SelectedTraces()
+        self._trace_builder = TraceSnapshotBuilder(self._snapshot_builder, self._traces, settings.periods)
+        self._endpoints: OrderedDict[int, str] = OrderedDict()
+        self._now_ns = 0
+        self._has_baseline = self._is_closed = False
+        self._guard = Guard("the pipeline")
+        self._records = make_records(self)
+
+    def now_ns(self) -> int:
+        """Return the instant of the last capture, or of the last `tick`."""
+        return self._now_ns
+
+    def endpoint(self, local_root_id: int) -> str:
+        """Return the last name of a local root; empty if it is the one that its samples have."""
+        return self._endpoints.get(local_root_id, "")
+
+    def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
+        """Return the repeats of idle threads up to the last capture; the next one samples all threads again."""
+        return self._snapshot_builder.take_idle_repeats()
+
+    def feed(self, data: bytes) -> None:
+        """Take further bytes of the stream, in pieces of any size.
+
+        Raises:
+            StreamError: it cannot be read, and cannot be read on.
+        """
+        for item in self._reader.feed(data):
+            with self._guard.catching():
+                self.take(item)
+
+    def tick(self, now_ns: int) -> None:
+        """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second."""
+        self._now_ns = max(self._now_ns, now_ns)
+        self._records.flush_if_due()
+
+    def close(self, end: CaptureEnded | None = None) -> None:
+        """Queue what is left after the last capture; the stream may have been cut off."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        settings = self._settings
+        if self._has_baseline:
+            self._add(Snapshot(0, 0, (), idle_repeats=self.take_idle_repeats()))
+        is_complete = end is not None and settings.periods.all_ns and not settings.tracing_stacks_only
+        self._records.close(self._snapshot_builder.unattributed(end) if end is not None and is_complete else ())
+
+    def take(self, item: Item) -> None:
+        """Take what was read from the stream."""
+        if isinstance(item, CapturedSnapshot):
+            self._now_ns = max(self._now_ns, item.instant_ns)
+            self._take_snapshot(item)
+        elif isinstance(item, CapturedEvent):
+            if self._has_baseline:
+                self._add(Snapshot(item.time_ns, 0, (self._snapshot_builder.event_sample(item),)))
+        elif isinstance(item, TraceSelected):
+            self._traces.select(item)
+        elif isinstance(item, TraceEnded):
+            self._traces.end(item)
+        elif isinstance(item, EndpointNamed):
+            self._endpoints[item.local_root_id] = item.name
+            if len(self._endpoints) > _MAX_ENDPOINTS:
+                self._endpoints.popitem(last=False)
+        elif isinstance(item, CaptureEnded):
+            self._now_ns = max(self._now_ns, item.instant_ns)
+            self.close(item)
+
+    def _take_snapshot(self, captured: CapturedSnapshot) -> None:
+        if not captured.is_focused:
+            if self._has_baseline:
+                self._add(self._snapshot_builder.snapshot(captured))
+            else:
+                self._snapshot_builder.set_baseline(captured)
+                self._records.begin(captured.time_ns, self._settings.periods.all_ns)
+                self._has_baseline = True
+        if self._traces.has_selected(captured.time_ns):
+            of_traces = self._trace_builder.snapshot(captured)
+            if of_traces.samples:
+                self._records.take(of_traces)
+
+    def _add(self, snapshot: Snapshot) -> None:
+        if self._settings.tracing_stacks_only:
+            samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
+            snapshot = replace(snapshot, samples=samples, unattributed=())
+        self._records.take(snapshot)

@@ -1,0 +1,1 @@
+"""The byte format between capture and pipeline: its records, their writer and their reader."""

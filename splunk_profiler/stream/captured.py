@@ -1,0 +1,146 @@
+"""What a reader gives: captures, with the threads, stacks and spans that the records refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from splunk_profiler.model import Event, SpanRef, Stack, Thread
+
+
+@dataclass(frozen=True, slots=True)
+class StartTime:
+    """The interval in which a thread was started: from `earliest_ns`, before `latest_ns`."""
+
+    earliest_ns: int
+    latest_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class CapturedThread:
+    """A thread, with its last name; `start_time` is on the boot-time clock, None if not known."""
+
+    thread: Thread
+    start_time: StartTime | None = None
+
+
+class ThreadState(NamedTuple):
+    """A thread at a capture, as `stream.records.ThreadEntry` describes it; `state` is None if not known."""
+
+    info: CapturedThread
+    stack: Stack
+    span: SpanRef | None
+    labels: tuple[tuple[str, str], ...]
+    cpu_ns: int
+    state: int | None
+    nice: int
+
+    @property
+    def number(self) -> int:
+        """`Thread.index`, which is never reused."""
+        return self.info.thread.index
+
+
+class CapturedSnapshot(NamedTuple):
+    """Threads at one instant.
+
+    Attributes:
+        time_ns: time of the capture since the epoch.
+        instant_ns: the same on the boot-time clock.
+        latency_ns: time from the deadline to the capture.
+        period_ns: time since the previous deadline of its kind; 0 without a deadline.
+        since_previous_ns: time since the previous capture of any kind; 0 for the first.
+        process_cpu_ns: CPU time of the process, read before that of its threads.
+        is_focused: True if it has only threads of selected traces, and says nothing of others.
+        is_complete: True if it has all threads; else it has those that differ from the previous snapshot.
+        threads: in the order of `Thread.index`, as far as they are listed.
+        ended: `Thread.index` of threads that have ended since the previous snapshot.
+    """
+
+    time_ns: int
+    instant_ns: int
+    latency_ns: int
+    period_ns: int
+    since_previous_ns: int
+    process_cpu_ns: int
+    is_focused: bool
+    is_complete: bool
+    threads: list[ThreadState]
+    ended: list[int]
+
+
+class CapturedEvent(NamedTuple):
+    """An event, with its thread as it was then."""
+
+    time_ns: int
+    instant_ns: int
+    thread: ThreadState
+    event: Event
+
+
+class TraceSelected(NamedTuple):
+    """The entry of a selected trace into the process: its time, its thread and the CPU time this had used."""
+
+    trace_id: int
+    time_ns: int
+    ident: int
+    cpu_ns: int
+
+
+class TraceEnded(NamedTuple):
+    """The end of a selected trace."""
+
+    trace_id: int
+    time_ns: int
+
+
+class EndpointNamed(NamedTuple):
+    """The current name of a local root."""
+
+    local_root_id: int
+    name: str
+
+
+class CapturesLost(NamedTuple):
+    """A gap in the stream, with this many snapshots."""
+
+    snapshots: int
+
+
+class CaptureEnded(NamedTuple):
+    """The end of sampling; the CPU time is that of the process."""
+
+    time_ns: int
+    instant_ns: int
+    process_cpu_ns: int
+
+
+class ProcessStarted(NamedTuple):
+    """The process whose captures follow; `settings` are those of its profiler, without secrets."""
+
+    pid: int
+    time_ns: int
+    all_period_ns: int
+    focused_period_ns: int
+    settings: dict[str, object]
+
+
+class ResourceChanged(NamedTuple):
+    """The resource of the process from now on; one that is not final is what the profiler adds to the detected one."""
+
+    is_final: bool
+    attributes: dict[str, object]
+    schema_url: str
+
+
+Item = (
+    ProcessStarted
+    | ResourceChanged
+    | CapturedSnapshot
+    | CapturedEvent
+    | TraceSelected
+    | TraceEnded
+    | EndpointNamed
+    | CapturesLost
+    | CaptureEnded
+)

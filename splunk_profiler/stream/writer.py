@@ -1,0 +1,147 @@
+"""The writer of a stream, in Python: values to records, each defined once while a reader knows it.
+
+One thread at a time uses a writer. Imports the model and `records` only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from itertools import islice
+from typing import TypeVar
+
+from splunk_profiler.model import EventKind, Frame, SpanRef, Stack
+from splunk_profiler.stream.codec import encode
+from splunk_profiler.stream.records import (
+    CAPACITY,
+    HEADER,
+    TRIMMING,
+    EventKindRecord,
+    FrameRecord,
+    LabelsRecord,
+    Record,
+    SpanRecord,
+    StackRecord,
+    ThreadRecord,
+)
+
+Labels = tuple[tuple[str, str], ...]
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class _Numbers(dict[_Key, int]):
+    """The numbers of the definitions that a reader knows, oldest first."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._capacity = CAPACITY[kind]
+        self._last = 0
+
+    def next(self) -> int:
+        """Return the number for a new definition, which is added once it is written."""
+        self._last += 1
+        return self._last
+
+    def trim(self) -> None:
+        """Forget what a reader drops."""
+        for key in list(islice(self, max(len(self) - self._capacity, 0))):
+            del self[key]
+
+
+class StreamWriter:
+    """Gathers the bytes of a stream. Methods that return a number write the definition that it stands for."""
+
+    def __init__(self) -> None:
+        self._frames: _Numbers[Frame] = _Numbers("frame")
+        self._stacks: _Numbers[tuple[tuple[Frame, ...], bool]] = _Numbers("stack")
+        self._spans: _Numbers[SpanRef] = _Numbers("span")
+        self._labels: _Numbers[Labels] = _Numbers("label set")
+        self._kinds: _Numbers[EventKind] = _Numbers("kind")
+        self._threads: _Numbers[int] = _Numbers("thread")
+        self._all = (self._frames, self._stacks, self._spans, self._labels, self._kinds, self._threads)
+        self._pending = bytearray(HEADER)
+
+    def take(self) -> bytes:
+        """Return the bytes since the last call."""
+        taken = bytes(self._pending)
+        self._pending.clear()
+        return taken
+
+    def restart(self) -> None:
+        """Discard what is not taken yet, and begin the stream anew."""
+        self._pending[:] = HEADER
+        for numbers in self._all:
+            numbers.clear()
+
+    def write(self, record: Record) -> None:
+        """Add a record; `StreamError` if it is too large."""
+        self._pending += encode(record)
+        if isinstance(record, TRIMMING):
+            for numbers in self._all:
+                numbers.trim()
+
+    def knows_thread(self, number: int) -> bool:
+        """Return True if the definition of a thread is valid."""
+        return number in self._threads
+
+    def thread(self, record: ThreadRecord) -> None:
+        """Define a thread, or define it anew."""
+        self.write(record)
+        self._threads.pop(record.id, None)
+        self._threads[record.id] = record.id
+
+    def stack(self, stack: Stack) -> int:
+        """Return the number of a stack."""
+        key = (stack.frames, stack.truncated)
+        number = self._stacks.get(key)
+        if number is None:
+            frames = [self._frames.get(frame) or self._define_frame(frame) for frame in stack.frames]
+            number = self._stacks.next()
+            self.write(StackRecord(number, stack.truncated, frames))
+            self._stacks[key] = number
+        return number
+
+    def span(self, span: SpanRef | None) -> int:
+        """Return the number of a span, 0 for None."""
+        if span is None:
+            return 0
+        number = self._spans.get(span)
+        if number is None:
+            number = self._spans.next()
+            self.write(
+                SpanRecord(number, span.trace_id, span.span_id, span.trace_flags, span.local_root_id, span.endpoint)
+            )
+            self._spans[span] = number
+        return number
+
+    def labels(self, labels: Labels) -> int:
+        """Return the number of a set of labels, 0 for none."""
+        if not labels:
+            return 0
+        number = self._labels.get(labels)
+        if number is None:
+            number = self._labels.next()
+            self.write(LabelsRecord(number, [text for pair in labels for text in pair]))
+            self._labels[labels] = number
+        return number
+
+    def kind(self, kind: EventKind) -> int:
+        """Return the number of a kind of events."""
+        number = self._kinds.get(kind)
+        if number is None:
+            number = self._kinds.next()
+            self.write(EventKindRecord(number, kind.name, *kind.count, *kind.amount, kind.data_type.value))
+            self._kinds[kind] = number
+        return number
+
+    def _define_frame(self, frame: Frame) -> int:
+        number = self._frames.next()
+        line, first_line = frame.line or 0, frame.first_line
+        self.write(FrameRecord(number, line, first_line, frame.namespace, frame.function, frame.file))
+        self._frames[frame] = number
+        return number
+
+
+def json_object(values: Mapping[str, object]) -> str:
+    """Return the text of a field that is a JSON object; values that JSON does not have become texts."""
+    return json.dumps(dict(values), default=str, separators=(",", ":"))

@@ -1,0 +1,37 @@
+"""Real streams with faults of all kinds: nothing but `StreamError` comes out, and little is kept."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from fuzz_stream import fuzz, inputs, pipe, read
+from recorded_stream import Recorded, record_run
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    return record_run()
+
+
+def test_streams_with_faults_are_read_or_refused(recorded: Recorded) -> None:
+    found = fuzz(recorded.data, 40_000, seed=1)
+    assert found.total() == 40_000
+    assert {"refused", "read", "cut off", "refused by the pipeline"} <= found.keys()
+
+
+def test_stream_without_a_fault_is_read_by_the_pipeline(recorded: Recorded) -> None:
+    assert (read(recorded.data), pipe(recorded.data)) == ("read", "read by the pipeline")
+
+
+def test_streams_with_faults_take_little_memory(recorded: Recorded) -> None:
+    made = [*inputs(recorded.data, 3_000, seed=2)]
+    pipe(recorded.data)
+    tracemalloc.start()
+    try:
+        for mutated in made:
+            read(mutated)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * len(recorded.data) + (1 << 20)
