@@ -166,11 +166,13 @@ class Target:
         self._process.send_signal(number)
 
     def finish(self, timeout_s: float = 60) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for its end and that of its output, so that all it has said is there; return the exit code."""
         try:
-            return self._process.wait(timeout_s)
+            code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it still runs after {timeout_s} s; it said:\n{self.output}") from None
+        self._wait(lambda: self._ended, 60, "did not end its output")
+        return code
 
     def _read(self) -> None:
         assert self._process.stdout is not None
