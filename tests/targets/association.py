@@ -120,6 +120,7 @@ async def _tasks(load: Load) -> None:
         for number in load.turns(worker):
             with LEDGER.span(number):
                 work(number)
+                wait(number)  # the portable walker gets the GIL there
                 await asyncio.sleep(0)
                 work(number)
                 await asyncio.create_task(inherits(number))

@@ -27,12 +27,13 @@ def _is_marked(record: dict[str, Any]) -> bool:
 
 
 def _run(scenario: str, walker: str, interval_ms: int = 2) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a scenario until enough samples have arrived; (its marked records, its ledger)."""
+    """Run a scenario until enough samples have arrived, some of them in spans; (its marked records, its ledger)."""
     with Receiver() as receiver:
         env = profiling_settings(receiver.url, interval_ms, walker)
         with Target("association.py", scenario, env=env) as target:
             target.line("ready")
             receiver.records(_SAMPLES, _is_marked)
+            receiver.record(lambda record: record["span_id"])
             target.tell("stop")
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
