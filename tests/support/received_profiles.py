@@ -30,6 +30,7 @@ class ReceivedProfile:
     """A profile and the record that it came in."""
 
     record: dict[str, Any]
+    period_ns: int
     samples: tuple[ProfileSample, ...]
     comments: tuple[str, ...]
 
@@ -64,7 +65,7 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
         )
         for sample in message.sample
     )
-    return ReceivedProfile(record, samples, tuple(texts[comment] for comment in message.comment))
+    return ReceivedProfile(record, message.period, samples, tuple(texts[comment] for comment in message.comment))
 
 
 def all_samples(profiles: list[ReceivedProfile]) -> list[ProfileSample]:

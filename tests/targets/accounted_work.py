@@ -26,40 +26,45 @@ import splunk_profiler
 TRACER = trace.get_tracer("accounted")
 
 
-class LifetimeRecorder:
-    """A thread-local object that records its thread's lifetime when it is destroyed: after the last line of Python.
+class EndRecorder:
+    """A thread-local object that records its thread's end when it is destroyed: after the last line of Python.
 
     Args:
-        begun_ns: start of the thread.
-        record: takes its lifetime (ns).
+        record: takes the instant (ns).
     """
 
-    def __init__(self, begun_ns: int, record: Callable[[int], None]) -> None:
-        self._begun_ns = begun_ns
+    def __init__(self, record: Callable[[int], None]) -> None:
         self._record = record
 
     def __del__(self) -> None:
-        self._record(time.monotonic_ns() - self._begun_ns)
+        self._record(time.monotonic_ns())
 
 
 class Ledger:
-    """Total lifetime of all threads."""
+    """Total lifetime of all threads.
+
+    Attributes:
+        stopped: set once the profiler has stopped.
+    """
 
     def __init__(self) -> None:
-        self._lived_ns: list[int] = []
+        self._started_ns: list[int] = []
+        self._ended_ns: list[int] = []
         self._own = threading.local()
         self.facts: dict[str, Any] = {}
-        self.begun_ns, self._cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        self.stopped = threading.Event()
+        self._cpu_ns = time.process_time_ns()
+        self._started_ns.append(time.monotonic_ns())  # this thread, which does not end
 
     def start(self, body: Callable[[], None]) -> threading.Thread:
         """Start a thread that runs `body`."""
 
         def live() -> None:
-            self._own.lifetime = LifetimeRecorder(begun_ns, self._lived_ns.append)
+            self._own.end = EndRecorder(self._ended_ns.append)
             body()
 
         thread = threading.Thread(target=live)
-        begun_ns = time.monotonic_ns()
+        self._started_ns.append(time.monotonic_ns())
         thread.start()
         return thread
 
@@ -68,11 +73,14 @@ class Ledger:
         before = self._so_far()
         splunk_profiler.stop(timeout_s)
         self.facts |= {"before": before, "after": self._so_far()}
+        self.facts |= {"started": len(self._started_ns), "ended": len(self._ended_ns)}
+        self.stopped.set()
 
     def _so_far(self) -> dict[str, int]:
+        living = len(self._started_ns) - len(self._ended_ns)
         return {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
-            "wall_ns": sum(self._lived_ns) + time.monotonic_ns() - self.begun_ns,
+            "wall_ns": sum(self._ended_ns) + living * time.monotonic_ns() - sum(self._started_ns),
         }
 
 
@@ -83,9 +91,17 @@ def compute(seconds: float) -> None:
 
 
 def busy(ledger: Ledger, seconds: float) -> None:
-    """Threads that never wait."""
-    for thread in [ledger.start(lambda: compute(seconds)) for _ in range(3)]:
-        thread.join()
+    """Threads that never wait, until all have worked; none ends before the profiler does."""
+    worked = threading.Barrier(4)
+
+    def live() -> None:
+        compute(seconds)
+        worked.wait()
+        ledger.stopped.wait()
+
+    for _ in range(worked.parties - 1):
+        ledger.start(live)
+    worked.wait()
 
 
 def waiting(ledger: Ledger, seconds: float) -> None:

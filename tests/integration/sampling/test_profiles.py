@@ -5,12 +5,13 @@ What a process used, and how long its threads lived, it says itself; see `target
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from received_profiles import ReceivedProfile, all_samples, read
+from received_profiles import Label, ReceivedProfile, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
@@ -36,16 +37,43 @@ def _run(
 
 
 def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any], walker: str) -> None:
-    """Wall time within 1 %; of the portable walker, whose snapshots a busy machine sets further apart, within 3 %."""
+    """Wall time within 1 %, or as far as the ends of threads are known.
+
+    Within 3 % for the portable walker, which leaves threads out of a snapshot if they run meanwhile.
+    """
     samples = all_samples(profiles)
     _assert_between(ledger, "cpu_ns", sum(sample.cpu_ns for sample in samples), 0.03)
-    _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), 0.01 if walker == "native" else 0.03)
+    threads = ledger["ended"] if walker == "native" else ledger["started"]
+    unknown = _unknown_ns(profiles, threads) / ledger["before"]["wall_ns"]
+    tolerance = max(0.01 if walker == "native" else 0.03, unknown)
+    _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), tolerance)
 
 
 def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance: float) -> None:
     """The accounts were closed somewhere in the profiler's stop, which takes a while on a machine that is busy."""
     before, after = ledger["before"][what], ledger["after"][what]
     assert before * (1 - tolerance) <= found_ns <= after * (1 + tolerance), (before, found_ns, after)
+
+
+def _unknown_ns(profiles: list[ReceivedProfile], threads: int) -> int:
+    """Return the largest error of the wall time if so many threads have ended, or seemed to.
+
+    A thread ends somewhere in the gap between two snapshots, and a machine that is busy makes that longer. Half of
+    the gap is taken for its life: that is the largest error, and it is in the profile as unsampled time. That time
+    is not trusted further than the longest gap that the samples allow.
+    """
+    unsampled = [sample for sample in all_samples(profiles) if sample.functions == ("[process].unsampled",)]
+    longest_gap_ns = max(_longest_gap_ns(profile) for profile in profiles)
+    return min(sum(sample.wall_ns for sample in unsampled), threads * longest_gap_ns // 2)
+
+
+def _longest_gap_ns(profile: ReceivedProfile) -> int:
+    """Return the longest possible gap in a profile: that with one period in all other gaps."""
+    longest_ns: Counter[Label] = Counter()
+    for sample in profile.samples:
+        if "thread.os.id" in sample.labels:
+            longest_ns[sample.labels["thread.os.id"]] += sample.wall_ns - sample.count * profile.period_ns
+    return profile.period_ns + max(longest_ns.values(), default=0)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +89,6 @@ def test_cpu_and_wall_times_add_up_to_those_of_process_and_threads(scenario: str
 
 @_NATIVE
 def test_times_add_up_however_few_samples_there_are() -> None:
-    # No snapshot falls between the end of the threads and that of the profiler: it would say little of when they ended.
     profiles, ledger = _run("busy", "native", seconds=5, interval_ms=2000)
     assert sum(sample.count for sample in all_samples(profiles)) <= 4 * 4
     _assert_adds_up(profiles, ledger, "native")
