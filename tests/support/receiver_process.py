@@ -4,8 +4,8 @@
         run_something(env={"SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url})
         record = receiver.record(lambda r: r["trace_id"])      # the first one for which the predicate holds
 
-Every wait has a deadline and fails with what had arrived until then. Nothing is taken out: what one wait has
-seen is there for the next one too. Imports nothing of the package.
+Every wait has a deadline and fails with what had arrived until then. It returns all exports that were answered
+before. Nothing is taken out: what one wait has seen is there for the next one too. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Receiver:
         return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
 
     def switch(self, mode: str, timeout_s: float = 60) -> None:
-        """Change its mode (see targets/receiver.py) and wait until it is in force."""
+        """Change its mode (see targets/receiver.py), unless it is empty, and wait until it is in force."""
         with self._arrived:
             before = len(self._modes)
         assert self._process.stdin is not None
@@ -92,6 +92,7 @@ class Receiver:
             return [e for e in self._exports if e["signal"] == signal and e["answer"].startswith(answer)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} exports of {signal}")
+        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -103,6 +104,7 @@ class Receiver:
             return [record for export in accepted for record in export["records"] if where(record)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such records")
+        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -120,6 +122,7 @@ class Receiver:
             return [span for export in traces for span in export["spans"] if where(span)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such spans")
+        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -134,6 +137,11 @@ class Receiver:
         if self._process.poll() is None and not self._process.stdin.closed:
             self._process.stdin.write("stop\n")
         self._leave()
+
+    def _catch_up(self) -> None:
+        """Read what it has said so far, which is every export that it has answered."""
+        if not self._ended:
+            self.switch("")
 
     def _leave(self) -> None:
         assert self._process.stdin is not None

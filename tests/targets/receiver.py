@@ -6,8 +6,8 @@ Its first line of output is ``ready PORT``; then comes one line of JSON for each
 or left hanging (`describe` says what is in it). A line on standard input changes its mode: ``ok``,
 ``hang`` (calls are left without an answer until the mode changes), ``refuse CODE [seconds]`` (a gRPC status,
 with a RetryInfo where seconds are given), ``partial N [message]`` (accepted, N records rejected), ``stop``.
-After each it prints ``{"mode": …}``, so that a test knows that the mode is in force. Tests drive it through
-`receiver_process.Receiver`. Imports nothing of the package.
+After each it prints ``{"mode": …}``, so that a test knows that the mode is in force; an empty line changes nothing.
+Tests drive it through `receiver_process.Receiver`. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -116,10 +116,11 @@ class Collector:
             print(line, flush=True)
 
     def switch(self, mode: str) -> None:
-        """Let `mode` be in force from now on, also for calls that hang."""
-        with self._changed:
-            self._mode = mode.split()
-            self._changed.notify_all()
+        """Let `mode` be in force from now on, also for calls that hang; an empty one changes nothing."""
+        if mode:
+            with self._changed:
+                self._mode = mode.split()
+                self._changed.notify_all()
         self.say(json.dumps({"mode": mode}))
 
     def answer(self, request: Any, call: grpc.ServicerContext, response: type[Any]) -> Any:
