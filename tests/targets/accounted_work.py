@@ -213,7 +213,7 @@ def main(scenario: str, seconds: float) -> None:
     assert splunk_profiler.start()
     ledger = Ledger()
     SCENARIOS[scenario](ledger, seconds)
-    ledger.stop(10)
+    ledger.stop(60)
     say("ledger", ledger.facts)
 
 
