@@ -37,6 +37,7 @@ from splunk_profiler.system.threads import yield_gil
 
 _YIELD_EVERY = 64  # threads between two offers of the GIL
 _MAX_NAMED_ROOTS = 4096
+_MAX_HELD_BYTES = 1 << 18
 
 
 class ContextReader(NamedTuple):
@@ -77,8 +78,8 @@ class StreamRecorder:
 
     @property
     def has_samples(self) -> bool:
-        """True once there is more than the first snapshot, the baseline of the others."""
-        return self._total_count > 1
+        """True once there is more than the first snapshot, the baseline of the others, or much of anything else."""
+        return self._total_count > 1 or self._writer.pending_bytes > _MAX_HELD_BYTES
 
     def take(self) -> bytes:
         """Return the bytes since the last call."""
@@ -109,9 +110,10 @@ class StreamRecorder:
         self._resource = ResourceRecord(is_final, json_object(attributes), schema_url)
         self._writer.write(self._resource)
 
-    def end(self) -> None:
-        """Record the end of sampling."""
-        self._writer.write(EndRecord(time.time_ns(), boottime_ns(), time.process_time_ns()))
+    def end(self, timeout_s: float = 0) -> None:
+        """Record the end of sampling; the process waits so many seconds until everything is sent on."""
+        timeout_ns = max(int(timeout_s * 1e9), 0)
+        self._writer.write(EndRecord(time.time_ns(), boottime_ns(), time.process_time_ns(), timeout_ns))
 
     def snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""

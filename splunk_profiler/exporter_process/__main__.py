@@ -56,6 +56,7 @@ class _FailedSession:
     """A session that only gives its host the reason why there is no other."""
 
     is_done = True
+    end_timeout_s = 0.0
 
     def __init__(self, reason: str) -> None:
         self._messages = [reason.encode("utf-8", "replace")]

@@ -137,6 +137,22 @@ def why_impossible() -> str:
     return ""
 
 
+def why_no_process(choice: str, *, is_native: bool) -> str:
+    """Return why records are made in this process, by the setting `choice`; empty if an exporter process can be."""
+    if choice == "thread":
+        return "SPLUNK_PROFILER_EXPORTER=thread"
+    if not is_native:
+        return "the portable walker is in use"
+    reason = why_impossible()
+    if reason:
+        return reason
+    try:
+        find_interpreter()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """A call that starts an exporter with a listening socket, for `ExporterConnection`.

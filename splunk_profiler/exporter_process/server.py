@@ -22,7 +22,6 @@ _READ_BYTES = 256 * 1024
 _MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
 _TICK_S = 0.5
 _POLL_S = 0.02  # while a session is ending
-_END_S = 2.0
 _FIRST_CONNECTION_S = 10.0
 
 
@@ -32,6 +31,10 @@ class Session(Protocol):
     @property
     def is_done(self) -> bool:
         """True after `close` once everything is sent or given up."""
+
+    @property
+    def end_timeout_s(self) -> float:
+        """Seconds that `close` may take."""
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream, which is cut anywhere. An exception ends the connection."""
@@ -43,7 +46,7 @@ class Session(Protocol):
         """Return the new messages to the host."""
 
     def close(self) -> None:
-        """Begin to send everything, because the host ended or was killed; 2 seconds later the session is dropped."""
+        """Begin to send everything, because the host ended or was killed; after `end_timeout_s` it is dropped."""
 
 
 class _Connection:
@@ -81,7 +84,7 @@ class _Connection:
 
     def end(self) -> None:
         if not self.is_ending:
-            self._deadline_s = time.monotonic() + _END_S
+            self._deadline_s = time.monotonic() + self._session.end_timeout_s
             self.call(self._session.close)
 
     def finish(self) -> None:

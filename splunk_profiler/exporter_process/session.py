@@ -30,7 +30,8 @@ from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import Worker, real_get_ident
 
 _MAX_MESSAGES = 256
-_CLOSE_TIMEOUT_S = 1.2  # less than a host waits for
+_END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
+_END_MARGIN_S = 0.3  # an export may take as much longer, and the host is told
 
 
 class StreamSession:
@@ -51,6 +52,7 @@ class StreamSession:
         self._close_thread = Worker("closer", self._close)
         self._messages: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
         self._is_closing = self.is_done = False
+        self.end_timeout_s = _END_TIMEOUT_S
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream; `StreamError` if it cannot be read."""
@@ -65,6 +67,7 @@ class StreamSession:
             elif self._pipeline is not None:
                 self._pipeline.take(item)
                 if isinstance(item, CaptureEnded):
+                    self.end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
                     self.close()
 
     def tick(self) -> None:
@@ -147,7 +150,7 @@ class StreamSession:
         _SESSIONS[real_get_ident()()] = self
         try:
             self._pipeline.close()
-            self._batch_exporter.stop(_CLOSE_TIMEOUT_S)
+            self._batch_exporter.stop(max(self.end_timeout_s - _END_MARGIN_S, 0))
             self._cpu_share.end(self)
         finally:
             _SESSIONS.pop(real_get_ident()(), None)

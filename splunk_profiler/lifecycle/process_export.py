@@ -6,29 +6,13 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.exporter_process.launch import Launcher, find_interpreter, why_impossible
+from splunk_profiler.exporter_process.launch import Launcher
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
     from splunk_profiler.exporter_process.connection import ExporterConnection
 
 _FALLBACK_AFTER_S = 3.0  # without a connection since the start
-
-
-def why_no_process(choice: str, *, is_native: bool) -> str:
-    """Return why records are made in this process, by the setting `choice`; empty if an exporter process can be."""
-    if choice == "thread":
-        return "SPLUNK_PROFILER_EXPORTER=thread"
-    if not is_native:
-        return "the portable walker is in use"
-    reason = why_impossible()
-    if reason:
-        return reason
-    try:
-        find_interpreter()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 class ProcessExport:
@@ -40,11 +24,14 @@ class ProcessExport:
         self._cpu_ns = 0
         self._first_failure_s: float | None = None  # since the first send, which has had no success yet
         self._has_sent = False
+        self._refusal = ""  # the exporter process says that it cannot work
 
     @property
     def failure(self) -> str:
         """The reason why there is no exporter process, once it is clear that there will be none; else empty."""
         since_s = self._first_failure_s
+        if self._refusal:
+            return self._refusal
         if self._has_sent or since_s is None or time.monotonic() - since_s < _FALLBACK_AFTER_S:
             return ""
         return self._connection.failure or "it takes no data"
@@ -91,7 +78,7 @@ class ProcessExport:
                 if "text" in values:
                     logger.log(values["level"], "%s", values["text"])
             except (ValueError, KeyError, AttributeError, TypeError):
-                logger.warning("the exporter process says: %s", message.decode("utf-8", "replace"))
+                self._refusal = message.decode("utf-8", "replace")
 
 
 def _new_connection() -> ExporterConnection:

@@ -6,6 +6,7 @@ joins or closes the parts of its parent.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +25,10 @@ from splunk_profiler.config.handover import to_values
 from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
 from splunk_profiler.export.stream_file import StreamFile
+from splunk_profiler.exporter_process.launch import why_no_process
 from splunk_profiler.exporter_process.pipelines import periods_of
 from splunk_profiler.lifecycle.local_export import LocalExport
-from splunk_profiler.lifecycle.process_export import ProcessExport, why_no_process
+from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
@@ -94,6 +96,7 @@ class Sampling:
         self._resource: Any = None  # the one that is recorded
         self._sampler = self._make_sampler()
         self._event_guard = Guard("noticing events")
+        self._rest_guard = Guard("recording what goes with snapshots")
         self._is_audit_due = self._is_ended = False
         self._has_warned_of_limit = False
 
@@ -140,7 +143,7 @@ class Sampling:
             if has_ended and not self._is_ended:
                 self._is_ended = True
                 self._record_rest()
-                self._recorder.end()
+                self._recorder.end(deadline_s - time.monotonic())
                 self._send_taken()
         if self._trace_selector is not None:
             self._trace_selector.end()
@@ -200,8 +203,9 @@ class Sampling:
         reason = why_no_process(self._resolved.config.exporter, is_native=self.is_native)
         if parent is None and not reason:
             return ProcessExport(None)
-        if reason and self._resolved.config.exporter == "process":
-            logger.warning("SPLUNK_PROFILER_EXPORTER=process is not possible here: %s; a thread is used", reason)
+        if parent is None and self._resolved.config.exporter != "thread":
+            level = logging.WARNING if self._resolved.config.exporter == "process" else logging.INFO
+            logger.log(level, "records are made and exported by threads of this process: %s", reason)
         return self._make_local_export(inherited if isinstance(inherited, LocalExport) else None)
 
     def _make_local_export(self, parent: LocalExport | None) -> LocalExport:
@@ -233,7 +237,8 @@ class Sampling:
 
     def _send(self) -> None:
         """Record what accompanies the snapshots, and send all; called at least once a second."""
-        self._record_rest()
+        with self._rest_guard.catching():
+            self._record_rest()
         self._send_taken()
 
     def _send_taken(self) -> None:

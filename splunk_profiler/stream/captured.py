@@ -108,11 +108,12 @@ class CapturesLost(NamedTuple):
 
 
 class CaptureEnded(NamedTuple):
-    """The end of sampling; the CPU time is that of the process."""
+    """The end of sampling, with the CPU time of the process, which waits for `timeout_ns` until all is sent on."""
 
     time_ns: int
     instant_ns: int
     process_cpu_ns: int
+    timeout_ns: int
 
 
 class ProcessStarted(NamedTuple):

@@ -190,11 +190,15 @@ class LostRecord(NamedTuple):
 
 
 class EndRecord(NamedTuple):
-    """The end of sampling, with the CPU time of the process; the time since the last snapshot is in no sample."""
+    """The end of sampling, with the CPU time of the process; the time since the last snapshot is in no sample.
+
+    The process waits for `timeout_ns` until everything is sent on.
+    """
 
     time_ns: I64
     instant_ns: I64
     process_cpu_ns: U64
+    timeout_ns: U64
 
 
 Record = (

@@ -61,6 +61,11 @@ class StreamWriter:
         self._all = (self._frames, self._stacks, self._spans, self._labels, self._kinds, self._threads)
         self._pending = bytearray(HEADER)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Number of bytes since the last `take`."""
+        return len(self._pending)
+
     def take(self) -> bytes:
         """Return the bytes since the last call."""
         taken = bytes(self._pending)

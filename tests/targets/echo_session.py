@@ -14,6 +14,8 @@ FACTORY = "echo_session:EchoSession"
 
 
 class EchoSession:
+    end_timeout_s = 2.0
+
     def __init__(self, pid: int) -> None:
         self.is_done = False
         self._pid = pid

@@ -213,7 +213,7 @@ def test_stream_that_ends_twice_has_ended_once(recorded: Recorded) -> None:
     assert delivered == len(expected)
     piped.pipeline.feed(recorded.pieces[-1])
     piped.pipeline.close()
-    piped.pipeline.close(CaptureEnded(1, 2, 3))
+    piped.pipeline.close(CaptureEnded(1, 2, 3, 4))
     piped.pipeline.tick(1 << 62)
     assert len(piped.records) == delivered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -206,10 +207,10 @@ def test_no_bytes_are_an_empty_stream() -> None:
 
 def test_decoder_that_is_left_in_the_middle_goes_on_from_there() -> None:
     decoder = RecordDecoder()
-    records = decoder.feed(HEADER + FIRST + encode(EndRecord(1, 2, 3)))
+    records = decoder.feed(HEADER + FIRST + encode(EndRecord(1, 2, 3, 4)))
     assert next(records) == EndpointRecord(1, "first")
     records.close()  # type: ignore[attr-defined]
-    assert [*decoder.feed(b"")] == [EndRecord(1, 2, 3)]
+    assert [*decoder.feed(b"")] == [EndRecord(1, 2, 3, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +249,27 @@ def test_pieces_of_any_size_give_the_same_records(recorded: Recorded, sizes: lis
         data = data[size:]
     found += decoder.feed(data)
     assert found == decode(recorded.data[len(HEADER) :])
+
+
+_SIZES = {"B": "u8", "I": "u32", "Q": "u64", "b": "i8", "q": "i64", "16s": "16 bytes"}
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        return _SIZES[hint.__metadata__[0]]
+    if hint is str:
+        return "text"
+    (item,) = get_args(hint)
+    return f"list of `{item.__name__}`" if hasattr(item, "_fields") else f"list of {_described(item)}"
+
+
+def test_documentation_has_the_fields_of_every_record() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "internals" / "stream.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("|")][2:]
+    expected = []
+    for number, record_type in [*enumerate(RECORD_TYPES, 1), ("", ThreadEntry)]:
+        hints = get_type_hints(record_type, include_extras=True)
+        fields = ", ".join(f"`{name}` {_described(hint)}" for name, hint in hints.items())
+        text = " ".join((record_type.__doc__ or "").split())
+        expected.append(f"| {number} | `{record_type.__name__}` | {fields} | {text} |")
+    assert rows == expected
