@@ -267,7 +267,8 @@ def test_documentation_has_the_fields_of_every_record() -> None:
     page = (Path(__file__).parents[3] / "docs" / "internals" / "stream.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")][2:]
     expected = []
-    for number, record_type in [*enumerate(RECORD_TYPES, 1), ("", ThreadEntry)]:
+    rows_of: list[tuple[Any, Any]] = [*enumerate(RECORD_TYPES, 1), ("", ThreadEntry)]
+    for number, record_type in rows_of:
         hints = get_type_hints(record_type, include_extras=True)
         fields = ", ".join(f"`{name}` {_described(hint)}" for name, hint in hints.items())
         text = " ".join((record_type.__doc__ or "").split())
