@@ -106,11 +106,114 @@ static inline bool compat_locks_detach(void)
     return PY_VERSION_HEX >= 0x030D0000 && compat_unchecked_thread() != NULL;
 }
 
-/* Return true if some thread holds the GIL and runs pending calls; read without a lock, so only a hint. False
- * where only the main thread runs them. Needs neither the GIL nor a thread state. */
-static inline bool compat_has_pending_call_runner(PyInterpreterState *interp)
+/* Before 3.12 only the main thread runs pending calls. */
+#define COMPAT_ANY_THREAD_RUNS_CALLS (PY_VERSION_HEX >= 0x030C0000)
+
+#if PY_VERSION_HEX < 0x030C0000
+#define GIL_SPINS       500      /* 5 to 25 us: longer than a thread that runs Python takes to react */
+#define MIN_GIL_WAIT_NS 50000L   /* between two requests; a thread that takes the GIL takes back the request */
+#define MAX_GIL_WAIT_NS 5000000L /* ... if C code keeps the GIL; CPython asks as often */
+
+/* Needs gil->mutex, and unlocks it if it returns true: the GIL was free, and is taken. Does what CPython's take_gil()
+ * does at its end, but for eval_breaker, which the next thread that takes the GIL computes. */
+static inline bool compat_take_free_gil(PyInterpreterState *interp, PyThreadState *self)
 {
-    return PY_VERSION_HEX >= 0x030C0000 && compat_is_gil_locked(compat_gil(interp));
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    if (compat_is_gil_locked(gil) || compat_is_finalizing()) {
+        return false;
+    }
+    pthread_mutex_lock(&gil->switch_mutex);
+    _Py_atomic_store_relaxed(&gil->locked, 1);
+    _Py_atomic_store_relaxed(&gil->last_holder, (uintptr_t)self);
+    gil->switch_number++;
+    pthread_cond_signal(&gil->switch_cond);
+    pthread_mutex_unlock(&gil->switch_mutex);
+    _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
+    pthread_mutex_unlock(&gil->mutex);
+    PyThreadState_Swap(self);
+    return true;
+}
+
+static inline bool compat_spin_for_gil(PyInterpreterState *interp, PyThreadState *self)
+{
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    for (int i = 0; i < GIL_SPINS; i++) {
+        if (!compat_is_gil_locked(gil) && pthread_mutex_trylock(&gil->mutex) == 0) {
+            if (compat_take_free_gil(interp, self)) {
+                return true;
+            }
+            pthread_mutex_unlock(&gil->mutex);
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+    return false;
+}
+
+static inline bool compat_wait_for_gil(PyInterpreterState *interp, PyThreadState *self, long wait_ns)
+{
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += wait_ns;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_mutex_lock(&gil->mutex);
+    if (compat_is_gil_locked(gil)) {
+        pthread_cond_timedwait(&gil->cond, &gil->mutex, &until);
+    }
+    if (compat_take_free_gil(interp, self)) {
+        return true;
+    }
+    pthread_mutex_unlock(&gil->mutex);
+    return false;
+}
+
+/* The thread that ends the interpreter may have given the GIL up on our request. It waits until another than itself
+ * was the last holder, and nothing else would wake it: all other threads end instead of taking the GIL. */
+static inline void compat_withdraw_gil_request(PyInterpreterState *interp)
+{
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    pthread_mutex_lock(&gil->mutex); /* the thread sees either no request, or that it is not the last holder */
+    if (PyInterpreterState_Main() == interp) { /* else its end has freed it */
+        _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
+    }
+    pthread_mutex_lock(&gil->switch_mutex);
+    _Py_atomic_store_relaxed(&gil->last_holder, 0);
+    pthread_cond_broadcast(&gil->switch_cond);
+    pthread_mutex_unlock(&gil->switch_mutex);
+    pthread_mutex_unlock(&gil->mutex);
+}
+#endif
+
+/* PyEval_RestoreThread, but at the next check of the thread that has the GIL.
+ *
+ * CPython before 3.12 lets only the main thread run pending calls, and a waiter ask for the GIL only after the
+ * switch interval of 5 ms. Until then the waiter gets the GIL from the thread that releases it voluntarily.
+ * Captures would show those places, and not those where the time goes. Beside several busy threads the waiter
+ * would also wait for its turn, for tens of milliseconds.
+ *
+ * Who has asked must take the GIL, as in CPython: the thread that gives it up waits for that. The ending
+ * interpreter frees `self` without notice, so that its fields must not be read without the GIL. */
+static inline void compat_take_gil(PyInterpreterState *interp, PyThreadState *self)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    for (long wait_ns = MIN_GIL_WAIT_NS; !compat_is_finalizing();) {
+        _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 1);
+        _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
+        if (compat_spin_for_gil(interp, self) || compat_wait_for_gil(interp, self, wait_ns)) {
+            return;
+        }
+        wait_ns = wait_ns < MAX_GIL_WAIT_NS / 2 ? 2 * wait_ns : MAX_GIL_WAIT_NS;
+    }
+    compat_withdraw_gil_request(interp);
+#else
+    (void)interp;
+#endif
+    PyEval_RestoreThread(self);
 }
 
 #endif

@@ -2,8 +2,8 @@
  *
  * At a deadline the loop stores it in `pending.deadline_ns` and posts a pending call. The thread that runs
  * Python next takes the deadline out and captures. If none does so within a short time, the loop takes the
- * GIL and captures itself. The exchange of `pending.deadline_ns` decides which thread captures. So each
- * deadline is captured once, and neither thread waits for the other.
+ * GIL and captures itself, before 3.12 at once. The exchange of `pending.deadline_ns` decides which thread
+ * captures. So each deadline is captured once, and neither thread waits for the other.
  */
 #include "py_compat.h"
 
@@ -100,7 +100,6 @@ static int run_pending_call(void *argument)
 {
     ticker_state *ticker = argument;
     atomic_store(&ticker->pending.is_posted, false);
-    /* On 3.10 and 3.11 the main thread runs these calls in any interpreter that it is in. */
     if (PyInterpreterState_Get() == ticker->interp && capture_pending(ticker, PyThreadState_Get())) {
         ticker_state_count(ticker, COUNTERS_by_pending_call, 1);
     }
@@ -173,7 +172,7 @@ static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t 
     bool is_active = compat_gil_holder(ticker->interp) != NULL;
     while (is_active) {
         is_active = wait_until(ticker, self, min_ns(monotonic_ns() + timeout_ns, until_ns))
-                    && atomic_load(&ticker->pending.deadline_ns) != 0 && compat_has_pending_call_runner(ticker->interp)
+                    && atomic_load(&ticker->pending.deadline_ns) != 0 && compat_gil_holder(ticker->interp) != NULL
                     && monotonic_ns() < until_ns;
     }
 }
@@ -185,7 +184,7 @@ static void capture_in_loop(ticker_state *ticker, PyThreadState *self)
     /* The thread that this preempts; only compared. */
     const PyThreadState *gil_holder = compat_gil_holder(ticker->interp);
     pthread_mutex_unlock(&ticker->loop.mutex);
-    PyEval_RestoreThread(self);
+    compat_take_gil(ticker->interp, self);
     (void)capture_pending(ticker, gil_holder);
     PyEval_SaveThread();
     pthread_mutex_lock(&ticker->loop.mutex);
@@ -205,8 +204,10 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
         missed++; /* no thread took the previous deadline */
     }
     ticker_state_count(ticker, COUNTERS_missed, missed);
-    post_pending_call(ticker);
-    wait_for_capture(ticker, self, tick->period_ns, tick->next_ns);
+    if (COMPAT_ANY_THREAD_RUNS_CALLS) {
+        post_pending_call(ticker);
+        wait_for_capture(ticker, self, tick->period_ns, tick->next_ns);
+    }
     if (atomic_load(&ticker->pending.deadline_ns) != 0 && monotonic_ns() < tick->next_ns
         && !ticker_state_is_ended(ticker) && !compat_is_finalizing()) {
         capture_in_loop(ticker, self);

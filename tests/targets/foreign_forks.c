@@ -1,5 +1,7 @@
-/* C code that forks and knows nothing of Python's hooks. Each child ends at once. */
+/* C code that forks and knows nothing of Python's hooks. Each child ends at once, but that of fork_while_kept(). */
+#include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,4 +55,37 @@ static void take_gil(void)
 int handle_forks(void)
 {
     return pthread_atfork(take_gil, NULL, NULL);
+}
+
+static sem_t ready, kept, forked;
+
+/* Called before the two functions below. */
+void prepare_to_keep(void)
+{
+    sem_init(&ready, 0, 0);
+    sem_init(&kept, 0, 0);
+    sem_init(&forked, 0, 0);
+}
+
+/* Called without the GIL; takes it, and keeps it until the other thread has forked. */
+void keep_gil(void)
+{
+    sem_wait(&ready);
+    int state = PyGILState_Ensure();
+    sem_post(&kept);
+    sem_wait(&forked);
+    PyGILState_Release(state);
+}
+
+/* Called without the GIL, which another thread has kept for so long when this forks; 0 in the child. */
+int fork_while_kept(int milliseconds)
+{
+    sem_post(&ready);
+    sem_wait(&kept);
+    poll(NULL, 0, milliseconds);
+    pid_t child = fork();
+    if (child != 0) {
+        sem_post(&forked);
+    }
+    return child;
 }

@@ -2,7 +2,8 @@
 
 HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread with the GIL waits for); ``os.fork``,
 ``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
-tickers what to do); or ``queue`` (many forks while the main thread runs no Python).
+tickers what to do); ``queue`` (many forks while the main thread runs no Python); or ``kept`` (one fork without the GIL,
+which a thread of the profiler has kept for longer than any waiter is patient).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from walker_forks import start
 from splunk_profiler import _walker as walker
 
 FORKS = 300
+KEPT_MS = 1_000
 CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)  # kept: it is called later
 
 
@@ -59,6 +61,24 @@ def _fill_queue() -> int:
     return posted.count(0)
 
 
+def _fork_while_kept(library: ctypes.CDLL) -> int:
+    """Fork while one of our threads keeps the GIL; return the status of the child, which runs Python."""
+
+    def keep() -> None:
+        walker.mark_profiler_thread(True)
+        library.keep_gil()
+        walker.mark_profiler_thread(False)
+
+    library.prepare_to_keep()
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    child = library.fork_while_kept(KEPT_MS)
+    if child == 0:
+        os._exit(sum([0]))
+    keeper.join()
+    return os.waitpid(child, 0)[1]
+
+
 def main(how: str, path: str) -> None:
     over = threading.Event()
     library, with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
@@ -74,6 +94,9 @@ def main(how: str, path: str) -> None:
     if how == "queue":
         print("posted", _fill_queue(), flush=True)
         threads: list[threading.Thread] = []
+    elif how == "kept":
+        print("status", _fork_while_kept(library), flush=True)
+        threads = []
     elif how == "lock":
         threads = [_until(over, _busy), _until(over, with_gil.want_lock), _until(over, lambda: ticker.drain(1_000))]
         print("went well", sum(library.fork_with_lock() == 0 for _ in range(FORKS)), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("splunk_profiler._walker", reason="the native walker is not 
 
 
 @pytest.mark.parametrize("threads", [1_000, 10_000])
-def test_no_stack_is_torn_and_nothing_is_kept_alive_while_threads_come_and_go(threads: int) -> None:
+def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go(threads: int) -> None:
     with Target("walker_storm.py", "2000", str(threads)) as target:
         target.line("ready")
         assert target.finish(timeout_s=240) == 0
@@ -21,7 +22,8 @@ def test_no_stack_is_torn_and_nothing_is_kept_alive_while_threads_come_and_go(th
         assert last[1] == "ok"
         counters = json.loads(last[0])
     assert counters["captured"] + counters["missed"] == counters["due"]
-    assert counters["by_pending_call"] > 0
+    any_thread_runs_calls = sys.version_info >= (3, 12)  # else the ticker takes the GIL for each snapshot
+    assert (counters["by_pending_call"] > 0) == any_thread_runs_calls
 
 
 @pytest.mark.parametrize(
@@ -60,10 +62,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", ["lock", "os.fork", "C code without the GIL", "thread of C code"])
-def test_forks_go_on_whoever_else_wants_the_gil_and_locks(how: str, library: Path) -> None:
+def test_forks_continue_while_other_threads_want_the_gil_and_locks(how: str, library: Path) -> None:
     with Target("foreign_forks.py", how, str(library)) as target:
         assert target.finish(timeout_s=240) == 0
         assert target.line("went well") == "300"
+
+
+def test_child_of_a_fork_while_our_thread_keeps_the_gil_runs_python(library: Path) -> None:
+    with Target("foreign_forks.py", "kept", str(library)) as target:
+        assert target.finish() == 0
+        assert target.line("status") == "0"
 
 
 def test_forks_leave_room_in_the_queue_of_pending_calls(library: Path) -> None:
