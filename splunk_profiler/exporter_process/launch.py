@@ -48,6 +48,7 @@ INHERITED_VARIABLES: Mapping[str, str] = {
     "LD_LIBRARY_PATH": "libpython and libraries of wheels, where the loader finds them by it only",
 }
 _UPPERCASE_TOO = "_proxy"
+_RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
 class LaunchError(OSError):
@@ -129,7 +130,10 @@ def why_impossible() -> str:
         return "there are abstract sockets on Linux only"
     if os.getpid() == 1:
         return "this process is process 1 and would become the exporter's parent"
-    is_of_application = read_proc_file("/proc/1/cmdline") == read_proc_file("/proc/self/cmdline") != ""
+    command_line = read_proc_file("/proc/1/cmdline")
+    if _RUN.search(command_line):  # our launcher stays process 1, and adopts the exporter
+        return ""
+    is_of_application = command_line == read_proc_file("/proc/self/cmdline") != ""
     with suppress(OSError):  # another user's: the command line is all there is
         is_of_application = is_of_application or Path("/proc/1/exe").samefile("/proc/self/exe")
     if is_of_application:

@@ -148,6 +148,18 @@ def test_host_as_process_1_and_its_children_start_no_exporter() -> None:
         assert host.json("left") == "no child"
 
 
+def test_host_under_our_launcher_as_process_1_is_served() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc"]
+    _skip_if_refused([*command, "true"], "a namespace of process ids")
+    init = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[3:]).returncode)"
+    # Process ids are those of the namespace, whose processes end with its process 1.
+    with Target(*command, sys.executable, "-c", init, "splunk-profiler", "run", *_PROGRAM, "serve") as host:
+        assert host.json("exporter") > 1
+        host.close_stdin()
+        assert host.json("closed") is True
+        assert host.finish() == 0
+
+
 def test_child_of_another_user_gets_no_access_to_the_exporter() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
