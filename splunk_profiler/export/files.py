@@ -121,7 +121,7 @@ class DirectorySink:
         comments = (f"runtime-id={runtime_id}",) if runtime_id else ()  # links the file, without a resource, to spans
         content = pprof.encode_whole(profile, pause=yield_gil, origin_of=origin_of, comments=comments).gzipped
         make_directory(self._directory)
-        service, pid = _service_name(resource), os.getpid()
+        service, pid = _service_name(resource), resource.attributes.get("process.pid", os.getpid())
         self._files_written += 1
         suffix = "" if profile.data_type is DataType.CPU else f"-{profile.data_type.value}"
         suffix += "-snapshot" if profile.source is InstrumentationSource.SNAPSHOT else ""

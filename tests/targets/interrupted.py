@@ -153,7 +153,7 @@ def own_thread() -> None:
         """Stops the profiler where it complains that nothing is delivered."""
 
         def emit(self, _record: logging.LogRecord) -> None:
-            if threading.current_thread().name == "splunk-profiler-exporter":
+            if threading.current_thread().name in ("splunk-profiler-exporter", "splunk-profiler-sampler"):
                 splunk_profiler.stop()
                 splunk_profiler.start()
                 splunk_profiler.stop()

@@ -51,7 +51,8 @@ def _off_the_record() -> dict[str, str]:
 
 
 def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Path) -> None:
-    with Target("importing_forks.py", "outside", str(tmp_path), env=_off_the_record()) as target:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_EXPORTER": "thread"}
+    with Target("importing_forks.py", "outside", str(tmp_path), env=env) as target:
         pid = target.line("forked")
         assert target.line("child") == f"{pid} with threads grpc"
         target.line("over")
@@ -59,7 +60,8 @@ def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Pa
 
 
 def test_fork_inside_an_import_that_grpc_waits_for_leaves_a_child_off(tmp_path: Path) -> None:
-    with Target("importing_forks.py", "inside", str(tmp_path), env=_off_the_record()) as target:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_EXPORTER": "thread"}
+    with Target("importing_forks.py", "inside", str(tmp_path), env=env) as target:
         pid = target.line("forked")
         assert target.line("child") == f"{pid} alone grpc"
         target.line("over")

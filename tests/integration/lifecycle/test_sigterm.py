@@ -47,7 +47,7 @@ def test_sigterm_sends_the_last_interval(walker: str, destination: Destination) 
 def test_sigterm_sends_what_is_gathered_whatever_the_main_thread_does(state: str, tmp_path: Path) -> None:
     with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
         _terminate(target)
-        assert _is_marked(tmp_path, target.pid)
+        wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
 def test_a_second_sigterm_at_once_changes_nothing(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, t
         target.tell("go")
         assert target.finish() == -signal.SIGTERM, target.output
         assert "survived" not in target.final_output()
-        assert _is_marked(tmp_path, target.pid)
+        wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
 def test_sigterm_ends_a_process_whose_profiler_was_stopped(tmp_path: Path) -> None:
