@@ -17,7 +17,7 @@ LEDGER = "SOAK_LEDGER"  # the variable that names the file
 
 def install() -> None:
     """Make each profiler of this process and of its forked children write a line."""
-    from splunk_profiler.pipeline import record_pipeline  # noqa: PLC0415  # the runner has no need of it
+    from splunk_profiler.exporter_process import pipelines  # noqa: PLC0415  # the runner has no need of it
     from splunk_profiler.pipeline.batch_exporter import BatchExporter  # noqa: PLC0415
 
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -35,7 +35,7 @@ def install() -> None:
             line = {"pid": os.getpid(), "timeout_s": timeout_s, **asdict(self.counters())}
             os.write(descriptor, (json.dumps(line) + "\n").encode())
 
-    setattr(record_pipeline, "BatchExporter", LedgerExporter)  # noqa: B010  # a name of the module, which mypy takes for a constant
+    setattr(pipelines, "BatchExporter", LedgerExporter)  # noqa: B010  # a name of the module, which mypy takes for a constant
 
 
 def delivered() -> int:
