@@ -110,9 +110,10 @@ static inline bool compat_locks_detach(void)
 #define COMPAT_ANY_THREAD_RUNS_CALLS (PY_VERSION_HEX >= 0x030C0000)
 
 #if PY_VERSION_HEX < 0x030C0000
-#define GIL_SPINS       500      /* 5 to 25 us: longer than a thread that runs Python takes to react */
-#define MIN_GIL_WAIT_NS 50000L   /* between two requests; a thread that takes the GIL takes back the request */
-#define MAX_GIL_WAIT_NS 5000000L /* ... if C code keeps the GIL; CPython asks as often */
+#define GIL_SPINS       500     /* 5 to 25 us: longer than a thread that runs Python takes to react */
+#define MIN_GIL_WAIT_NS 50000L  /* between two requests; a thread that takes the GIL takes back the request */
+#define MAX_GIL_WAIT_NS 800000L /* ... if C code keeps the GIL */
+#define GIL_TIMEOUT_NS  20000000L
 
 /* Needs gil->mutex, and unlocks it if it returns true: the GIL was free, and is taken. Does what CPython's take_gil()
  * does at its end, but for eval_breaker, which the next thread that takes the GIL computes. */
@@ -172,20 +173,27 @@ static inline bool compat_wait_for_gil(PyInterpreterState *interp, PyThreadState
     return false;
 }
 
-/* The thread that ends the interpreter may have given the GIL up on our request. It waits until another than itself
- * was the last holder, and nothing else would wake it: all other threads end instead of taking the GIL. */
-static inline void compat_withdraw_gil_request(PyInterpreterState *interp)
+/* Return true with the GIL, if it is free. Otherwise take the request back: who gives the GIL up on request waits until
+ * another thread takes it. Under the mutex either the GIL is locked, and its holder finds no request when it gives it up;
+ * or the ending interpreter's thread has given it up. No other thread would take it then, so that thread is woken. */
+static inline bool compat_withdraw_gil_request(PyInterpreterState *interp, PyThreadState *self)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
-    pthread_mutex_lock(&gil->mutex); /* the thread sees either no request, or that it is not the last holder */
+    pthread_mutex_lock(&gil->mutex);
+    if (compat_take_free_gil(interp, self)) {
+        return true;
+    }
     if (PyInterpreterState_Main() == interp) { /* else its end has freed it */
         _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
     }
-    pthread_mutex_lock(&gil->switch_mutex);
-    _Py_atomic_store_relaxed(&gil->last_holder, 0);
-    pthread_cond_broadcast(&gil->switch_cond);
-    pthread_mutex_unlock(&gil->switch_mutex);
+    if (!compat_is_gil_locked(gil)) {
+        pthread_mutex_lock(&gil->switch_mutex);
+        _Py_atomic_store_relaxed(&gil->last_holder, (uintptr_t)self);
+        pthread_cond_signal(&gil->switch_cond);
+        pthread_mutex_unlock(&gil->switch_mutex);
+    }
     pthread_mutex_unlock(&gil->mutex);
+    return false;
 }
 #endif
 
@@ -194,22 +202,24 @@ static inline void compat_withdraw_gil_request(PyInterpreterState *interp)
  * CPython before 3.12 lets only the main thread run pending calls, and a waiter ask for the GIL only after the
  * switch interval of 5 ms. Until then the waiter gets the GIL from the thread that releases it voluntarily.
  * Captures would show those places, and not those where the time goes. Beside several busy threads the waiter
- * would also wait for its turn, for tens of milliseconds.
- *
- * Who has asked must take the GIL, as in CPython: the thread that gives it up waits for that. The ending
- * interpreter frees `self` without notice, so that its fields must not be read without the GIL. */
+ * would also wait for its turn, for tens of milliseconds. Without success the ticker takes its turn like any other
+ * waiter: each wait here puts it at the end of the queue. The ending interpreter frees `self` without notice, so that
+ * its fields must not be read without the GIL. */
 static inline void compat_take_gil(PyInterpreterState *interp, PyThreadState *self)
 {
 #if PY_VERSION_HEX < 0x030C0000
-    for (long wait_ns = MIN_GIL_WAIT_NS; !compat_is_finalizing();) {
+    long wait_ns = MIN_GIL_WAIT_NS;
+    for (long waited_ns = 0; waited_ns < GIL_TIMEOUT_NS && !compat_is_finalizing(); waited_ns += wait_ns) {
         _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 1);
         _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
         if (compat_spin_for_gil(interp, self) || compat_wait_for_gil(interp, self, wait_ns)) {
             return;
         }
-        wait_ns = wait_ns < MAX_GIL_WAIT_NS / 2 ? 2 * wait_ns : MAX_GIL_WAIT_NS;
+        wait_ns = wait_ns < MAX_GIL_WAIT_NS ? 2 * wait_ns : wait_ns;
     }
-    compat_withdraw_gil_request(interp);
+    if (compat_withdraw_gil_request(interp, self)) {
+        return;
+    }
 #else
     (void)interp;
 #endif
