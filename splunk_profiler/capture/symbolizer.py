@@ -92,8 +92,8 @@ def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple
             pending.append(item.__dict__.get("__wrapped__"))
             pending += _closure_functions(item)
         elif issubclass(kind, type):
-            attributes = type.__dict__["__dict__"].__get__(item)
-            if attributes.get("__module__") == module:
+            attributes = type.__dict__["__dict__"].__get__(item)  # None: a type of C code that nobody has used yet
+            if attributes is not None and attributes.get("__module__") == module:
                 pending += list(attributes.values())
 
 

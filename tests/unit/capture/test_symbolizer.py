@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -101,6 +102,7 @@ def test_the_namespace_is_the_module_and_the_class_path(frame: Frame, namespace:
 
 NESTED = """
 import functools
+import subprocess
 def function():
     class Local:
         def method(self): return here()
@@ -219,3 +221,14 @@ def test_module_with_proxies_and_aliases_is_read_without_running_them() -> None:
     found: dict[str, Any] = {"here": here, "__name__": "proxied", "alias": list[int], "proxy": Proxy()}
     exec("class A:\n    def f(self):\n        return here()\nframe = A().f()", found)  # noqa: S102
     assert found["frame"].namespace == "proxied.A"
+
+
+def test_a_module_with_a_type_that_nobody_has_used_yet_is_named() -> None:
+    program = (
+        "import _socket\n"  # on CPython 3.10 its type has no attributes before its first use
+        "from splunk_profiler.capture.symbolizer import Symbolizer\n"
+        "code = compile('pass', 'socket.py', 'exec')\n"
+        "print(Symbolizer().frame(code, 0, {'__name__': 'socket', 'SocketType': _socket.SocketType}).function)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "<module>\n"
