@@ -126,9 +126,22 @@ def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
         fact = f"portable: {choice.reason}; it costs more, and may miss spans in copied contexts (asyncio.to_thread)"
         is_wanted = resolved.config.walker == "portable"
         yield warning("walker", fact, "" if is_wanted else "reinstall with a C compiler and Python.h (python3-dev)")
+    if choice.name != "none":
+        yield _exporter_finding(resolved.config, is_native=choice.name == "native")
     if context_variable() is None:
         fact = "OTEL_PYTHON_CONTEXT replaces the context that spans are read from: they are found approximately"
         yield warning("spans", fact, "unset OTEL_PYTHON_CONTEXT")
+
+
+def _exporter_finding(config: Config, *, is_native: bool) -> Finding:
+    """Say where samples are made of captures, and why there."""
+    from splunk_profiler.exporter_process.launch import why_no_process  # noqa: PLC0415  # as above
+
+    reason = why_no_process(config.exporter, is_native=is_native)
+    if not reason:
+        return good("exporter", "a process beside the service makes records and sends them")
+    fact = f"threads of the service make records and send them: {reason}"
+    return note("exporter", fact) if config.exporter != "process" else warning("exporter", fact)
 
 
 def check_filters(config: Config) -> Iterator[Finding]:

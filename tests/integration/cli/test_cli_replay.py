@@ -1,0 +1,55 @@
+"""``splunk-profiler replay``: what a process has kept of itself, or as much of it as is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import splunk_profiler
+from target_process import Target, profiling_settings
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream of a service that has worked for a moment."""
+    directory = tmp_path_factory.mktemp("kept")
+    env = profiling_settings("http://127.0.0.1:9", 10, SPLUNK_PROFILER_OUTPUT=f"stream:{directory}")
+    with Target("exported_service.py", env=env) as target:
+        target.line("ready")
+        while not any(file.stat().st_size > 20_000 for file in directory.iterdir()):
+            assert target.is_running, target.output
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+    (file,) = directory.iterdir()
+    return file
+
+
+def test_report_of_a_stream_has_endpoints_and_functions(kept: Path) -> None:
+    ended = splunk_profiler("replay", "--json", str(kept))
+    assert ended.returncode == 0, ended.stderr
+    assert "exported" in ended.stdout
+    assert json.loads(ended.stdout)
+    drawn = splunk_profiler("replay", str(kept))
+    assert "GET /cart" in drawn.stdout
+    assert "__main__.price_items" in drawn.stdout
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_stream_that_was_cut_off_is_read_as_far_as_it_goes(kept: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.stream"
+    cut.write_bytes(kept.read_bytes()[:-10])
+    ended = splunk_profiler("replay", str(cut))
+    assert ended.returncode == 0, ended.stderr
+    assert "GET /cart" in ended.stdout
+    assert "The stream was cut off" in ended.stdout
+
+
+def test_files_that_are_no_streams_are_refused_by_name(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("not a stream at all")
+    ended = splunk_profiler("replay", str(other))
+    assert ended.returncode == 1
+    assert str(other) in ended.stderr
+    assert "no stream of the profiler" in ended.stderr
+    assert splunk_profiler("replay", str(tmp_path / "missing")).returncode == 1
