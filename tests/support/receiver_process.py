@@ -4,8 +4,8 @@
         run_something(env={"SPLUNK_PROFILER_LOGS_ENDPOINT": receiver.url})
         record = receiver.record(lambda r: r["trace_id"])      # the first one for which the predicate holds
 
-Every wait has a deadline and fails with what had arrived until then. It returns all exports that were answered
-before. Nothing is taken out: what one wait has seen is there for the next one too. Imports nothing of the package.
+Every wait has a deadline and fails with what had arrived until then. Nothing is taken out: what one wait has
+seen is there for the next one too. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class Receiver:
         self._process.stdin.flush()
         self._wait(lambda: len(self._modes) > before, timeout_s, f"did not switch to {mode!r}")
 
+    def catch_up(self) -> None:
+        """Read all it has said so far: every export that it has answered. Call it when the senders have ended."""
+        self.switch("")
+
     def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 60) -> list[Export]:
         """Wait for `count` exports of `signal` in mode `answer` (any, if empty), and return all of them."""
 
@@ -92,7 +96,6 @@ class Receiver:
             return [e for e in self._exports if e["signal"] == signal and e["answer"].startswith(answer)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} exports of {signal}")
-        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -104,7 +107,6 @@ class Receiver:
             return [record for export in accepted for record in export["records"] if where(record)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such records")
-        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -122,7 +124,6 @@ class Receiver:
             return [span for export in traces for span in export["spans"] if where(span)]
 
         self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such spans")
-        self._catch_up()
         with self._arrived:
             return seen()
 
@@ -137,11 +138,6 @@ class Receiver:
         if self._process.poll() is None and not self._process.stdin.closed:
             self._process.stdin.write("stop\n")
         self._leave()
-
-    def _catch_up(self) -> None:
-        """Read what it has said so far, which is every export that it has answered."""
-        if not self._ended:
-            self.switch("")
 
     def _leave(self) -> None:
         assert self._process.stdin is not None

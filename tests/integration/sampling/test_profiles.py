@@ -31,6 +31,7 @@ def _run(
         with Target("accounted_work.py", scenario, str(seconds), env=env) as target:
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
+        receiver.catch_up()
         records = receiver.records(1)
     assert all(record["attributes"]["profiling.data.format"] == "pprof-gzip-base64" for record in records)
     return [read(record) for record in records], ledger
@@ -148,6 +149,7 @@ def test_a_child_of_a_process_that_sends_text_may_send_profiles() -> None:
         with Target("accounted_work.py", "changing", "1", env=profiling_settings(receiver.url, 10)) as target:
             child, status = target.json("ledger")["child"]
             assert (status, target.finish()) == (0, 0), target.output
+        receiver.catch_up()
         records = receiver.records(2)
     formats = {(record["resource"]["process.pid"], record["attributes"]["profiling.data.format"]) for record in records}
     assert (child, "pprof-gzip-base64") in formats
