@@ -44,6 +44,8 @@ class LazySink(Generic[Record]):
         detect: runs resource detectors, perhaps over the network, after `load`. A fork waits only for its imports.
     """
 
+    waits_for_imports = True  # in `hold_for_fork`
+
     def __init__(
         self,
         open_sink: Callable[[], Sink[Record]],

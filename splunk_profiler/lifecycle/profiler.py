@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Profiler:
         deadline_s = time.monotonic() + timeout_s
         for participant in self._fork_participants():
             participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
-            if isinstance(participant, LazySink):
+            if getattr(participant, "waits_for_imports", False):
                 deadline_s = time.monotonic() + timeout_s  # the wait for imports does not count
 
     def release_after_fork(self) -> None:
