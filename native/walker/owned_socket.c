@@ -29,51 +29,51 @@ static bool is_ours(const owned_socket *owned)
     return same;
 }
 
-/* Return `count`; -1: raise the error in errno, or return 0 if the call would block. */
-static PyObject *count_or_error(Py_ssize_t count)
+/* Call `function` with the descriptor and a buffer, without the GIL. Return its result, 0 if it would block, or NULL with
+ * the exception of its errno. `format` is that of the arguments: the identity and the buffer. */
+static PyObject *transfer(PyObject *args, const char *format, ssize_t (*function)(int, void *, size_t))
 {
+    owned_socket owned;
+    Py_buffer buffer;
+    if (!PyArg_ParseTuple(args, format, &owned.descriptor, &owned.device, &owned.inode, &buffer)) {
+        return NULL;
+    }
+    ssize_t count;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    count = is_ours(&owned) ? function(owned.descriptor, buffer.buf, (size_t)buffer.len) : -1;
+    error = errno;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buffer);
+    errno = error;
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
         return PyErr_SetFromErrno(PyExc_OSError);
     }
     return PyLong_FromSsize_t(count < 0 ? 0 : count);
 }
 
+static ssize_t send_now(int descriptor, void *data, size_t size)
+{
+    return send(descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static ssize_t receive_now(int descriptor, void *target, size_t size)
+{
+    ssize_t count = recv(descriptor, target, size, MSG_DONTWAIT);
+    if (count == 0) {
+        errno = EPIPE; /* the other side has ended */
+    }
+    return count == 0 ? -1 : count;
+}
+
 static PyObject *socket_send(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    owned_socket owned;
-    Py_buffer data;
-    if (!PyArg_ParseTuple(args, IDENTITY_FORMAT "y*:socket_send", &owned.descriptor, &owned.device, &owned.inode,
-                          &data)) {
-        return NULL;
-    }
-    Py_ssize_t sent;
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    sent = !is_ours(&owned) ? -1 : send(owned.descriptor, data.buf, (size_t)data.len, MSG_NOSIGNAL | MSG_DONTWAIT);
-    error = errno;
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    errno = error;
-    return count_or_error(sent);
+    return transfer(args, IDENTITY_FORMAT "y*:socket_send", send_now);
 }
 
 static PyObject *socket_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    owned_socket owned;
-    Py_buffer target;
-    if (!PyArg_ParseTuple(args, IDENTITY_FORMAT "w*:socket_receive", &owned.descriptor, &owned.device, &owned.inode,
-                          &target)) {
-        return NULL;
-    }
-    Py_ssize_t received;
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    received = !is_ours(&owned) ? -1 : recv(owned.descriptor, target.buf, (size_t)target.len, MSG_DONTWAIT);
-    error = received == 0 ? EPIPE : errno; /* the other side has ended */
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&target);
-    errno = error;
-    return count_or_error(received == 0 ? -1 : received);
+    return transfer(args, IDENTITY_FORMAT "w*:socket_receive", receive_now);
 }
 
 static PyObject *call_if_ours(PyObject *args, int (*function)(int))

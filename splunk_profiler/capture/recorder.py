@@ -33,6 +33,7 @@ from splunk_profiler.stream.records import (
     TraceRecord,
 )
 from splunk_profiler.stream.writer import Labels, StreamWriter, json_object
+from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.threads import yield_gil
 
 _YIELD_EVERY = 64  # threads between two offers of the GIL
@@ -213,11 +214,6 @@ class StreamRecorder:
         self._snapshot_count += 1
         self._total_count += 1
         self._writer.write(SnapshotRecord(*times, raw.process_cpu_ns, scope, idle, entries, ended))
-
-
-def boottime_ns() -> int:
-    """Return the current instant on the boot-time clock, which all processes of a machine share."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def to_boottime_ns(time_ns: int) -> int:

@@ -87,10 +87,6 @@ class ThreadRegistry:
         """Return the threads whose names have changed since the last call."""
         return [info for info in self._live.values() if info.update_name()]
 
-    def all_live(self) -> Iterable[ThreadInfo]:
-        """Return the threads of the last snapshot."""
-        return self._live.values()
-
 
 def _describe_thread(raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
     """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""

@@ -9,6 +9,8 @@ import json
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,7 @@ from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
 from splunk_profiler.stream.captured import CaptureEnded, CapturesLost, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import Worker, real_get_ident
 
@@ -73,7 +76,7 @@ class StreamSession:
     def tick(self) -> None:
         """Do what is due; called at least once a second."""
         if self._pipeline is not None:
-            self._pipeline.tick(time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+            self._pipeline.tick(boottime_ns())
             self._messages.append(_encode({"cpu_ns": self._cpu_share.take(self)}))
 
     def messages(self) -> list[bytes]:
@@ -136,25 +139,31 @@ class StreamSession:
     def _export(self) -> None:
         assert self._sink is not None
         assert self._batch_exporter is not None
-        _SESSIONS[real_get_ident()()] = self
-        try:
+        with self._owning_log_lines():
             self._sink.open()
             self._cpu_share.begin(self)
             self._batch_exporter.run()
-        finally:
-            _SESSIONS.pop(real_get_ident()(), None)
 
     def _close(self) -> None:
         assert self._pipeline is not None
         assert self._batch_exporter is not None
-        _SESSIONS[real_get_ident()()] = self
         try:
-            self._pipeline.close()
-            self._batch_exporter.stop(max(self.end_timeout_s - _END_MARGIN_S, 0))
-            self._cpu_share.end(self)
+            with self._owning_log_lines():
+                self._pipeline.close()
+                self._batch_exporter.stop(max(self.end_timeout_s - _END_MARGIN_S, 0))
+                self._cpu_share.end(self)
         finally:
-            _SESSIONS.pop(real_get_ident()(), None)
             self.is_done = True
+
+    @contextmanager
+    def _owning_log_lines(self) -> Iterator[None]:
+        """Send the host the log lines of the calling thread."""
+        ident = real_get_ident()()
+        _SESSIONS[ident] = self
+        try:
+            yield
+        finally:
+            _SESSIONS.pop(ident, None)
 
     def log(self, level: int, text: str) -> None:
         """Have the host log a line."""

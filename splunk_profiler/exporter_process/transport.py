@@ -1,4 +1,4 @@
-"""What both ends of the connection to the exporter know: the other side's user, and the frames of messages to the host.
+"""The parts of the connection to the exporter that both ends know: the peer's user, and frames of messages to the host.
 
 What the host writes is a stream of bytes without frames of the transport.
 """

@@ -5,7 +5,6 @@ Replaced as a whole in a forked child, which never repairs, joins or closes the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.otel.runtime_id import ResourceTagger
+from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import Worker
 
@@ -50,7 +50,7 @@ class LocalExport:
         """Take further bytes of the stream; called at least once a second, on the sampling worker's thread."""
         with self._guard.catching():
             self._pipeline.feed(data)
-            self._pipeline.tick(time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)))
+            self._pipeline.tick(boottime_ns())
         return True
 
     def stop(self, timeout_s: float) -> None:

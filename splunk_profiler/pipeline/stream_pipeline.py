@@ -32,7 +32,7 @@ _MAX_ENDPOINTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """What makes samples of captures.
+    """The settings of the step from captures to samples.
 
     Attributes:
         periods: of both kinds of captures, as configured.

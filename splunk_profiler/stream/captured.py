@@ -1,4 +1,4 @@
-"""What a reader gives: captures, with the threads, stacks and spans that the records refer to."""
+"""The values that a reader gives: captures, with the threads, stacks and spans that the records refer to."""
 
 from __future__ import annotations
 
