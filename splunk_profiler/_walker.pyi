@@ -1,12 +1,19 @@
 """The native walker: reads the interpreter's frames of all threads in one hold of the GIL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from threading import Thread
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
-from splunk_profiler.raw import RawCollection, RawSnapshot, RawThread, ThreadChanges, TickerCounters
+from splunk_profiler.raw import (
+    RawAllocation,
+    RawCollection,
+    RawException,
+    RawSnapshot,
+    RawThread,
+    TickerCounters,
+)
 
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
@@ -24,6 +31,7 @@ class Ticker(Generic[_Frame, _Stack]):
         min_collection_interval_ns: int = 10_000_000,  # between two kept collections of one generation
         trace_filter: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
         threads: dict[int, Thread] = ...,  # by ident, for `RawThread.python_thread`; without it there is none
+        exception_interval: int = 1,  # mean number of exceptions for a kept one, 1 to 1,000,000
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.
@@ -55,24 +63,91 @@ class Ticker(Generic[_Frame, _Stack]):
         Keeps up to 256, of which the last 64 are for collections of at least 10 ms. Beyond that,
         the next kept one stands for the others.
         """
-    def counters(self) -> TickerCounters: ...
+    def reads_tasks(self, loop: object, generator: Generator[Any, Any, Any], code: CodeType, offset: int, /) -> bool:
+        """Return True if `loop` is found as the calling thread's running loop, and the generator suspended there.
 
-class IdleTracker:
-    """A tracker of the threads that changed since the previous snapshot.
+        If not, this was built for another patch release of CPython: call neither of the next two.
+        """
+    def running_loops(self) -> list[Any]:
+        """Return the event loops of asyncio that threads run, at most 64."""
+    def capture_tasks(self, tasks: list[Any], task_type: type, limit: int, /) -> tuple[list[RawThread | None], int]:
+        """Capture at most `limit` of the tasks that wait, evenly spread; return an item for each, and how many wait.
 
-    A thread is idle if it waits, used no CPU time, and kept its stack, context and labels (by
-    identity). Its last report must have been of that state. Idle threads are not reported.
-    """
+        A task waits if it is suspended in an event loop that runs; its item has its own stack, context and labels,
+        and the thread of the loop. That of any other is None. `task_type` is ``_asyncio.Task``. From CPython 3.14
+        on, the frames of the task that awaits it follow. Reads all tasks in one hold of the GIL and runs no code of
+        the application. Keeps at most 512 frames.
+        """
+    def on_raise(self, code: CodeType, offset: int, exception: BaseException, /) -> None:
+        """Record a raised exception, for the event RAISE of `sys.monitoring`. Never raises, runs no Python code.
 
-    def find_changes(self, threads: tuple[RawThread, ...], /) -> ThreadChanges:
-        """Compare the threads of a snapshot, which are in the order of their keys, with the previous one.
+        Counts subclasses of `Exception` but `StopIteration` and `StopAsyncIteration`, each object where it is
+        raised first.
+        """
+    def drain_exceptions(self) -> list[RawException]:
+        """Return the kept exceptions, oldest first.
+
+        Keeps up to 1,024 until the next call. Beyond that, the next kept one stands for the others. Of many a
+        second, about 64 are kept.
+        """
+    def start_allocations(self, sample_bytes: int, tracks_live: bool = False, /) -> None:
+        """Sample what the process allocates: once in `sample_bytes` on average, at exponential distances.
+
+        The ticker need not run. Another ticker that samples ends that. With `tracks_live`, blocks that are
+        in use are followed, 8,192 of them.
 
         Raises:
-            ValueError: the threads are in another order.
-            TypeError: these are no threads.
+            RuntimeError: it has sampled before, or there are several interpreters, of which one may have a
+                GIL of its own.
         """
-    def clear(self) -> None:
-        """Have the next call report every thread."""
+    def set_sample_bytes(self, sample_bytes: int, /) -> None:
+        """Change the mean distance of two samples."""
+    def stop_allocations(self) -> None:
+        """End `start_allocations`, for good. Idempotent."""
+    def drain_allocations(self) -> tuple[list[RawAllocation], list[int]]:
+        """Return the samples, oldest first, and the `live_id` of blocks that are no longer in use.
+
+        Keeps up to 1,024 samples. Beyond that, the next kept one stands for the others.
+        """
+    def counters(self) -> TickerCounters: ...
+
+class RawThreads(Sequence[RawThread]):
+    """The threads of a snapshot, each made when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> RawThread: ...  # type: ignore[override]  # no slices
+
+class SnapshotWriter:
+    """A writer of snapshots as `stream.records.SnapshotRecord`.
+
+    A thread is idle if it waits, used no CPU time, and kept its stack, context and labels (by
+    identity). Its last state in the stream must have been this one. Idle threads are counted, not listed.
+
+    Asks for numbers in the stream: of a thread at first sight, and once its ``threading.Thread`` is known; of
+    a stack, a context or labels where the thread has another one than before, or the number is not valid any
+    more. In complete records and those of focused snapshots, all threads are listed.
+    """
+
+    def __init__(
+        self,
+        *,
+        thread_number: Callable[[RawThread], int],
+        stack_number: Callable[[Any], int],
+        span_number: Callable[[Any], int],  # of a context; 0: none
+        labels_number: Callable[[Any], int],  # of the labels' variable; 0: none
+        reads_nice: bool = False,
+    ) -> None: ...
+    def write(
+        self, snapshot: RawSnapshot, is_complete: bool, floors: tuple[int, int, int, int], /
+    ) -> tuple[bytes, list[int]]:
+        """Return the record of a snapshot, and the keys of threads that have ended since the previous one.
+
+        Numbers of threads, stacks, spans and labels below `floors` are not valid any more. After an
+        error, the next snapshot is compared with the one before.
+
+        Raises:
+            TypeError: this is no snapshot of a native ticker.
+        """
 
 def set_after_fork_in_child(in_child: Callable[[], object] | None, /) -> None:
     """Have `in_child()` called in forked children, even where C code forks without Python's fork hooks."""
@@ -81,6 +156,12 @@ def mark_profiler_thread(is_starting: bool, /) -> None:
     """Mark the calling thread as one of the profiler's, or unmark it.
 
     Such a thread must not hold the GIL while C code forks without it.
+    """
+
+def read_thread_stat(native_id: int, /) -> str:
+    """Return the line of a thread of this process in ``/proc/self/task/ID/stat``; empty if it has ended.
+
+    Does not release the GIL, which busy threads would keep for long.
     """
 
 def sigterm_open() -> int:
@@ -117,6 +198,15 @@ def spawn_exporter(arguments: list[bytes], environment: list[bytes], descriptor:
         OSError: it could not be started. ECHILD: this process is process 1 or a subreaper, which would
             become its parent.
         ValueError: there is no program, or a zero byte in a string.
+    """
+
+def adopts_orphans() -> bool:
+    """Return True if orphans become children of this process: it is process 1 or a subreaper."""
+
+def execution_random() -> bytes:
+    """Return the 16 random bytes of the kernel that each execution of a program gets; empty if there are none.
+
+    Forked children have the same ones. The C library makes its stack protection of them: keep them secret.
     """
 
 # A socket is given by its descriptor, and the device and inode that `os.fstat` found when it was made. If the

@@ -26,6 +26,7 @@ class Frame:
         file: source file as the code object names it (``co_filename``), or ``unknown``.
         line: line of the call or of the running instruction, 1-based; None where CPython has none.
         first_line: first line of the function's definition, 1-based; 0 if not known.
+        call: ``with`` or ``acquire`` where it may wait for a lock that has no frame; else empty.
     """
 
     namespace: str
@@ -33,6 +34,7 @@ class Frame:
     file: str
     line: int | None
     first_line: int = 0
+    call: str = ""
 
 
 class OriginKind(Enum):
@@ -92,8 +94,7 @@ class Thread:
     native_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadSample:
+class ThreadSample(NamedTuple):
     """The state of one thread at the instant of a snapshot.
 
     Attributes:
@@ -167,13 +168,18 @@ class EventKind:
     Attributes:
         name: unique name of the kind, as samples carry it (``source.event.name``).
         count: name and unit of the number of events; unique among kinds.
-        amount: name and unit of the resource the events used; unique among kinds.
+        amount: name and unit of the resource the events used; unique among kinds. None: they are only counted.
     """
 
     name: str
     count: ValueType
-    amount: ValueType
+    amount: ValueType | None = None
     data_type: DataType = DataType.CPU
+
+    @property
+    def values(self) -> tuple[ValueType, ...]:
+        """The values of its samples, in order."""
+        return (self.count,) if self.amount is None else (self.count, self.amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ class Event:
     Attributes:
         labels: few distinct labels, under reserved names (`user_labels/sample_labels`).
         count: number of events the sample stands for: this one and those without a sample.
-        amount: resource they used together, in the unit of the kind (``gc``: nanoseconds).
+        amount: resource they used together, in the unit of the kind (``gc``: nanoseconds); 0 if it has none.
     """
 
     kind: EventKind
@@ -192,8 +198,7 @@ class Event:
     amount: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One thread's part of a snapshot, joined to its span: one record to export.
 
     Attributes:
@@ -222,13 +227,12 @@ class UnattributedReason(Enum):
     UNSAMPLED = "unsampled"
 
 
-@dataclass(frozen=True, slots=True)
-class UnattributedTime:
+class UnattributedTime(NamedTuple):
     """Time of the process since the previous snapshot that no sample stands for."""
 
     reason: UnattributedReason
     wall_ns: int  # of threads that are otherwise sampled
-    cpu_ns: int
+    cpu_ns: int  # negative if samples have now what was unattributed before
 
 
 class IdleRepeat(NamedTuple):
@@ -258,6 +262,7 @@ class Snapshot:
         samples: samples of threads that ran Python code, oldest thread first; then those of events.
         unattributed: other time of the process, so that the sum is complete.
         ended_threads: `Thread.index` of threads in the previous snapshot that are not in this one.
+        gil_wait_ns: time for which its request waited for the GIL.
     """
 
     time_ns: int
@@ -267,6 +272,7 @@ class Snapshot:
     source: InstrumentationSource = InstrumentationSource.CONTINUOUS
     idle_repeats: tuple[IdleRepeat, ...] = ()
     ended_threads: tuple[int, ...] = ()
+    gil_wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +305,7 @@ class Profile:
         period_ns: time between two snapshots; the average if it changed.
         dropped_labels: number of samples that lost labels because the window had too many.
         kinds: kinds it has values for, used or not: merging needs the same in all profiles.
+        comments: facts about the process in the window, for a person.
     """
 
     time_ns: int
@@ -309,6 +316,7 @@ class Profile:
     source: InstrumentationSource = InstrumentationSource.CONTINUOUS
     data_type: DataType = DataType.CPU
     kinds: tuple[EventKind, ...] = ()
+    comments: tuple[str, ...] = ()
 
 
 Record = TypeVar("Record", bound=Sample | Profile)  # exported as one log record
@@ -345,6 +353,32 @@ class ExportResult:
     detail: str = ""
     retry_after_ns: int | None = None
     rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounters:
+    """Numbers of records since the start.
+
+    Attributes:
+        recorded: put into the queue.
+        delivered: accepted by the receiver.
+        queue_full: dropped, oldest first, because the queue was full.
+        rejected: dropped because the receiver refused them for good.
+        lost_at_exit: not delivered when the process ended.
+        waiting: in the queue or in flight.
+    """
+
+    recorded: int = 0
+    delivered: int = 0
+    queue_full: int = 0
+    rejected: int = 0
+    lost_at_exit: int = 0
+    waiting: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Records that are lost for any reason."""
+        return self.queue_full + self.rejected + self.lost_at_exit
 
 
 class Sink(Protocol[Record]):

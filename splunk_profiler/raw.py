@@ -6,6 +6,7 @@ Imports the model only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Thread as PythonThread
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ class RawThread(NamedTuple):
             held the GIL only at the capture; 0 if it waited for something else; None if not known.
             The portable walker knows only the state of the capturing thread.
         python_thread: None if there is none, or if the stack has not changed.
+        context_switches: number of times that it has entered or left a context; 0 if never, or not known.
+            The portable walker does not know it.
     """
 
     key: int
@@ -42,6 +45,7 @@ class RawThread(NamedTuple):
     cpu_ns: int = 0
     state: int | None = None
     python_thread: PythonThread | None = None
+    context_switches: int = 0
 
 
 class RawSnapshot(NamedTuple):
@@ -55,15 +59,20 @@ class RawSnapshot(NamedTuple):
         since_previous_ns: time since the previous capture; 0 for the first. Focused captures that
             found no thread count, although they are not in the ring.
         process_cpu_ns: CPU time of the process, read before that of its threads.
+        instant_ns: time of the capture on the boot-time clock.
+        gil_wait_ns: time that the ticker waited until a thread took the snapshot, deadlines that passed
+            meanwhile included. Of the portable ticker: how late it is for any reason.
     """
 
     time_ns: int
     latency_ns: int
-    threads: tuple[RawThread, ...]
+    threads: Sequence[RawThread]
     period_ns: int
     is_focused: bool
     since_previous_ns: int
     process_cpu_ns: int = 0
+    instant_ns: int = 0
+    gil_wait_ns: int = 0
 
 
 class RawCollection(NamedTuple):
@@ -83,6 +92,44 @@ class RawCollection(NamedTuple):
     duration_ns: int
 
 
+class RawException(NamedTuple):
+    """A raised exception.
+
+    Attributes:
+        time_ns: time of the raise since the epoch.
+        thread: the thread that raised it, with the stack at that place.
+        exception_type: its class.
+        exception_count: number of exceptions that it stands for.
+    """
+
+    time_ns: int
+    thread: RawThread
+    exception_type: type[BaseException]
+    exception_count: int
+
+
+class RawAllocation(NamedTuple):
+    """A sampled allocation.
+
+    Attributes:
+        time_ns: time of the allocation since the epoch.
+        live_id: number of its block if that is in use, until the drain that has this number as one that has
+            ended; else 0.
+        object_count: estimated number of allocations that it stands for.
+        byte_count: estimated number of bytes that it stands for.
+        lost_objects: allocations before this one whose samples had no room.
+        lost_bytes: bytes of these.
+    """
+
+    time_ns: int
+    thread: RawThread
+    live_id: int
+    object_count: int
+    byte_count: int
+    lost_objects: int
+    lost_bytes: int
+
+
 class TickerCounters(NamedTuple):
     """Counters of a ticker since it was made.
 
@@ -91,6 +138,10 @@ class TickerCounters(NamedTuple):
         missed: deadlines without a snapshot; an undrained ring accepts no more than twice its size.
         overwritten: snapshots lost because the ring was not drained.
         gil_held_ns_sum: time inside captures, with the GIL held.
+        allocations: sampled allocations.
+        allocations_lost: those without room; the next ones stand for them.
+        live_evicted: sampled blocks in use that are no longer followed, as there were too many.
+        allocation_ns_sum: time inside captures of allocations.
     """
 
     due: int = 0
@@ -101,22 +152,34 @@ class TickerCounters(NamedTuple):
     latency_ns_max: int = 0
     latency_ns_sum: int = 0
     gil_held_ns_sum: int = 0
-
-
-class ThreadChanges(NamedTuple):
-    """The threads of a snapshot that have changed, oldest first, and the keys of those that have ended."""
-
-    changed: list[RawThread]
-    ended: list[int]
+    allocations: int = 0
+    allocations_lost: int = 0
+    live_evicted: int = 0
+    allocation_ns_sum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RawEvent:
-    """An event as its source (`capture.events`) recorded it; `time_ns` is nanoseconds since the epoch."""
+    """An event as its source (`capture.events`) recorded it.
+
+    Attributes:
+        time_ns: nanoseconds since the epoch.
+        labels: further labels of the sample, perhaps many distinct ones, under reserved names.
+        live_id: number of what it has allocated, until a `RawBlocksEnded` has that; else 0.
+    """
 
     time_ns: int
     thread: RawThread
     event: Event
+    labels: tuple[tuple[str, str], ...] = ()
+    live_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawBlocksEnded:
+    """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
+
+    live_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)

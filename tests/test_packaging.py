@@ -6,6 +6,8 @@ Reads the real wheel, and builds a second one without a compiler.
 from __future__ import annotations
 
 import email
+import json
+import os
 import re
 import subprocess
 import sys
@@ -112,3 +114,11 @@ def test_every_measure_can_be_taken(measure: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"measure"' in done.stdout
+
+
+def test_peers_that_cannot_be_installed_are_said_and_not_failed(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--quick", "--folder", str(tmp_path), "ddtrace"]
+    env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["missing"]

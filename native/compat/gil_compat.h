@@ -8,8 +8,15 @@
 #include "public_compat.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
+#if !defined(__x86_64__)
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* Return the GIL; NULL: Python has ended. */
 static inline struct _gil_runtime_state *compat_gil(PyInterpreterState *interp)
@@ -28,6 +35,9 @@ static inline bool compat_is_gil_locked(const struct _gil_runtime_state *gil)
     return __atomic_load_n((const int *)&gil->locked, __ATOMIC_RELAXED) > 0;
 }
 
+/* In the address of the last holder, before 3.12; see compat_pause_python. */
+#define GIL_HOLDER_MARK ((uintptr_t)1)
+
 /* Return the thread that holds the GIL, or NULL; read without a lock. It may end meanwhile: use only its
  * address. */
 static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
@@ -36,7 +46,8 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
     if (gil == NULL || !compat_is_gil_locked(gil)) {
         return NULL;
     }
-    return __atomic_load_n((PyThreadState *const *)&gil->last_holder, __ATOMIC_RELAXED);
+    uintptr_t holder = __atomic_load_n((const uintptr_t *)&gil->last_holder, __ATOMIC_RELAXED);
+    return (const PyThreadState *)(holder & ~GIL_HOLDER_MARK);
 }
 
 /* In a forked child: unlock the GIL, whichever thread held it. */
@@ -110,120 +121,112 @@ static inline bool compat_locks_detach(void)
 #define COMPAT_ANY_THREAD_RUNS_CALLS (PY_VERSION_HEX >= 0x030C0000)
 
 #if PY_VERSION_HEX < 0x030C0000
-#define GIL_SPINS       500     /* 5 to 25 us: longer than a thread that runs Python takes to react */
-#define MIN_GIL_WAIT_NS 50000L  /* between two requests; a thread that takes the GIL takes back the request */
-#define MAX_GIL_WAIT_NS 800000L /* ... if C code keeps the GIL */
-#define GIL_TIMEOUT_NS  20000000L
+/* A pause of Python: no thread runs Python between compat_pause_python and compat_resume_python, as if the calling
+ * thread had taken the GIL. It takes only the mutex of the GIL:
+ *
+ * - If the GIL is free, no thread can take it without the mutex.
+ * - Otherwise its holder is asked to release it. The holder writes its address to last_holder, then locks the mutex, and
+ *   only then releases the GIL. So a mark in last_holder disappears at the instant from which the holder waits for us.
+ *   Afterwards it finds neither the mark nor the request, and goes on.
+ *
+ * A thread that takes the GIL instead would compete with all others that wait for it: the holder wakes one of them, in
+ * the order of their waits. And each capture would cost two switches of threads. The code during the pause must not
+ * release the GIL. It needs no other lock of CPython than a thread with the GIL may take. */
+typedef struct {
+    const PyThreadState *gil_holder; /* only compared; NULL: the GIL is free */
+    PyThreadState *previous;         /* CPython's current thread before the pause, which is restored; mostly NULL */
+} compat_pause;
 
-/* Needs gil->mutex, and unlocks it if it returns true: the GIL was free, and is taken. Does what CPython's take_gil()
- * does at its end, but for eval_breaker, which the next thread that takes the GIL computes. */
-static inline bool compat_take_free_gil(PyInterpreterState *interp, PyThreadState *self)
+#define GIL_SPINS         500     /* 5 to 25 us: longer than a thread that runs Python takes to react */
+#define MIN_GIL_SLEEP_NS  60000LL /* after that, while C code keeps the GIL: a part of the time so far, ... */
+#define MAX_GIL_SLEEP_NS  500000LL
+#define GIL_SLEEP_DIVISOR 16 /* ... because the holder may have to wait as long for the thread that sleeps */
+
+/* Order this thread's writes before its reads, and all that the other threads did before a write that was read. Return
+ * false if the system cannot. */
+static inline bool compat_synchronize(void)
 {
-    struct _gil_runtime_state *gil = compat_gil(interp);
-    if (compat_is_gil_locked(gil) || compat_is_finalizing()) {
-        return false;
+#if defined(__x86_64__)
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* this processor shows the writes of a thread in their order */
+    return true;
+#else
+    return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0
+           || (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
+               && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0);
+#endif
+}
+
+/* Return false at `until_ns`, or if another thread needs a lock of this one. */
+static inline bool compat_wait_for_holder(const uintptr_t *holder, uintptr_t marked, int64_t begin_ns, int64_t until_ns,
+                                          const atomic_int *locks_wanted)
+{
+    for (int spins = 0; __atomic_load_n(holder, __ATOMIC_RELAXED) == marked; spins++) {
+        if (spins < GIL_SPINS) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            __asm__ volatile("yield");
+#endif
+            continue;
+        }
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        int64_t now_ns = now.tv_sec * 1000000000LL + now.tv_nsec, sleep_ns = (now_ns - begin_ns) / GIL_SLEEP_DIVISOR;
+        if (now_ns >= until_ns || atomic_load(locks_wanted) > 0 || compat_is_finalizing()) {
+            return false;
+        }
+        sleep_ns = sleep_ns < MIN_GIL_SLEEP_NS ? MIN_GIL_SLEEP_NS : sleep_ns;
+        sleep_ns = sleep_ns > MAX_GIL_SLEEP_NS ? MAX_GIL_SLEEP_NS : sleep_ns;
+        (void)nanosleep(&(struct timespec){.tv_nsec = (long)sleep_ns}, NULL);
     }
-    pthread_mutex_lock(&gil->switch_mutex);
-    _Py_atomic_store_relaxed(&gil->locked, 1);
-    _Py_atomic_store_relaxed(&gil->last_holder, (uintptr_t)self);
-    gil->switch_number++;
-    pthread_cond_signal(&gil->switch_cond);
-    pthread_mutex_unlock(&gil->switch_mutex);
-    _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
-    pthread_mutex_unlock(&gil->mutex);
-    PyThreadState_Swap(self);
     return true;
 }
 
-static inline bool compat_spin_for_gil(PyInterpreterState *interp, PyThreadState *self)
+/* Needs the mutex, and the GIL is held. Return true if its holder waits for the mutex from now on. */
+static inline bool compat_stop_holder(PyInterpreterState *interp, int64_t begin_ns, int64_t until_ns,
+                                      const atomic_int *locks_wanted)
 {
-    struct _gil_runtime_state *gil = compat_gil(interp);
-    for (int i = 0; i < GIL_SPINS; i++) {
-        if (!compat_is_gil_locked(gil) && pthread_mutex_trylock(&gil->mutex) == 0) {
-            if (compat_take_free_gil(interp, self)) {
-                return true;
-            }
-            pthread_mutex_unlock(&gil->mutex);
-        }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
-#endif
-    }
-    return false;
-}
-
-static inline bool compat_wait_for_gil(PyInterpreterState *interp, PyThreadState *self, long wait_ns)
-{
-    struct _gil_runtime_state *gil = compat_gil(interp);
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += wait_ns;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    pthread_mutex_lock(&gil->mutex);
-    if (compat_is_gil_locked(gil)) {
-        pthread_cond_timedwait(&gil->cond, &gil->mutex, &until);
-    }
-    if (compat_take_free_gil(interp, self)) {
-        return true;
-    }
-    pthread_mutex_unlock(&gil->mutex);
-    return false;
-}
-
-/* Return true with the GIL, if it is free. Otherwise take the request back: who gives the GIL up on request waits until
- * another thread takes it. Under the mutex either the GIL is locked, and its holder finds no request when it gives it up;
- * or the ending interpreter's thread has given it up. No other thread would take it then, so that thread is woken. */
-static inline bool compat_withdraw_gil_request(PyInterpreterState *interp, PyThreadState *self)
-{
-    struct _gil_runtime_state *gil = compat_gil(interp);
-    pthread_mutex_lock(&gil->mutex);
-    if (compat_take_free_gil(interp, self)) {
-        return true;
-    }
-    if (PyInterpreterState_Main() == interp) { /* else its end has freed it */
-        _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 0);
-    }
-    if (!compat_is_gil_locked(gil)) {
-        pthread_mutex_lock(&gil->switch_mutex);
-        _Py_atomic_store_relaxed(&gil->last_holder, (uintptr_t)self);
-        pthread_cond_signal(&gil->switch_cond);
-        pthread_mutex_unlock(&gil->switch_mutex);
-    }
-    pthread_mutex_unlock(&gil->mutex);
-    return false;
-}
-#endif
-
-/* PyEval_RestoreThread, but at the next check of the thread that has the GIL.
- *
- * CPython before 3.12 lets only the main thread run pending calls, and a waiter ask for the GIL only after the
- * switch interval of 5 ms. Until then the waiter gets the GIL from the thread that releases it voluntarily.
- * Captures would show those places, and not those where the time goes. Beside several busy threads the waiter
- * would also wait for its turn, for tens of milliseconds. Without success the ticker takes its turn like any other
- * waiter: each wait here puts it at the end of the queue. The ending interpreter frees `self` without notice, so that
- * its fields must not be read without the GIL. */
-static inline void compat_take_gil(PyInterpreterState *interp, PyThreadState *self)
-{
-#if PY_VERSION_HEX < 0x030C0000
-    long wait_ns = MIN_GIL_WAIT_NS;
-    for (long waited_ns = 0; waited_ns < GIL_TIMEOUT_NS && !compat_is_finalizing(); waited_ns += wait_ns) {
+    uintptr_t *last_holder = (uintptr_t *)&compat_gil(interp)->last_holder;
+    uintptr_t holder = __atomic_load_n(last_holder, __ATOMIC_RELAXED), marked = holder | GIL_HOLDER_MARK;
+    __atomic_store_n(last_holder, marked, __ATOMIC_RELAXED);
+    /* Without a current thread the holder has just taken the GIL; or it waits for the mutex, and wrote its address
+     * before the mark. */
+    if (compat_synchronize() && compat_unchecked_thread() != NULL) {
+        /* A thread that releases the GIL on request waits until another one takes it. So a request stays only if it is
+         * of a thread that waits for the GIL. */
+        int was_requested = _Py_atomic_load_relaxed(&interp->ceval.gil_drop_request);
         _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 1);
-        _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
-        if (compat_spin_for_gil(interp, self) || compat_wait_for_gil(interp, self, wait_ns)) {
-            return;
-        }
-        wait_ns = wait_ns < MAX_GIL_WAIT_NS ? 2 * wait_ns : wait_ns;
+        _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1); /* computed by each thread that takes the GIL */
+        (void)compat_wait_for_holder(last_holder, marked, begin_ns, until_ns, locks_wanted);
+        _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, was_requested);
     }
-    if (compat_withdraw_gil_request(interp, self)) {
-        return;
-    }
-#else
-    (void)interp;
-#endif
-    PyEval_RestoreThread(self);
+    return !__atomic_compare_exchange_n(last_holder, &marked, holder, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)
+           && compat_synchronize();
 }
+
+/* Needs no GIL. `self` becomes the current thread; its fields are not read, because the ending interpreter frees it
+ * without notice. Return false, without a pause, at `until_ns` or if `locks_wanted` is not 0; also where a holder is in
+ * between, so that the caller has to try again. `begin_ns`: when the first try began. */
+static inline bool compat_pause_python(PyInterpreterState *interp, PyThreadState *self, compat_pause *pause,
+                                       int64_t begin_ns, int64_t until_ns, const atomic_int *locks_wanted)
+{
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    pthread_mutex_lock(&gil->mutex);
+    if (compat_is_finalizing()
+        || (compat_is_gil_locked(gil) && !compat_stop_holder(interp, begin_ns, until_ns, locks_wanted))) {
+        pthread_mutex_unlock(&gil->mutex);
+        return false;
+    }
+    pause->gil_holder = compat_gil_holder(interp);
+    pause->previous = PyThreadState_Swap(self);
+    return true;
+}
+
+static inline void compat_resume_python(PyInterpreterState *interp, const compat_pause *pause)
+{
+    PyThreadState_Swap(pause->previous);
+    pthread_mutex_unlock(&compat_gil(interp)->mutex);
+}
+#endif
 
 #endif

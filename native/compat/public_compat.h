@@ -24,6 +24,22 @@
 #define compat_unchecked_thread       _PyThreadState_UncheckedGet
 #endif
 
+/* Since 3.12 interpreters can have GILs of their own, and each thread knows its state. */
+#define COMPAT_HAS_OWN_GILS (PY_VERSION_HEX >= 0x030C0000)
+
+/* Return the calling thread's state, or NULL if it does not hold its interpreter's GIL. Needs no GIL. */
+static inline PyThreadState *compat_calling_thread(void)
+{
+    PyThreadState *running = compat_unchecked_thread();
+#if !COMPAT_HAS_OWN_GILS
+    /* One value for the whole process. Another thread may end and free its state meanwhile: compare only the
+     * address. */
+    return running == PyGILState_GetThisThreadState() ? running : NULL;
+#else
+    return running;
+#endif
+}
+
 /* Return a new weak reference without a callback, or NULL. Runs no Python code and leaves no exception. */
 static inline PyObject *compat_new_weakref(PyObject *object)
 {

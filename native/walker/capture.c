@@ -6,20 +6,20 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "tasks.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static raw_stack *stack_new(ticker_state *ticker, const scratch_thread *thread)
+raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated)
 {
-    raw_stack *stack = malloc(sizeof(raw_stack) + thread->depth * sizeof(raw_frame));
+    raw_stack *stack = malloc(sizeof(raw_stack) + depth * sizeof(raw_frame));
     if (stack == NULL) {
         return NULL;
     }
-    *stack = (raw_stack){.depth = thread->depth, .truncated = thread->truncated, .next = ticker->ring.stacks};
-    memcpy(stack->frames, ticker->scratch.frames + thread->first, thread->depth * sizeof(raw_frame));
-    for (size_t i = 0; i < thread->depth; i++) {
+    *stack = (raw_stack){.depth = depth, .truncated = truncated, .next = ticker->ring.stacks};
+    memcpy(stack->frames, frames, depth * sizeof(raw_frame));
+    for (size_t i = 0; i < depth; i++) {
         Py_INCREF(stack->frames[i].code);
         Py_INCREF(stack->frames[i].globals);
     }
@@ -28,6 +28,11 @@ static raw_stack *stack_new(ticker_state *ticker, const scratch_thread *thread)
     }
     ticker->ring.stacks = stack;
     return stack;
+}
+
+static raw_stack *scratch_stack_new(ticker_state *ticker, const scratch_thread *thread)
+{
+    return stack_new(ticker, ticker->scratch.frames + thread->first, thread->depth, thread->truncated);
 }
 
 void stack_unref(ticker_state *ticker, raw_stack *stack)
@@ -92,6 +97,19 @@ static PyObject *find_python_thread(const ticker_state *ticker, unsigned long id
     return found;
 }
 
+/* The same for the calling thread. This makes no object: the thread may be about to allocate one. */
+static PyObject *find_own_python_thread(const ticker_state *ticker, unsigned long ident)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (ticker->arguments.threads != NULL && PyDict_Next(ticker->arguments.threads, &position, &key, &value)) {
+        if (PyLong_CheckExact(key) && PyLong_AsUnsignedLongMask(key) == ident) {
+            return Py_NewRef(value);
+        }
+    }
+    return NULL;
+}
+
 /* Return the kernel's id that a threading.Thread stores; 0: unknown. */
 static unsigned long find_native_id(const ticker_state *ticker, PyObject *python_thread)
 {
@@ -104,11 +122,11 @@ static unsigned long find_native_id(const ticker_state *ticker, PyObject *python
     return (unsigned long)native_id;
 }
 
-static void materialize_thread(ticker_state *ticker, PyThreadState *self, const scratch_thread *scratch,
-                               raw_stack *stack, raw_thread *thread)
+/* Steals the reference to `python_thread`. */
+static void materialize_thread(ticker_state *ticker, const scratch_thread *scratch, raw_stack *stack,
+                               PyObject *python_thread, raw_thread *thread)
 {
-    /* Look up only threads that are new or have moved: idle threads cost nothing. */
-    PyObject *python_thread = scratch->unchanged_stack != NULL ? NULL : find_python_thread(ticker, scratch->ident);
+    PyThreadState *self = PyThreadState_Get();
     /* A thread in a span without labels has one variable: then no labels are looked up. */
     Py_ssize_t variables = compat_context_size(scratch->context);
     PyObject *context =
@@ -124,7 +142,15 @@ static void materialize_thread(ticker_state *ticker, PyThreadState *self, const 
         .labels = has_more ? compat_context_value(self, scratch->context, ticker->arguments.labels_var) : NULL,
         .python_thread = python_thread,
         .state = scratch->is_gil_holder ? THREAD_RUNNING : THREAD_UNKNOWN,
+        .context_switches = scratch->context_switches,
     };
+}
+
+void thread_materialize(ticker_state *ticker, const scratch_thread *scratch, raw_stack *stack, raw_thread *thread)
+{
+    /* Look up only threads that are new or have moved: idle threads cost nothing. */
+    PyObject *python_thread = scratch->unchanged_stack != NULL ? NULL : find_python_thread(ticker, scratch->ident);
+    materialize_thread(ticker, scratch, stack, python_thread, thread);
 }
 
 /* Leave the references of a snapshot to the next drain. */
@@ -142,16 +168,16 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker)
     if (snapshot == NULL) {
         return NULL;
     }
-    PyThreadState *self = PyThreadState_Get();
     *snapshot = (raw_snapshot){.count = 0};
     for (size_t i = 0; i < count; i++) {
         const scratch_thread *scratch = &ticker->scratch.threads[count - 1 - i];
-        raw_stack *stack = scratch->unchanged_stack != NULL ? scratch->unchanged_stack : stack_new(ticker, scratch);
+        raw_stack *stack =
+            scratch->unchanged_stack != NULL ? scratch->unchanged_stack : scratch_stack_new(ticker, scratch);
         if (stack == NULL) {
             discard_snapshot(&ticker->ring, snapshot);
             return NULL;
         }
-        materialize_thread(ticker, self, scratch, stack, &snapshot->threads[snapshot->count++]);
+        thread_materialize(ticker, scratch, stack, &snapshot->threads[snapshot->count++]);
     }
     return snapshot;
 }
@@ -159,11 +185,11 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker)
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread)
 {
     scratch_thread scratch = {.first = 0};
-    raw_stack *stack = walk_calling_thread(ticker, &scratch) ? stack_new(ticker, &scratch) : NULL;
+    raw_stack *stack = walk_calling_thread(ticker, &scratch) ? scratch_stack_new(ticker, &scratch) : NULL;
     if (stack == NULL) {
         return false;
     }
-    materialize_thread(ticker, PyThreadState_Get(), &scratch, stack, thread);
+    materialize_thread(ticker, &scratch, stack, find_own_python_thread(ticker, scratch.ident), thread);
     return true;
 }
 
@@ -191,9 +217,11 @@ static void count_latency(ticker_state *ticker, int64_t latency_ns)
 }
 
 /* A focused snapshot without threads is not stored, so it wakes no thread. */
-bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
+static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
-    int64_t start_ns = monotonic_ns(), time_ns = clock_ns(CLOCK_REALTIME), previous_ns = ticker->previous.time_ns;
+    int64_t start_ns = monotonic_ns(), time_ns = clock_ns(CLOCK_REALTIME), instant_ns = clock_ns(CLOCK_BOOTTIME);
+    int64_t previous_ns = ticker->previous.time_ns;
+    int64_t since_ns = deadline_ns == 0 ? 0 : atomic_exchange(&ticker->pending.since_ns, 0);
     /* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
     if (atomic_load(&ticker->loop.is_closed) || ticker->ring.discarded_count >= (size_t)ticker->arguments.ring_size
         || !walk_stacks(ticker, is_focused, gil_holder)) {
@@ -206,11 +234,13 @@ bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused
             return false;
         }
         snapshot->time_ns = time_ns;
+        snapshot->instant_ns = instant_ns;
         snapshot->is_focused = is_focused;
         snapshot->since_previous_ns = previous_ns == 0 ? 0 : start_ns - previous_ns;
         if (deadline_ns != 0) {
             snapshot->latency_ns = start_ns - deadline_ns;
             snapshot->period_ns = atomic_load(&ticker->pending.period_ns);
+            snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
             count_latency(ticker, snapshot->latency_ns);
         }
         save_previous(ticker, snapshot, deadline_ns);
@@ -224,4 +254,12 @@ bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused
     ticker_state_count(ticker, COUNTERS_captured, 1);
     ticker_state_count(ticker, COUNTERS_gil_held_ns_sum, monotonic_ns() - start_ns);
     return true;
+}
+
+bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
+{
+    ticker->scratch.is_in_use = true;
+    bool is_taken = take_snapshot(ticker, deadline_ns, is_focused, gil_holder);
+    ticker->scratch.is_in_use = false;
+    return is_taken;
 }

@@ -48,17 +48,21 @@ static int64_t thread_cpu_ns(pid_t native_id)
     return native_id <= 0 ? 0 : clock_ns((clockid_t)((~(unsigned)native_id << 3) | 6));
 }
 
+void thread_read_stat(pid_t native_id, char text[THREAD_STAT_SIZE])
+{
+    (void)snprintf(text, THREAD_STAT_SIZE, "/proc/self/task/%d/stat", (int)native_id);
+    int file = open(text, O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, THREAD_STAT_SIZE - 1);
+    text[length > 0 ? length : 0] = '\0';
+    if (file >= 0) {
+        (void)close(file);
+    }
+}
+
 bool thread_is_runnable(pid_t native_id)
 {
-    char text[512];
-    (void)snprintf(text, sizeof(text), "/proc/self/task/%d/stat", (int)native_id);
-    int file = open(text, O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        return false;
-    }
-    ssize_t length = read(file, text, sizeof(text) - 1);
-    (void)close(file);
-    text[length > 0 ? length : 0] = '\0';
+    char text[THREAD_STAT_SIZE];
+    thread_read_stat(native_id, text);
     const char *field = strrchr(text, ')'); /* the thread's name is the second field */
     return field != NULL && strncmp(field, ") R", 3) == 0;
 }

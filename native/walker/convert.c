@@ -116,8 +116,8 @@ static PyObject *convert_frames(ticker_state *ticker, const raw_stack *raw)
     return frames;
 }
 
-/* Return a reference borrowed from `raw`, which the caller holds. The stack is made at most once. */
-static PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
+/* The caller holds `raw`. The stack is made at most once. */
+PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
 {
     if (raw->stack != NULL) {
         return raw->stack;
@@ -193,23 +193,16 @@ PyObject *convert_thread(ticker_state *ticker, const module_state *module, const
         [THREAD_cpu_ns] = PyLong_FromLongLong(raw->cpu_ns),
         [THREAD_state] = raw->state == THREAD_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromLong(raw->state),
         [THREAD_python_thread] = new_ref_or_none(raw->python_thread),
+        [THREAD_context_switches] = PyLong_FromUnsignedLongLong(raw->context_switches),
     };
     return make_tuple(module->types[RAW_THREAD], items, THREAD_FIELD_COUNT);
 }
 
-PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, const raw_snapshot *raw)
+PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *raw)
 {
-    PyObject *threads = PyTuple_New((Py_ssize_t)raw->count);
+    PyObject *threads = raw_threads_new(module->raw_threads_type, ticker, raw);
     if (threads == NULL) {
         return NULL;
-    }
-    for (size_t i = 0; i < raw->count; i++) {
-        PyObject *thread = convert_thread(ticker, module, &raw->threads[i]);
-        if (thread == NULL) {
-            Py_DECREF(threads);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(threads, (Py_ssize_t)i, thread);
     }
     PyObject *items[] = {
         [SNAPSHOT_time_ns] = PyLong_FromLongLong(raw->time_ns),
@@ -219,6 +212,8 @@ PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, con
         [SNAPSHOT_is_focused] = PyBool_FromLong(raw->is_focused),
         [SNAPSHOT_since_previous_ns] = PyLong_FromLongLong(raw->since_previous_ns),
         [SNAPSHOT_process_cpu_ns] = PyLong_FromLongLong(raw->process_cpu_ns),
+        [SNAPSHOT_instant_ns] = PyLong_FromLongLong(raw->instant_ns),
+        [SNAPSHOT_gil_wait_ns] = PyLong_FromLongLong(raw->gil_wait_ns),
     };
     return make_tuple(module->types[RAW_SNAPSHOT], items, SNAPSHOT_FIELD_COUNT);
 }

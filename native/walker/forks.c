@@ -12,7 +12,7 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "forks.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,7 +28,13 @@ static struct {
     atomic_bool is_call_posted;
     atomic_bool is_callback_due; /* this is a forked child, and in_child has not been called */
     fork_survivor survivor;      /* written only in the child, before it has a second thread */
+    atomic_int locks_wanted;
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+const atomic_int *forks_locks_wanted(void)
+{
+    return &process.locks_wanted;
+}
 
 void forks_lock(pthread_mutex_t *mutex)
 {
@@ -86,6 +92,7 @@ static void hold_gil_for_fork(PyInterpreterState *interp)
 
 static void before_fork(void)
 {
+    atomic_fetch_add(&process.locks_wanted, 1);
     PyInterpreterState *interp = atomic_load(&process.interp);
     if (interp != NULL && !compat_is_finalizing() && gil_keeper_request(interp)) {
         hold_gil_for_fork(interp);
@@ -118,6 +125,7 @@ static void after_fork_in_parent(void)
         pthread_mutex_unlock(&ticker->loop.mutex);
     }
     pthread_mutex_unlock(&process.mutex);
+    atomic_fetch_sub(&process.locks_wanted, 1);
     gil_keeper_release();
 }
 
@@ -133,6 +141,7 @@ static void after_fork_in_child(void)
         atomic_store(&ticker->loop.is_closed, true);
     }
     pthread_mutex_init(&process.mutex, NULL);
+    atomic_store(&process.locks_wanted, 0);
     PyInterpreterState *interp = PyInterpreterState_Main();
     process.survivor = (fork_survivor){
         .ident = (unsigned long)pthread_self(),
@@ -179,6 +188,7 @@ void forks_remove(ticker_state *ticker)
 
 void forks_close_all(void)
 {
+    atomic_fetch_add(&process.locks_wanted, 1);
     forks_lock(&process.mutex);
     atomic_store(&process.interp, NULL);
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
@@ -188,6 +198,7 @@ void forks_close_all(void)
         pthread_mutex_unlock(&ticker->loop.mutex);
     }
     pthread_mutex_unlock(&process.mutex);
+    atomic_fetch_sub(&process.locks_wanted, 1);
     Py_CLEAR(process.in_child);
 }
 

@@ -17,7 +17,7 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "forks.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,7 +80,7 @@ void gil_keeper_mark_thread(bool is_starting)
     }
 }
 
-static bool is_profiler_thread(const void *thread)
+bool gil_keeper_is_profiler_thread(const void *thread)
 {
     for (size_t i = 0; i < MAX_THREADS; i++) {
         if (atomic_load(&keeper.profiler_threads[i].state) == thread) {
@@ -94,7 +94,7 @@ static bool is_profiler_thread(const void *thread)
 static const void *gil_holder(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
-    pthread_mutex_lock(&gil->mutex); /* held briefly, and during a hand-over of the GIL */
+    pthread_mutex_lock(&gil->mutex); /* held during a hand-over of the GIL, and before 3.12 during a pause of Python */
     const void *holder = compat_gil_holder(interp);
     pthread_mutex_unlock(&gil->mutex);
     return holder;
@@ -106,7 +106,7 @@ static bool is_needed(PyInterpreterState *interp)
         return false;
     }
     const void *holder = gil_holder(interp);
-    return holder == NULL || is_profiler_thread(holder);
+    return holder == NULL || gil_keeper_is_profiler_thread(holder);
 }
 
 bool gil_keeper_request(PyInterpreterState *interp)
@@ -145,7 +145,7 @@ void gil_keeper_wait(PyInterpreterState *interp, bool has_running_ticker)
     pthread_mutex_lock(&keeper.mutex);
     for (int waits = 0; waits < MAX_REQUEST_WAITS && atomic_load(&keeper.state) == GIL_REQUESTED; waits++) {
         const void *holder = gil_holder(interp);
-        if (!has_running_ticker && (holder == NULL || !is_profiler_thread(holder))) {
+        if (!has_running_ticker && (holder == NULL || !gil_keeper_is_profiler_thread(holder))) {
             break;
         }
         if (monotonic_ns() < until_ns && is_holder_runnable(holder)) {
@@ -173,7 +173,7 @@ void gil_keeper_release(void)
 void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
 {
     const void *holder = interp == NULL || compat_holds_gil() ? NULL : compat_gil_holder(interp);
-    if (holder != NULL && is_profiler_thread(holder)) { /* usually the ticker that holds it for the fork */
+    if (holder != NULL && gil_keeper_is_profiler_thread(holder)) { /* usually the ticker that holds it for the fork */
         compat_force_release_gil(interp);
     }
     has_requested = false;

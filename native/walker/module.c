@@ -1,8 +1,11 @@
 /* The extension splunk_profiler._walker: its functions, its named tuples and its lifetime in the interpreter.
  * Its contract is splunk_profiler/_walker.pyi. */
-#include "ticker_state.h"
+#include "allocations.h"
+#include "forks.h"
 
 #include "module_setup.h"
+
+#include <string.h>
 
 #define MODULE_NAME "splunk_profiler._walker"
 
@@ -14,8 +17,9 @@ static const struct {
     [RAW_THREAD] = {"RawThread", RAW_THREAD_FIELDS(FIELD_NAME)},
     [RAW_SNAPSHOT] = {"RawSnapshot", RAW_SNAPSHOT_FIELDS(FIELD_NAME)},
     [RAW_COLLECTION] = {"RawCollection", RAW_COLLECTION_FIELDS(FIELD_NAME)},
+    [RAW_EXCEPTION] = {"RawException", RAW_EXCEPTION_FIELDS(FIELD_NAME)},
+    [RAW_ALLOCATION] = {"RawAllocation", RAW_ALLOCATION_FIELDS(FIELD_NAME)},
     [TICKER_COUNTERS] = {"TickerCounters", TICKER_COUNTERS_FIELDS(FIELD_NAME)},
-    [THREAD_CHANGES] = {"ThreadChanges", THREAD_CHANGES_FIELDS(FIELD_NAME)},
 };
 
 static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *in_child)
@@ -39,8 +43,21 @@ static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_
     Py_RETURN_NONE;
 }
 
+/* Keeps the GIL: a busy process would not give it back for far longer than the few microseconds of this. */
+static PyObject *read_thread_stat(PyObject *Py_UNUSED(module), PyObject *given)
+{
+    pid_t native_id;
+    char text[THREAD_STAT_SIZE];
+    if (!native_id_parse(&native_id, given)) {
+        return NULL;
+    }
+    thread_read_stat(native_id, text);
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
 {
+    allocations_close();
     forks_close_all();
 }
 
@@ -85,12 +102,14 @@ static bool add_type(PyObject *module, PyType_Spec *spec)
 
 static int module_exec(PyObject *module)
 {
+    module_state *state = PyModule_GetState(module);
     bool done =
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
-        && take_tuple_types(PyModule_GetState(module)) && PyModule_AddFunctions(module, sigterm_methods) == 0
+        && take_tuple_types(state) && PyModule_AddFunctions(module, sigterm_methods) == 0
         && PyModule_AddFunctions(module, socket_methods) == 0 && PyModule_AddFunctions(module, spawn_methods) == 0
-        && add_type(module, &ticker_spec) && add_type(module, &idle_tracker_spec);
-    return done ? 0 : -1;
+        && add_type(module, &ticker_spec) && add_type(module, &snapshot_writer_spec);
+    state->raw_threads_type = done ? module_add_type(module, &raw_threads_spec) : NULL;
+    return state->raw_threads_type != NULL ? 0 : -1;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -99,6 +118,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     for (int i = 0; i < TUPLE_TYPE_COUNT; i++) {
         Py_VISIT(state->types[i]);
     }
+    Py_VISIT(state->raw_threads_type);
     return 0;
 }
 
@@ -108,6 +128,7 @@ static int module_clear(PyObject *module)
     for (int i = 0; i < TUPLE_TYPE_COUNT; i++) {
         Py_CLEAR(state->types[i]);
     }
+    Py_CLEAR(state->raw_threads_type);
     return 0;
 }
 
@@ -122,6 +143,8 @@ static PyMethodDef module_methods[] = {
     {"mark_profiler_thread", mark_profiler_thread, METH_O,
      "mark_profiler_thread($module, is_starting, /)\n--\n\nMark the calling thread as one of the profiler's, or unmark "
      "it."},
+    {"read_thread_stat", read_thread_stat, METH_O,
+     "read_thread_stat($module, native_id, /)\n--\n\nReturn the kernel's line about a thread."},
     {NULL},
 };
 

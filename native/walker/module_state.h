@@ -12,17 +12,22 @@
 /* clang-format off */
 #define RAW_THREAD_FIELDS(X) \
     X(THREAD, key) X(THREAD, ident) X(THREAD, native_id) X(THREAD, stack) X(THREAD, context) X(THREAD, labels) \
-    X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread)
+    X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread) X(THREAD, context_switches)
 #define RAW_SNAPSHOT_FIELDS(X) \
     X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
-    X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns)
+    X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns)
 #define RAW_COLLECTION_FIELDS(X) \
     X(COLLECTION, time_ns) X(COLLECTION, thread) X(COLLECTION, generation) X(COLLECTION, collection_count) \
     X(COLLECTION, duration_ns)
+#define RAW_EXCEPTION_FIELDS(X) \
+    X(EXCEPTION, time_ns) X(EXCEPTION, thread) X(EXCEPTION, exception_type) X(EXCEPTION, exception_count)
+#define RAW_ALLOCATION_FIELDS(X) \
+    X(ALLOCATION, time_ns) X(ALLOCATION, thread) X(ALLOCATION, live_id) X(ALLOCATION, object_count) \
+    X(ALLOCATION, byte_count) X(ALLOCATION, lost_objects) X(ALLOCATION, lost_bytes)
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
-    X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum)
-#define THREAD_CHANGES_FIELDS(X) X(CHANGES, changed) X(CHANGES, ended)
+    X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum) \
+    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, allocation_ns_sum)
 /* clang-format on */
 
 #define FIELD_INDEX(tuple, field) tuple##_##field,
@@ -31,13 +36,15 @@
 enum { RAW_THREAD_FIELDS(FIELD_INDEX) THREAD_FIELD_COUNT };
 enum { RAW_SNAPSHOT_FIELDS(FIELD_INDEX) SNAPSHOT_FIELD_COUNT };
 enum { RAW_COLLECTION_FIELDS(FIELD_INDEX) COLLECTION_FIELD_COUNT };
+enum { RAW_EXCEPTION_FIELDS(FIELD_INDEX) EXCEPTION_FIELD_COUNT };
+enum { RAW_ALLOCATION_FIELDS(FIELD_INDEX) ALLOCATION_FIELD_COUNT };
 enum { TICKER_COUNTERS_FIELDS(FIELD_INDEX) COUNTERS_FIELD_COUNT };
-enum { THREAD_CHANGES_FIELDS(FIELD_INDEX) CHANGES_FIELD_COUNT };
 
-enum { RAW_THREAD, RAW_SNAPSHOT, RAW_COLLECTION, TICKER_COUNTERS, THREAD_CHANGES, TUPLE_TYPE_COUNT };
+enum { RAW_THREAD, RAW_SNAPSHOT, RAW_COLLECTION, RAW_EXCEPTION, RAW_ALLOCATION, TICKER_COUNTERS, TUPLE_TYPE_COUNT };
 
 typedef struct {
     PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */
+    PyTypeObject *raw_threads_type;        /* owned */
 } module_state;
 
 /* The module of an instance. Never NULL: its type is made for a module, and has no subclasses. */
@@ -49,7 +56,8 @@ static inline const module_state *state_of(PyObject *self)
 #pragma GCC visibility push(hidden)
 
 extern PyType_Spec ticker_spec;
-extern PyType_Spec idle_tracker_spec;
+extern PyType_Spec raw_threads_spec;
+extern PyType_Spec snapshot_writer_spec;
 extern PyMethodDef sigterm_methods[];
 extern PyMethodDef socket_methods[];
 extern PyMethodDef spawn_methods[];

@@ -5,7 +5,8 @@
  */
 #include "public_compat.h"
 
-#include "ticker_state.h"
+#include "allocations.h"
+#include "exceptions.h"
 
 #include <stdlib.h>
 
@@ -83,6 +84,8 @@ void ticker_state_release_all(ticker_state *ticker)
         thread_release(ticker, &kept->thread);
         free(kept);
     }
+    exceptions_release(ticker);
+    allocations_release(ticker);
     size_t count = ticker->previous.count;
     ticker->previous.count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -98,7 +101,7 @@ void ticker_state_release_all(ticker_state *ticker)
     }
 }
 
-static int thread_traverse(const raw_thread *thread, visitproc visit, void *arg)
+int thread_traverse(const raw_thread *thread, visitproc visit, void *arg)
 {
     Py_VISIT(thread->context);
     Py_VISIT(thread->labels);
@@ -106,13 +109,20 @@ static int thread_traverse(const raw_thread *thread, visitproc visit, void *arg)
     return 0;
 }
 
+int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg)
+{
+    int stop = 0;
+    for (size_t i = 0; i < snapshot->count && stop == 0; i++) {
+        stop = thread_traverse(&snapshot->threads[i], visit, arg);
+    }
+    return stop;
+}
+
 static int snapshots_traverse(const raw_snapshot *first, visitproc visit, void *arg)
 {
     int stop = 0;
     for (; first != NULL && stop == 0; first = first->next) {
-        for (size_t i = 0; i < first->count && stop == 0; i++) {
-            stop = thread_traverse(&first->threads[i], visit, arg);
-        }
+        stop = snapshot_traverse(first, visit, arg);
     }
     return stop;
 }
@@ -141,5 +151,8 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg)
     for (const raw_collection *kept = ticker->collections.oldest; kept != NULL && stop == 0; kept = kept->next) {
         stop = thread_traverse(&kept->thread, visit, arg);
     }
-    return stop;
+    if (stop == 0) {
+        stop = allocations_traverse(ticker, visit, arg);
+    }
+    return stop != 0 ? stop : exceptions_traverse(ticker->exceptions, visit, arg);
 }

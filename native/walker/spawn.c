@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -32,8 +33,8 @@ enum {
     LIST_BYTES = 1024,
     SIGNALS = 64,          /* of the kernel; glibc hides two */
     SIGNAL_MASK_BYTES = 8, /* size of the kernel's set of signals */
-    EXPORTER_NICENESS = 5, /* a third of the weight of a busy thread: 10 (a tenth) starves it beside several */
     FAILED_EXEC_STATUS = 127,
+    RANDOM_BYTES = 16, /* of the kernel, at AT_RANDOM */
 };
 
 typedef struct {
@@ -108,7 +109,6 @@ static int run_exporter(void *argument)
 {
     spawn_request *request = argument;
     (void)setsid();
-    (void)nice(EXPORTER_NICENESS);
     if (arrange_descriptors(request->descriptor)) {
         arrange_signals();
         (void)execve(request->arguments[0], request->arguments, request->environment);
@@ -213,6 +213,17 @@ static bool is_reaper(void)
     return getpid() == INIT_PID || is_subreaper != 0;
 }
 
+static PyObject *adopts_orphans(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(is_reaper());
+}
+
+static PyObject *execution_random(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    const char *bytes = (const char *)getauxval(AT_RANDOM);
+    return PyBytes_FromStringAndSize(bytes, bytes == NULL ? 0 : RANDOM_BYTES);
+}
+
 static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
 {
     if (is_reaper()) {
@@ -251,5 +262,9 @@ static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
 PyMethodDef spawn_methods[] = {
     {"spawn_exporter", spawn_exporter, METH_VARARGS,
      "spawn_exporter($module, arguments, environment, descriptor, /)\n--\n\nStart a program that is not our child."},
+    {"adopts_orphans", adopts_orphans, METH_NOARGS,
+     "adopts_orphans($module, /)\n--\n\nReturn True if orphans become children of this process."},
+    {"execution_random", execution_random, METH_NOARGS,
+     "execution_random($module, /)\n--\n\nReturn what the kernel has drawn for the execution of this program."},
     {NULL},
 };

@@ -2,19 +2,27 @@
  *
  * At a deadline the loop stores it in `pending.deadline_ns` and posts a pending call. The thread that runs
  * Python next takes the deadline out and captures. If none does so within a short time, the loop takes the
- * GIL and captures itself, before 3.12 at once. The exchange of `pending.deadline_ns` decides which thread
- * captures. So each deadline is captured once, and neither thread waits for the other.
+ * GIL and captures itself. The exchange of `pending.deadline_ns` decides which thread captures. So each
+ * deadline is captured once, and neither thread waits for the other. Before 3.12 the loop always captures
+ * itself: it pauses the thread that runs Python, and does not take the GIL.
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "allocations.h"
+#include "exceptions.h"
+#include "forks.h"
 
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-#define PENDING_CALL_TIMEOUT_NS 1000000LL /* time for the pending call before the loop takes the GIL */
-#define MAX_PERIOD_NS           (86400LL * SECOND_NS)
-#define MAX_WAIT_NS             MAX_PERIOD_NS /* keeps deadlines inside time_t; every wait is repeated in a loop */
+#define PENDING_CALL_TIMEOUT_NS 1000000LL  /* time for the pending call before the loop takes the GIL */
+#define MAX_STOP_NS             20000000LL /* one try to pause Python; then other threads get our locks */
+#define STOP_RETRY_NS           50000LL
+/* Each pause wakes a thread that waits for the GIL in vain, and its 5 ms until it asks for the GIL begin anew. More
+ * frequent pauses would keep it waiting for ever. */
+#define MIN_PAUSE_PERIOD_NS 7500000LL
+#define MAX_PERIOD_NS       (86400LL * SECOND_NS)
+#define MAX_WAIT_NS         MAX_PERIOD_NS /* keeps deadlines inside time_t; every wait is repeated in a loop */
 
 static int64_t min_ns(int64_t one, int64_t other)
 {
@@ -24,7 +32,9 @@ static int64_t min_ns(int64_t one, int64_t other)
 /* Return false with an exception. */
 static bool set_references(ticker_state *ticker, const ticker_arguments *given, PyObject *keywords)
 {
-    static const char *const names[NAME_COUNT] = {"__name__", "_native_id", "generation", "_context"};
+    static const char *const names[NAME_COUNT] = {
+        "__name__", "_native_id",   "generation", "_context",
+        "cr_await", "gi_yieldfrom", "ag_await",   "__asyncio_running_event_loop__"};
     for (int i = 0; i < NAME_COUNT; i++) {
         ticker->names[i] = PyUnicode_InternFromString(names[i]);
         if (ticker->names[i] == NULL) {
@@ -51,7 +61,9 @@ ticker_state *ticker_state_new(const ticker_arguments *given, PyObject *keywords
     atomic_store(&ticker->loop.has_full_captures, true);
     ticker->ring.end = &ticker->ring.oldest;
     ticker->collections.end = &ticker->collections.oldest;
-    if (!forks_add(ticker)) {
+    ticker->exceptions = exceptions_new((uint64_t)given->exception_interval);
+    if (ticker->exceptions == NULL || !forks_add(ticker)) {
+        free(ticker->exceptions);
         free(ticker);
         return (ticker_state *)PyErr_NoMemory();
     }
@@ -78,6 +90,8 @@ void ticker_state_unref(ticker_state *ticker)
     free(ticker->scratch.frames);
     free(ticker->previous.stacks);
     free(atomic_load(&ticker->clocks.table));
+    free(ticker->exceptions);
+    free(ticker->allocations);
     free(ticker);
 }
 
@@ -179,15 +193,54 @@ static void wait_for_capture(ticker_state *ticker, PyThreadState *self, int64_t 
 
 /* Needs the mutex, and releases it to take the GIL. If the interpreter ends while this thread waits for the
  * GIL, CPython ends or parks the thread there; it holds no lock then. */
-static void capture_in_loop(ticker_state *ticker, PyThreadState *self)
+static void capture_with_gil(ticker_state *ticker, PyThreadState *self)
 {
     /* The thread that this preempts; only compared. */
     const PyThreadState *gil_holder = compat_gil_holder(ticker->interp);
     pthread_mutex_unlock(&ticker->loop.mutex);
-    compat_take_gil(ticker->interp, self);
+    PyEval_RestoreThread(self);
     (void)capture_pending(ticker, gil_holder);
     PyEval_SaveThread();
     pthread_mutex_lock(&ticker->loop.mutex);
+}
+
+#if !COMPAT_ANY_THREAD_RUNS_CALLS
+/* Needs the mutex, and keeps it during the pause: so no thread forks then, and the interpreter does not end. */
+static void capture_in_pause(ticker_state *ticker, PyThreadState *self, int64_t until_ns)
+{
+    int64_t begin_ns = monotonic_ns(), now_ns = begin_ns;
+    compat_pause pause;
+    while (!compat_pause_python(ticker->interp, self, &pause, begin_ns, min_ns(until_ns, now_ns + MAX_STOP_NS),
+                                forks_locks_wanted())) {
+        if (!wait_until(ticker, self, monotonic_ns() + STOP_RETRY_NS) || compat_is_finalizing()) {
+            return;
+        }
+        now_ns = monotonic_ns();
+        if (now_ns >= until_ns) {
+            return;
+        }
+    }
+    (void)capture_pending(ticker, pause.gil_holder);
+    compat_resume_python(ticker->interp, &pause);
+}
+#endif
+
+/* Needs the mutex. Capture at the next check of the thread that runs Python. CPython before 3.12 lets only the main
+ * thread run pending calls, and a thread that waits for the GIL ask for it only after 5 ms. Until then the waiter gets
+ * it where other threads release it, so that captures would show those places and not those where the time goes.
+ * A thread of another interpreter would not see the request for a pause. */
+static void capture_in_loop(ticker_state *ticker, PyThreadState *self, int64_t period_ns, int64_t until_ns)
+{
+#if !COMPAT_ANY_THREAD_RUNS_CALLS
+    if (period_ns >= MIN_PAUSE_PERIOD_NS && compat_is_only_interpreter(ticker->interp) && compat_synchronize()) {
+        capture_in_pause(ticker, self, until_ns);
+        return;
+    }
+#else
+    (void)period_ns;
+    (void)until_ns;
+#endif
+    capture_with_gil(ticker, self);
 }
 
 /* Needs the mutex. Have a thread capture before the next deadline. */
@@ -200,6 +253,8 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
     }
     ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
     atomic_store(&ticker->pending.period_ns, tick->period_ns);
+    long long no_wait = 0; /* otherwise the previous deadline still waits: the wait began there */
+    (void)atomic_compare_exchange_strong(&ticker->pending.since_ns, &no_wait, monotonic_ns());
     if (atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns) != 0) {
         missed++; /* no thread took the previous deadline */
     }
@@ -210,7 +265,7 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
     }
     if (atomic_load(&ticker->pending.deadline_ns) != 0 && monotonic_ns() < tick->next_ns
         && !ticker_state_is_ended(ticker) && !compat_is_finalizing()) {
-        capture_in_loop(ticker, self);
+        capture_in_loop(ticker, self, tick->period_ns, tick->next_ns);
     }
     pthread_cond_broadcast(&ticker->loop.changed);
 }

@@ -11,6 +11,7 @@
 #define SPLUNK_PROFILER_WALKER_TICKER_STATE_H
 
 #include "module_state.h"
+#include "schedule.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -52,17 +53,20 @@ typedef struct {
     PyObject *python_thread;
     int64_t cpu_ns; /* 0: unknown */
     thread_state state;
+    uint64_t context_switches; /* how often the thread has entered or left a context; 0: never */
 } raw_thread;
 
 /* All threads at one instant, oldest first. GIL. */
 typedef struct raw_snapshot {
     struct raw_snapshot *next;
     int64_t time_ns;
+    int64_t instant_ns; /* the same on the boot-time clock */
     int64_t latency_ns;
     /* Distance of its deadline from the previous one of its kind; 0: it had no deadline. */
     int64_t period_ns;
     int64_t since_previous_ns; /* from the previous capture of either kind; 0: this is the first */
     int64_t process_cpu_ns;    /* read before the clocks of the threads */
+    int64_t gil_wait_ns;       /* from the ticker's request to the capture */
     bool is_focused;           /* has only threads of traces in the filter */
     size_t count;
     raw_thread threads[];
@@ -81,10 +85,21 @@ typedef struct {
     Py_ssize_t max_depth;
     Py_ssize_t ring_size;
     long long min_collection_interval_ns; /* between two kept ones of a generation */
+    long long exception_interval;         /* mean number of exceptions for a kept one */
 } ticker_arguments;
 
 /* Interned strings. Owned, GIL; NULL once cleared. */
-enum { NAME_MODULE, NAME_NATIVE_ID, NAME_GENERATION, NAME_SPAN_CONTEXT, NAME_COUNT };
+enum {
+    NAME_MODULE,
+    NAME_NATIVE_ID,
+    NAME_GENERATION,
+    NAME_SPAN_CONTEXT,
+    NAME_CR_AWAIT,
+    NAME_GI_YIELDFROM,
+    NAME_AG_AWAIT,
+    NAME_RUNNING_LOOP,
+    NAME_COUNT
+};
 
 /* capture.c: snapshots for the next drain, and all stacks. GIL. */
 typedef struct {
@@ -116,6 +131,7 @@ typedef struct {
     unsigned long ident;
     unsigned long native_id;
     PyObject *context;
+    uint64_t context_switches;
     bool is_gil_holder;         /* it holds the GIL, or held it until this capture preempted it */
     raw_stack *unchanged_stack; /* its previous stack, if it has not moved */
     size_t first;               /* otherwise: index of its frames in scratch.frames */
@@ -132,6 +148,7 @@ typedef struct {
     size_t threads_capacity;
     raw_frame *frames;
     size_t frames_capacity;
+    bool is_in_use; /* a capture is under way: what it allocates is not sampled */
 } walk_scratch;
 
 /* A garbage collection, its thread, and the collections that it stands for. GIL. */
@@ -201,17 +218,11 @@ typedef struct {
     size_t count;
 } frame_cache;
 
-/* schedule.c: the next deadlines of both kinds, on one grid. Mutex. */
-typedef struct {
-    int64_t all_ns, focused_ns; /* periods; 0: no such captures */
-    int64_t grid_start_ns;      /* the last deadline of all threads */
-    int64_t next_focused_ns;    /* next deadline of a focused capture, or NEVER_NS */
-} capture_schedule;
-
 /* ticker_state.c: the due capture, until a thread takes its deadline out. Atomic. */
 typedef struct {
     atomic_llong deadline_ns; /* negative if it is a focused one; 0: none */
     atomic_llong period_ns;   /* distance from the previous deadline of its kind; set before deadline_ns */
+    atomic_llong since_ns;    /* when the first of the deadlines without a capture was stored; 0: none */
     atomic_bool is_posted;    /* a pending call is in the queue */
 } pending_capture;
 
@@ -241,6 +252,8 @@ typedef struct ticker_state {
     previous_capture previous;
     snapshot_ring ring;
     collection_log collections;
+    struct exception_log *exceptions;   /* exceptions.c; owned. GIL */
+    struct allocation_log *allocations; /* allocations.c; NULL: never started. GIL */
     cpu_clocks clocks;
     frame_cache frame_cache;
     atomic_llong counters[COUNTERS_FIELD_COUNT];
@@ -270,24 +283,6 @@ static inline void ticker_state_count(ticker_state *ticker, int counter, int64_t
 {
     atomic_fetch_add(&ticker->counters[counter], amount);
 }
-
-/* schedule.c. Need the mutex. */
-#define NEVER_NS INT64_MAX
-
-typedef struct {
-    int64_t deadline_ns;
-    int64_t period_ns; /* distance from the previous deadline of its kind */
-    int64_t next_ns;   /* when it is too late: the next deadline of its kind, or an earlier one of all threads */
-    int64_t skipped;   /* missed deadlines of its kind before it */
-    bool is_focused;
-} schedule_tick;
-
-void schedule_start(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns);
-void schedule_set_periods(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns);
-/* Return the next deadline. Focused ones need traces in the filter. */
-int64_t schedule_next_ns(capture_schedule *schedule, bool has_traces);
-/* Return the due deadline that schedule_next_ns returned. */
-schedule_tick schedule_pop(capture_schedule *schedule, int64_t now_ns);
 
 /* walk.c: fills ticker_state.scratch. GIL held. False: it failed. */
 bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder);
@@ -320,11 +315,21 @@ void snapshot_free(ticker_state *ticker, raw_snapshot *snapshot);
 void ticker_state_free_unreferenced(ticker_state *ticker);
 void ticker_state_release_all(ticker_state *ticker);
 int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg);
+int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
+int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
+int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 
 /* convert.c: makes Python values, on the worker thread. GIL held. New references. */
-PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, const raw_snapshot *snapshot);
+PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *snapshot); /* steals it */
+PyObject *convert_stack(ticker_state *ticker, raw_stack *stack); /* a reference borrowed from `stack` */
 PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);
 void frame_cache_clear(frame_cache *cache);
+
+/* raw_threads.c: the threads of a snapshot as a Python sequence. GIL held. */
+PyObject *raw_threads_new(PyTypeObject *type, ticker_state *ticker, raw_snapshot *snapshot); /* steals it */
+/* Borrowed from a RawThreads; NULL: the collector has cleared it. */
+const raw_snapshot *raw_threads_snapshot(PyObject *threads);
+ticker_state *raw_threads_ticker(PyObject *threads);
 
 /* clocks.c: reads times and states. Needs the GIL only for Python values. */
 #define SECOND_NS       1000000000LL
@@ -340,37 +345,10 @@ void clocks_read_again(ticker_state *ticker);
 /* Write the clocks to a snapshot; read those that are missing. `is_last`: the next snapshot continues from
  * this one. */
 void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
-bool thread_is_runnable(pid_t native_id);                /* it runs, or is ready to */
-bool native_id_parse(pid_t *native_id, PyObject *given); /* false with an exception if it is no int */
-
-/* forks.c: the process-wide part. GIL held. */
-bool forks_add(ticker_state *ticker); /* false: the system refuses handlers of forks, or there is no memory */
-void forks_remove(ticker_state *ticker);
-void forks_close_all(void); /* the interpreter ends: no ticker may use it any more */
-/* `in_child` may be NULL; false as above. */
-bool forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child);
-/* Releases the GIL during the wait: a forking thread keeps these mutexes until its fork is over. */
-void forks_lock(pthread_mutex_t *mutex);
-
-/* In a forked child: the surviving thread, and the newest thread state of the parent. Zeros elsewhere. */
-typedef struct {
-    unsigned long ident;
-    unsigned long native_id;
-    uint64_t newest_inherited;
-} fork_survivor;
-const fork_survivor *forks_survivor(void);
-
-/* gil_keeper.c: one of our threads holds the GIL for a thread that forks without it. */
-void gil_keeper_init(void);
-void gil_keeper_mark_thread(bool is_starting); /* start or end of a profiler thread, the calling one; GIL held */
-/* Called by the forking thread, without the GIL: */
-bool gil_keeper_request(PyInterpreterState *interp); /* false: no need, or another thread has a request */
-void gil_keeper_wait(PyInterpreterState *interp, bool has_running_ticker);
-void gil_keeper_release(void);
-void gil_keeper_after_fork_in_child(PyInterpreterState *interp);
-/* Called by a ticker, without the GIL: */
-bool gil_keeper_is_requested(void);
-void gil_keeper_hold_gil(PyThreadState *self);
+bool thread_is_runnable(pid_t native_id); /* it runs, or is ready to */
+#define THREAD_STAT_SIZE 512
+void thread_read_stat(pid_t native_id, char text[THREAD_STAT_SIZE]); /* its line of /proc; empty: it has ended */
+bool native_id_parse(pid_t *native_id, PyObject *given);             /* false with an exception if it is no int */
 
 #pragma GCC visibility pop
 

@@ -1,10 +1,14 @@
 /* The type splunk_profiler._walker.Ticker: parses arguments and returns values. Its contract is
  * splunk_profiler/_walker.pyi. */
-#include "ticker_state.h"
+#include "exceptions.h"
+#include "tasks.h"
+
+#include "allocations.h"
 
 #define MAX_RING_SIZE                  65536
 #define MAX_STACK_DEPTH                1000000
 #define DEFAULT_COLLECTION_INTERVAL_NS 10000000LL
+#define MAX_SAMPLE_BYTES               (1LL << 40)
 
 typedef struct {
     PyObject_HEAD
@@ -47,14 +51,15 @@ static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *
                             "min_collection_interval_ns",
                             "trace_filter",
                             "threads",
+                            "exception_interval",
                             NULL};
     /* The zeros and NULLs of required arguments are invalid, which is checked below. */
-    *given = (ticker_arguments){.min_collection_interval_ns = DEFAULT_COLLECTION_INTERVAL_NS};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!:Ticker", names, convert_context_var,
+    *given = (ticker_arguments){.min_collection_interval_ns = DEFAULT_COLLECTION_INTERVAL_NS, .exception_interval = 1};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!L:Ticker", names, convert_context_var,
                                      &given->context_var, convert_context_var, &given->labels_var, &given->max_depth,
                                      &given->make_frame, &given->make_stack, &given->ring_size,
                                      &given->min_collection_interval_ns, convert_trace_filter, given, &PyDict_Type,
-                                     &given->threads)) {
+                                     &given->threads, &given->exception_interval)) {
         return false;
     }
     if (!PyCallable_Check(given->make_frame) || !PyCallable_Check(given->make_stack)) {
@@ -69,6 +74,10 @@ static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *
     else if (given->min_collection_interval_ns < 0) {
         PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
                      given->min_collection_interval_ns);
+    }
+    else if (given->exception_interval < 1 || given->exception_interval > MAX_EXCEPTION_INTERVAL) {
+        PyErr_Format(PyExc_ValueError, "exception_interval must be 1 to %d, not %lld", MAX_EXCEPTION_INTERVAL,
+                     given->exception_interval);
     }
     else {
         return true;
@@ -183,10 +192,12 @@ static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
     }
     for (raw_snapshot *snapshot = snapshots_take(ticker), *next; snapshot != NULL; snapshot = next) {
         next = snapshot->next;
-        if (drained != NULL) { /* else one has failed, and the others are lost */
+        if (drained != NULL) {
             (void)append_item(&drained, convert_snapshot(ticker, state_of((PyObject *)self), snapshot));
         }
-        snapshot_free(ticker, snapshot);
+        else { /* one has failed, and the others are lost */
+            snapshot_free(ticker, snapshot);
+        }
     }
     ticker_state_free_unreferenced(ticker);
     return drained;
@@ -205,6 +216,94 @@ static PyObject *ticker_on_gc_event(Ticker *self, PyObject *const *args, Py_ssiz
 static PyObject *ticker_drain_collections(Ticker *self, PyObject *Py_UNUSED(unused))
 {
     return collections_drain(self->ticker_state, state_of((PyObject *)self));
+}
+
+static PyObject *ticker_reads_tasks(Ticker *self, PyObject *args)
+{
+    PyObject *loop, *generator, *code;
+    int offset;
+    if (!PyArg_ParseTuple(args, "OO!O!i:reads_tasks", &loop, &PyGen_Type, &generator, &PyCode_Type, &code, &offset)) {
+        return NULL;
+    }
+    return PyBool_FromLong(tasks_layouts_agree(self->ticker_state, loop, generator, code, offset));
+}
+
+static PyObject *ticker_running_loops(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    return tasks_running_loops(self->ticker_state);
+}
+
+static PyObject *ticker_capture_tasks(Ticker *self, PyObject *args)
+{
+    PyObject *tasks, *task_type;
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "O!O!n:capture_tasks", &PyList_Type, &tasks, &PyType_Type, &task_type, &limit)) {
+        return NULL;
+    }
+    return tasks_capture(self->ticker_state, state_of((PyObject *)self), tasks, (PyTypeObject *)task_type,
+                         limit < 0 ? 0 : (size_t)limit);
+}
+
+/* Handle a RAISE event of sys.monitoring, with (code, offset, exception). An error would replace the exception. */
+static PyObject *ticker_on_raise(Ticker *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count == 3) {
+        exceptions_handle_raise(self->ticker_state, args[2]);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_drain_exceptions(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    return exceptions_drain(self->ticker_state, state_of((PyObject *)self));
+}
+
+/* Parse a mean distance of samples. False with an exception. */
+static bool parse_sample_bytes(PyObject *given, int64_t *sample_bytes)
+{
+    *sample_bytes = PyLong_AsLongLong(given);
+    if (*sample_bytes == -1 && PyErr_Occurred()) {
+        return false;
+    }
+    if (*sample_bytes < 1 || *sample_bytes > MAX_SAMPLE_BYTES) {
+        PyErr_Format(PyExc_ValueError, "sample_bytes must be 1 to %lld, not %lld", MAX_SAMPLE_BYTES,
+                     (long long)*sample_bytes);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *ticker_start_allocations(Ticker *self, PyObject *args)
+{
+    PyObject *given;
+    int tracks_live = 0;
+    int64_t sample_bytes;
+    if (!PyArg_ParseTuple(args, "O|p:start_allocations", &given, &tracks_live)
+        || !parse_sample_bytes(given, &sample_bytes)) {
+        return NULL;
+    }
+    return none_if(allocations_start(self->ticker_state, sample_bytes, tracks_live));
+}
+
+static PyObject *ticker_set_sample_bytes(Ticker *self, PyObject *given)
+{
+    int64_t sample_bytes;
+    if (!parse_sample_bytes(given, &sample_bytes)) {
+        return NULL;
+    }
+    allocations_set_sample_bytes(self->ticker_state, sample_bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_stop_allocations(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    allocations_stop(self->ticker_state);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticker_drain_allocations(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    return allocations_drain(self->ticker_state, state_of((PyObject *)self));
 }
 
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -232,6 +331,24 @@ static PyMethodDef ticker_methods[] = {
      "on_gc_event($self, phase, info, /)\n--\n\nRecord a collection; for gc.callbacks."},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS,
      "drain_collections($self, /)\n--\n\nReturn the kept collections, oldest first."},
+    {"reads_tasks", (PyCFunction)ticker_reads_tasks, METH_VARARGS,
+     "reads_tasks($self, loop, generator, code, offset, /)\n--\n\nReturn True if tasks can be read."},
+    {"running_loops", (PyCFunction)ticker_running_loops, METH_NOARGS,
+     "running_loops($self, /)\n--\n\nReturn the event loops that run."},
+    {"capture_tasks", (PyCFunction)ticker_capture_tasks, METH_VARARGS,
+     "capture_tasks($self, tasks, task_type, limit, /)\n--\n\nReturn the stacks of suspended tasks."},
+    {"on_raise", (PyCFunction)(void (*)(void))ticker_on_raise, METH_FASTCALL,
+     "on_raise($self, code, offset, exception, /)\n--\n\nRecord a raised exception; for sys.monitoring."},
+    {"drain_exceptions", (PyCFunction)ticker_drain_exceptions, METH_NOARGS,
+     "drain_exceptions($self, /)\n--\n\nReturn the kept exceptions, oldest first."},
+    {"start_allocations", (PyCFunction)ticker_start_allocations, METH_VARARGS,
+     "start_allocations($self, sample_bytes, tracks_live=False, /)\n--\n\nSample what the process allocates."},
+    {"set_sample_bytes", (PyCFunction)ticker_set_sample_bytes, METH_O,
+     "set_sample_bytes($self, sample_bytes, /)\n--\n\nChange the mean distance of samples."},
+    {"stop_allocations", (PyCFunction)ticker_stop_allocations, METH_NOARGS,
+     "stop_allocations($self, /)\n--\n\nSample allocations no longer."},
+    {"drain_allocations", (PyCFunction)ticker_drain_allocations, METH_NOARGS,
+     "drain_allocations($self, /)\n--\n\nReturn the samples, oldest first, and the blocks that have ended."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nReturn the counts since construction."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},

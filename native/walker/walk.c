@@ -4,9 +4,10 @@
  * could take a lock or run Python. If there is no room, the lock is released, the memory grows, and the walk
  * starts again.
  */
-#include "py_compat.h"
+#include "task_compat.h"
 
-#include "ticker_state.h"
+#include "forks.h"
+#include "tasks.h"
 
 #include <stdlib.h>
 
@@ -57,6 +58,7 @@ static void read_identity(scratch_thread *thread, const PyThreadState *state, co
         thread->native_id = known->native_id;
     }
     thread->context = state->context;
+    thread->context_switches = state->context_ver;
 }
 
 /* Needs the head lock. Lists threads with their contexts, newest first, and does not read their stacks. */
@@ -132,6 +134,25 @@ static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyT
         scratch->count++;
     }
     return WALKED;
+}
+
+size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS])
+{
+    size_t count = 0;
+    if (atomic_load(&ticker->loop.is_closed) || !compat_lock_head()) {
+        return 0;
+    }
+    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL && count < MAX_LOOPS;
+         state = state->next) {
+        PyObject *loop = is_lost_in_fork(state) ? NULL : compat_running_loop(state, ticker->names[NAME_RUNNING_LOOP]);
+        if (loop != NULL && loop != Py_None) {
+            loops[count].loop = loop;
+            loops[count].thread = (scratch_thread){.first = 0};
+            read_identity(&loops[count++].thread, state, NULL);
+        }
+    }
+    compat_unlock_head();
+    return count;
 }
 
 static bool resize(void **memory, size_t count, size_t item_size)

@@ -29,6 +29,7 @@ from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.schedule import Schedule, TraceFilter
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import STATE_RUNNING, Periods, RawCollection, RawSnapshot, RawThread, TickerCounters
+from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
 
 _MAX_CACHED_FRAMES = 16_384
@@ -123,7 +124,14 @@ class PortableTicker:
                 continue
             tick = schedule.pop_tick(now)
             self._count(due=tick.skipped + 1, missed=tick.skipped)
-            self._capture(now - tick.deadline_ns, tick.period_ns, is_focused=tick.is_focused)
+            late_ns = now - tick.deadline_ns
+            # Being late for another reason than the GIL counts too: this ticker cannot tell.
+            self._capture(
+                late_ns,
+                tick.period_ns,
+                is_focused=tick.is_focused,
+                gil_wait_ns=late_ns + tick.skipped * tick.period_ns,
+            )
 
     def set_periods(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Change the periods of a running ticker; from any thread."""
@@ -176,7 +184,7 @@ class PortableTicker:
         """Return the counters since the ticker was made."""
         return self._counters
 
-    def _capture(self, late_ns: int, period_ns: int, *, is_focused: bool) -> None:
+    def _capture(self, late_ns: int, period_ns: int, *, is_focused: bool, gil_wait_ns: int = 0) -> None:
         if not is_gil_enabled() or has_other_interpreters():
             self._count(missed=1)
             return
@@ -187,7 +195,7 @@ class PortableTicker:
             self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
             return
         before = active_threads().copy()
-        now, walks = self._walk(is_focused=is_focused)
+        now, instant, walks = self._walk(is_focused=is_focused)
         if is_focused and not walks:
             self._count(captured=1, late_ns=late_ns, held_ns=time.monotonic_ns() - started_ns)
             return
@@ -202,7 +210,17 @@ class PortableTicker:
         threads.sort(key=lambda raw: raw.key)
         overwritten = int(len(self._ring) == self._ring.maxlen)
         self._ring.append(
-            RawSnapshot(now, late_ns, tuple(threads), period_ns, is_focused, since_previous_ns, process_cpu_ns)
+            RawSnapshot(
+                now,
+                late_ns,
+                tuple(threads),
+                period_ns,
+                is_focused,
+                since_previous_ns,
+                process_cpu_ns,
+                instant,
+                gil_wait_ns,
+            )
         )
         self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=time.monotonic_ns() - started_ns)
         self._filled.set()
@@ -220,8 +238,8 @@ class PortableTicker:
             return False
         return trace_filter.trace_of(context) in trace_filter.traces
 
-    def _walk(self, *, is_focused: bool) -> tuple[int, list[ThreadWalk]]:
-        """Walk all threads, or those in the filter, at one instant; return that time and them, oldest first.
+    def _walk(self, *, is_focused: bool) -> tuple[int, int, list[ThreadWalk]]:
+        """Walk all threads, or those in the filter; return time and instant (boot-time clock) and them, oldest first.
 
         If this thread has held the GIL for too long, the application runs in the middle of a walk.
         Then a stack would be joined to the context of another moment. So each thread is checked
@@ -231,7 +249,7 @@ class PortableTicker:
         for _ in range(_MAX_WALK_ATTEMPTS):
             with gc_disabled():
                 tops = top_frames()
-                now = time.time_ns()
+                now, instant = time.time_ns(), boottime_ns()
                 walks = [
                     self._walk_thread(ident, top)
                     for ident, top in reversed(tops.items())  # these are newest first
@@ -241,7 +259,7 @@ class PortableTicker:
             if not moved:
                 break
         self._thread_keys.keep_only(tops.keys())
-        return now, [walk for walk in walks if walk.ident not in moved]
+        return now, instant, [walk for walk in walks if walk.ident not in moved]
 
     def _walk_thread(self, ident: int, top: TopFrame) -> ThreadWalk:
         locations = [top.location, *collect_locations(top.caller, self._max_depth)]

@@ -6,37 +6,30 @@ turn contexts into spans, and the values of the labels' variable into labels.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from splunk_profiler.capture.idle_tracker import IdleTracker
-from splunk_profiler.capture.thread_registry import ThreadInfo, ThreadRegistry
+from splunk_profiler.capture.snapshot_writer import writer_type
+from splunk_profiler.capture.thread_registry import ThreadInfo, ThreadRegistry, make_stat_reader
 from splunk_profiler.model import SpanRef
-from splunk_profiler.raw import Periods, RawEvent, RawSnapshot, RawThread
+from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.records import (
-    CHANGES,
-    COMPLETE,
-    FOCUSED,
+    EndedRecord,
     EndpointRecord,
     EndRecord,
     EventRecord,
     LostRecord,
     ResourceRecord,
-    SnapshotRecord,
     StartRecord,
-    ThreadEntry,
     ThreadRecord,
     TraceEndRecord,
     TraceRecord,
 )
 from splunk_profiler.stream.writer import Labels, StreamWriter, json_object
 from splunk_profiler.system.clocks import boottime_ns
-from splunk_profiler.system.threads import yield_gil
 
-_YIELD_EVERY = 64  # threads between two offers of the GIL
+_NO_NUMBER_IS_VALID = (1 << 32) - 1
 _MAX_NAMED_ROOTS = 4096
 _MAX_HELD_BYTES = 1 << 18
 
@@ -59,15 +52,23 @@ class StreamRecorder:
     """Records captures in a stream; `take` returns its bytes.
 
     Args:
+        is_native: the snapshots are those of the native walker.
         reads_nice: read the nice values of threads, which only records of samples have.
     """
 
-    def __init__(self, contexts: ContextReader, idle_tracker: IdleTracker, *, reads_nice: bool = False) -> None:
+    def __init__(self, contexts: ContextReader, *, is_native: bool, reads_nice: bool = False) -> None:
         self._contexts = contexts
-        self._idle_tracker = idle_tracker
-        self._reads_nice = reads_nice
         self._writer = StreamWriter()
-        self._threads = ThreadRegistry()
+        self._snapshots = writer_type(native=is_native)(
+            thread_number=self._thread_number,
+            stack_number=self._writer.stack,
+            span_number=self._span_number,
+            labels_number=self._labels_number,
+            reads_nice=reads_nice,
+        )
+        self._threads = ThreadRegistry(make_stat_reader(native=is_native))
+        self._instant_ns = 0  # of the capture that is recorded
+        self._seen_keys: list[int] = []  # of threads whose numbers its record has asked for
         self._is_complete_due = True  # the next snapshot has all threads
         self._total_count = 0
         self._snapshot_count = 0  # since the last `take`
@@ -99,11 +100,9 @@ class StreamRecorder:
         self._is_complete_due = True
         self._endpoints.clear()
 
-    def start(self, periods: Periods, settings: Mapping[str, object]) -> None:
+    def start(self, settings: Mapping[str, object]) -> None:
         """Record the process; first of all."""
-        self._start = StartRecord(
-            os.getpid(), time.time_ns(), periods.all_ns, periods.focused_ns, json_object(settings)
-        )
+        self._start = StartRecord(json_object(settings))
         self._writer.write(self._start)
 
     def resource(self, attributes: Mapping[str, object], schema_url: str, *, is_final: bool) -> None:
@@ -125,36 +124,45 @@ class StreamRecorder:
             raise
 
     def _snapshot(self, raw: RawSnapshot) -> None:
-        instant_ns = to_boottime_ns(raw.time_ns)
-        if raw.is_focused:
-            entries = [self._entry(raw_thread, instant_ns) for raw_thread in raw.threads]
-            self._write_snapshot(raw, instant_ns, FOCUSED, entries, [])
-            return
         is_complete, self._is_complete_due = self._is_complete_due, True
+        floors = self._writer.floors
         if is_complete:
-            self._idle_tracker.clear()
-        changes = self._idle_tracker.find_changes(raw.threads)
-        entries = []
-        for number, raw_thread in enumerate(changes.changed, 1):
-            if number % _YIELD_EVERY == 0:
-                yield_gil()
-            entries.append(self._entry(raw_thread, instant_ns))
+            floors = (_NO_NUMBER_IS_VALID, *floors[1:])  # each thread is defined anew
+        self._instant_ns, self._seen_keys = raw.instant_ns, []
+        record, ended_keys = self._snapshots.write(raw, is_complete, floors)
+        self._writer.write_snapshot(record)
+        self._is_complete_due = is_complete and raw.is_focused
+        if not raw.is_focused:
+            self._threads.keep(self._seen_keys, ended_keys)
+        self._snapshot_count += 1
+        self._total_count += 1
+
+    def renamed_threads(self) -> None:
+        """Record the names of threads that have changed since they were captured."""
         for info in self._threads.take_renamed():
             self._write_thread(info)
-        ended = self._threads.keep([one.key for one in changes.changed], None if is_complete else changes.ended)
-        scope = COMPLETE if is_complete else CHANGES
-        self._write_snapshot(raw, instant_ns, scope, entries, [info.number for info in ended])
-        self._is_complete_due = False
 
-    def events(self, events: Sequence[RawEvent]) -> None:
-        """Record events, after the snapshots that were captured before them."""
-        for event in events:
-            instant_ns = to_boottime_ns(event.time_ns)
-            entry = self._entry(event.thread, instant_ns)
-            kind, labels = self._writer.kind(event.event.kind), json_object(dict(event.event.labels))
-            self._writer.write(
-                EventRecord(event.time_ns, instant_ns, *entry[:4], kind, event.event.count, event.event.amount, labels)
+    def event(self, event: RawEvent | RawBlocksEnded) -> None:
+        """Record an event, after the snapshots that were captured before it."""
+        if isinstance(event, RawBlocksEnded):
+            self._writer.write(EndedRecord(event.live_ids))
+            return
+        self._instant_ns, thread = to_boottime_ns(event.time_ns), event.thread
+        self._writer.write(
+            EventRecord(
+                event.time_ns,
+                self._instant_ns,
+                self._thread_number(thread),
+                self._writer.stack(thread.stack),
+                0 if thread.context is None else self._span_number(thread.context),
+                self._labels_number(thread.labels, event.labels),
+                self._writer.kind(event.event.kind),
+                event.event.count,
+                event.event.amount,
+                event.live_id,
+                json_object(dict(event.event.labels)),
             )
+        )
 
     def endpoints(self) -> None:
         """Record the names of local roots that have changed since samples were taken in them."""
@@ -176,26 +184,25 @@ class StreamRecorder:
         self._traces.pop(trace_id, None)
         self._writer.write(TraceEndRecord(trace_id, time_ns))
 
-    def _entry(self, raw_thread: RawThread, instant_ns: int) -> ThreadEntry:
+    def _thread_number(self, raw_thread: RawThread) -> int:
+        self._seen_keys.append(raw_thread.key)
         info = self._threads.find(raw_thread)
         if info is None:
-            info = self._threads.add(raw_thread, instant_ns)
+            info = self._threads.add(raw_thread, self._instant_ns)
             self._write_thread(info)
         elif info.update_name(raw_thread.python_thread) or not self._writer.knows_thread(info.number):
             self._write_thread(info)
-        context, labels, state = raw_thread.context, raw_thread.labels, raw_thread.state
-        span = None if context is None else self._contexts.span_of(context)
+        return info.number
+
+    def _span_number(self, context: Any) -> int:
+        span = self._contexts.span_of(context)
         if span is not None and span.local_root_id:
             self._note_root(span.local_root_id, span.endpoint)
-        return ThreadEntry(
-            info.number,
-            self._writer.stack(raw_thread.stack),
-            self._writer.span(span),
-            0 if labels is None else self._writer.labels(self._contexts.labels_of(labels)),
-            raw_thread.cpu_ns,
-            -1 if state is None else state,
-            read_nice_value(raw_thread.native_id) if self._reads_nice else 0,
-        )
+        return self._writer.span(span)
+
+    def _labels_number(self, labels: Any, further: Labels = ()) -> int:
+        own = () if labels is None else self._contexts.labels_of(labels)
+        return self._writer.labels((*further, *own) if further else own)
 
     def _note_root(self, root: int, name: str) -> None:
         if root not in self._endpoints:
@@ -206,26 +213,7 @@ class StreamRecorder:
     def _write_thread(self, info: ThreadInfo) -> None:
         self._writer.thread(ThreadRecord(info.number, info.ident, info.native_id, *info.start_ns, info.name))
 
-    def _write_snapshot(
-        self, raw: RawSnapshot, instant_ns: int, scope: int, entries: list[ThreadEntry], ended: list[int]
-    ) -> None:
-        times = (raw.time_ns, instant_ns, max(raw.latency_ns, 0), raw.period_ns, raw.since_previous_ns)
-        idle = len(raw.threads) - len(entries)
-        self._snapshot_count += 1
-        self._total_count += 1
-        self._writer.write(SnapshotRecord(*times, raw.process_cpu_ns, scope, idle, entries, ended))
-
 
 def to_boottime_ns(time_ns: int) -> int:
     """Return a time of day on the boot-time clock; never a future one, even if the time of day is changed."""
     return boottime_ns() - max(time.time_ns() - time_ns, 0)
-
-
-def read_nice_value(native_id: int) -> int:
-    """Return the nice value of a thread of this process; 0 if it has ended or cannot be read."""
-    if native_id <= 0 or not sys.platform.startswith("linux"):
-        return 0
-    try:
-        return os.getpriority(os.PRIO_PROCESS, native_id)
-    except (OSError, OverflowError):
-        return 0

@@ -17,7 +17,7 @@ from splunk_profiler.raw import Periods, RawSnapshot, TickerCounters
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
-_DRAIN_TIMEOUT_NS = 1_000_000_000
+_DRAIN_TIMEOUT_NS = 500_000_000
 _MIN_DRAIN_INTERVAL_S = 0.1
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
@@ -40,7 +40,7 @@ class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
     The worker's thread calls `handle` with each snapshot, in order, and `on_drained` after some of
-    them, at least once a second. It drains the ring ten times a second at most: beside busy threads, it
+    them, at least twice a second. It drains the ring ten times a second at most: beside busy threads, it
     waits for the GIL each time.
 
     The limit stretches both `periods` in the same ratio, because the same threads pay for both.
@@ -129,6 +129,7 @@ class Sampler:
         """Return the CPU time of capturing and handling, on our threads and on the application's."""
         last, now = self._last_counters, self._ticker.counters()
         self._last_counters = now
+        self._app_threads_cpu_ns += now.allocation_ns_sum - last.allocation_ns_sum
         captured = now.captured - last.captured
         if captured > 0:
             cost_ns = min((now.gil_held_ns_sum - last.gil_held_ns_sum) // captured, _MAX_CAPTURE_COST_NS)

@@ -1,7 +1,7 @@
 """Code objects to frames: namespace, function, file and line.
 
 Pure apart from the cache of each `Symbolizer`; runs on the sampling worker's thread. Imports only
-the model and `printable`. Reads objects of the application without running its code: no attribute
+the model, `lock_calls` and `printable`. Reads objects of the application without running its code: no attribute
 access may reach a property or a `__getattr__`.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
@@ -16,6 +16,7 @@ from inspect import CO_NEWLOCALS
 from types import CodeType, FunctionType
 from typing import Any
 
+from splunk_profiler.capture.lock_calls import lock_call
 from splunk_profiler.model import Frame
 from splunk_profiler.system.printable import printable
 
@@ -29,12 +30,12 @@ class Symbolizer:
 
     def __init__(self) -> None:
         self._module_indexes: dict[str, tuple[int, dict[CodeType, str]]] = {}
-        self._frames: dict[tuple[str, str, str, int | None, int], Frame] = {}
+        self._frames: dict[tuple[str, str, str, int | None, int, str], Frame] = {}
 
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
         """Return the frame of `code` at byte offset `lasti` with these globals; -1 means "not started".
 
-        All locations of one line share a frame: frames hold lines only.
+        Locations of one line share a frame, apart from those that may wait for a lock.
         """
         module = dict.get(module_globals, "__name__")
         if type(module) is not str or not module:
@@ -42,7 +43,7 @@ class Symbolizer:
         scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
         namespace = f"{module}.{scope}" if scope else module
         file, line, first_line = code.co_filename or UNKNOWN, _line_number(code, lasti), max(code.co_firstlineno, 0)
-        names = (printable(namespace), printable(function), printable(file), line, first_line)
+        names = (printable(namespace), printable(function), printable(file), line, first_line, lock_call(code, lasti))
         cached = self._frames.get(names)
         if cached is None:
             if len(self._frames) >= _MAX_CACHED_FRAMES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from splunk_profiler.raw import RawThread
@@ -46,9 +46,13 @@ class ThreadInfo:
 
 
 class ThreadRegistry:
-    """The threads of the last snapshot, those that have ended since, and those that were in none."""
+    """The threads of the last snapshot, those that have ended since, and those that were in none.
 
-    def __init__(self) -> None:
+    `read_stat` returns the line of a thread in ``/proc/self/task/ID/stat``, or nothing.
+    """
+
+    def __init__(self, read_stat: Callable[[int], str]) -> None:
+        self._read_stat = read_stat
         self._live: dict[int, ThreadInfo] = {}
         self._ended: dict[int, ThreadInfo] = {}  # left in the last snapshot; late events may refer to them
         self._transient: dict[int, ThreadInfo] = {}  # seen since the last snapshot, and in none
@@ -62,42 +66,56 @@ class ThreadRegistry:
     def add(self, raw_thread: RawThread, instant_ns: int) -> ThreadInfo:
         """Return a new thread, of a capture at `instant_ns`; it is transient until `keep` has it."""
         self._last_number += 1
-        info = _describe_thread(raw_thread, self._last_number, instant_ns)
+        info = self._describe_thread(raw_thread, self._last_number, instant_ns)
         if len(self._transient) > _MAX_TRANSIENT_THREADS:
             self._transient.clear()
         self._transient[raw_thread.key] = info
         return info
 
-    def keep(self, keys: Collection[int], ended_keys: Iterable[int] | None) -> list[ThreadInfo]:
-        """Note that a snapshot has reported the threads `keys`; return those of `ended_keys`, which it has no more.
-
-        None: it has no threads but `keys`.
-        """
+    def keep(self, keys: Iterable[int], ended_keys: Iterable[int]) -> None:
+        """Note that a snapshot has the threads `keys` and, of those of the previous one, no longer `ended_keys`."""
         for key in keys:
             info = self._transient.get(key) or self._ended.get(key)  # a walker may leave out a thread for once
             if info is not None:
                 self._live[key] = info
         self._transient.clear()
-        if ended_keys is None:
-            ended_keys = self._live.keys() - keys
         self._ended = {key: self._live.pop(key) for key in ended_keys if key in self._live}
-        return list(self._ended.values())
 
     def take_renamed(self) -> list[ThreadInfo]:
         """Return the threads whose names have changed since the last call."""
         return [info for info in self._live.values() if info.update_name()]
 
+    def _describe_thread(self, raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
+        """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
+        ident, native_id = raw_thread.ident, raw_thread.native_id
+        known = raw_thread.python_thread or _find_python_thread(ident, native_id)
+        stat = self._read_stat(native_id) if native_id > 0 else ""
+        start_ns = _start_time(stat)
+        is_another = start_ns[0] > instant_ns
+        name = _name_of(known) if known is not None else ""
+        if not name and not is_another:
+            name = self._os_thread_name(native_id, stat)
+        start_ns = (0, 0) if is_another else start_ns
+        return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", start_ns, known)
 
-def _describe_thread(raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
-    """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
-    ident, native_id = raw_thread.ident, raw_thread.native_id
-    known = raw_thread.python_thread or _find_python_thread(ident, native_id)
-    start_ns = _read_start_time(native_id)
-    is_another = start_ns[0] > instant_ns
-    name = _name_of(known) if known is not None else ""
-    if not name and not is_another:
-        name = _read_os_thread_name(native_id)
-    return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", (0, 0) if is_another else start_ns, known)
+    def _os_thread_name(self, native_id: int, stat: str) -> str:
+        """Return the operating system's name of a thread; empty if it is only the name of the process."""
+        if native_id == os.getpid():
+            return "MainThread"
+        name = _command_name(stat)
+        return name if name != _command_name(self._read_stat(os.getpid())) else ""
+
+
+def make_stat_reader(*, native: bool) -> Callable[[int], str]:
+    """Return the reader of threads' lines in ``/proc``.
+
+    Native code keeps the GIL for it, which beside busy threads would come back after tens of milliseconds.
+    """
+    if not native:
+        return lambda native_id: read_proc_file(f"/proc/self/task/{native_id}/stat")
+    from splunk_profiler import _walker  # noqa: PLC0415  # exists on some systems only
+
+    return _walker.read_thread_stat
 
 
 def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
@@ -112,19 +130,13 @@ def _name_of(thread: threading.Thread) -> str:
     return name if type(name) is str else ""
 
 
-def _read_os_thread_name(native_id: int) -> str:
-    """Return the operating system's name of a thread; empty if it is only the name of the process."""
-    if native_id <= 0:
-        return ""
-    if native_id == os.getpid():
-        return "MainThread"
-    name, process_name = (read_proc_file(f"/proc/self/task/{task}/comm").strip() for task in (native_id, os.getpid()))
-    return name if name != process_name else ""
+def _command_name(stat: str) -> str:
+    return stat[stat.find("(") + 1 : max(stat.rfind(")"), 0)]
 
 
-def _read_start_time(native_id: int) -> tuple[int, int]:
+def _start_time(stat: str) -> tuple[int, int]:
     """Return the start of a thread on the boot-time clock (resolution: one clock tick, 10 ms); zeros if not known."""
-    fields = read_proc_file(f"/proc/self/task/{native_id}/stat").rpartition(")")[2].split() if native_id > 0 else []
+    fields = stat.rpartition(")")[2].split()
     if len(fields) < 20:
         return 0, 0
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -58,6 +58,7 @@ def make_ticker(
     labels_var: ContextVar[Any] | None = None,
     labels_of: Callable[[int], Any | None] | None = None,
     trace_filter: TraceFilter | None = None,
+    exception_interval: int = 1,
 ) -> Ticker:
     """Make a ticker of the chosen kind, which keeps `max_depth` frames of a stack, from the leaf.
 
@@ -76,6 +77,7 @@ def make_ticker(
             ring_size=_RING_SIZE,
             trace_filter=None if trace_filter is None else (trace_filter.traces, trace_filter.span_key),
             threads=active_threads(),
+            exception_interval=exception_interval,
         )
     return PortableTicker(
         context_of=context_of,

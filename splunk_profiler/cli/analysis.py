@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.cli.dumps import Call, Dump, parse
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import OUTSIDE, PROFILE_FORMAT, Profiles, is_library
 from splunk_profiler.cli.store import PROFILE_SCOPE
 
@@ -21,7 +22,7 @@ STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 UNKNOWN_SPAN = "(span not received)"
 
 _SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
-_DATA_TYPE, _CPU = "profiling.data.type", "cpu"
+_DATA_TYPE, _CPU, _ALLOCATION = "profiling.data.type", "cpu", "allocation"
 _REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
 
 _INT64_LIMIT = 1 << 63
@@ -159,8 +160,9 @@ class Analysis:
     Attributes:
         samples: records that are one call stack; `in_spans` have a span id, `running` are of threads that ran.
         profiles: sums of the records that are an aggregated profile.
+        memory: sums of those of allocations.
         snapshots: records of selected traces; in no other number, because the samples of all threads include them.
-        other_types: records by other data type (``allocation``); in no other number, because they have no time.
+        other_types: other records by data type; in no other number, because they have no time.
         unread: records of the profiling scope whose body could not be parsed.
         broken_lines: lines, and entries in lines, that are not OTLP/JSON.
         other_logs: log records of other scopes.
@@ -173,6 +175,7 @@ class Analysis:
         self.files = files
         self.samples = self.in_spans = self.running = 0
         self.profiles = Profiles()
+        self.memory = MemoryProfiles()
         self.snapshots = self.unread = self.broken_lines = self.other_logs = 0
         self.other_types: Counter[str] = Counter()
         self.spans = 0
@@ -202,25 +205,29 @@ class Analysis:
 
     def add_logs(self, resource: dict[str, Any]) -> None:
         """Count the records of an entry of ``resourceLogs``; the spans must have been counted before."""
-        service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown service"))
+        described = _attributes(resource.get("resource", {}))
+        service = str(described.get("service.name", "unknown service"))
+        process = f"{service} {described.get('host.name', '')} {described.get('process.pid', '')}"
         for scope in resource.get("scopeLogs", ()):
             records = scope.get("logRecords", ())
             if scope.get("scope", {}).get("name") != PROFILE_SCOPE:
                 self.other_logs += len(records)
                 continue
             for record in records:
-                self._add_record(service, record)
+                self._add_record(service, process, record)
 
-    def _add_record(self, service: str, record: dict[str, Any]) -> None:
+    def _add_record(self, service: str, process: str, record: dict[str, Any]) -> None:
         attributes = _attributes(record)
         if attributes.get(_SOURCE) == _SNAPSHOT:
             self.snapshots += 1
             return
-        if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
-            self.other_types[data_type] += 1
-            return
         body = str((record.get("body") or {}).get("stringValue", ""))
         try:
+            if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
+                is_profile = attributes.get("profiling.data.format") == PROFILE_FORMAT
+                if not (is_profile and data_type == _ALLOCATION and self.memory.add(body, process)):
+                    self.other_types[data_type] += 1
+                return
             if attributes.get("profiling.data.format") == PROFILE_FORMAT:
                 self.profiles.add(body, service)
                 return
@@ -269,7 +276,8 @@ def analyse(path: Path) -> Analysis:
     result = Analysis(_find_files(path))
     _add_entries(result, "resourceSpans", result.add_spans)
     _add_entries(result, "resourceLogs", result.add_logs)
-    if not (result.samples or result.profiles.records or result.snapshots or result.other_types):
+    records = result.samples or result.profiles.records or result.memory.records
+    if not (records or result.snapshots or result.other_types):
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); to find out why: splunk-profiler doctor"

@@ -135,13 +135,19 @@ def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
 
 def _exporter_finding(config: Config, *, is_native: bool) -> Finding:
     """Say where samples are made of captures, and why there."""
-    from splunk_profiler.exporter_process.launch import why_no_process  # noqa: PLC0415  # as above
+    from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter  # noqa: PLC0415  # as above
 
-    reason = why_no_process(config.exporter, is_native=is_native)
-    if not reason:
-        return good("exporter", "a process beside the service makes records and sends them")
-    fact = f"threads of the service make records and send them: {reason}"
-    return note("exporter", fact) if config.exporter != "process" else warning("exporter", fact)
+    try:
+        interpreter = choose_interpreter(config.exporter, is_native=is_native)
+    except LaunchError as error:
+        fact = f"threads of the service make records and send them: {error}"
+        return note("exporter", fact) if config.exporter != "process" else warning("exporter", fact)
+    passed_over = "".join(f"; {each}" for each in interpreter.rejected)
+    return good(
+        "exporter",
+        "a process beside the service makes records and sends them,"
+        f" run by {interpreter.path} ({interpreter.origin}{passed_over})",
+    )
 
 
 def check_filters(config: Config) -> Iterator[Finding]:
@@ -152,6 +158,49 @@ def check_filters(config: Config) -> Iterator[Finding]:
         fact = "samples outside of spans: without a TracerProvider and active spans, nothing is sent"
         yield warning("left out", fact, "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them")
     yield note("left out", f"frames more than {config.max_stack_depth} calls from the leaf")
+
+
+def check_memory(config: Config) -> Iterator[Finding]:
+    """Say if allocations are sampled."""
+    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as above
+
+    if not config.memory_enabled:
+        yield note("memory", "allocations are not sampled (SPLUNK_PROFILER_MEMORY_ENABLED)")
+    elif (choice := choose_walker(config.walker)).name != "native":
+        yield warning("memory", f"allocations are not sampled, which needs the native walker: {choice.reason}")
+    else:
+        content = "those in use and all" if config.sends_profiles else "all (only profiles have those in use)"
+        yield good("memory", f"allocations are sampled, once in {config.memory_sample_bytes:,} bytes: {content}")
+
+
+def check_waits(config: Config) -> Iterator[Finding]:
+    """Say what is reported of waits for the GIL and of blocked event loops."""
+    if not config.sends_profiles:
+        fact = "waits for the GIL and blocked event loops are found in profiles only"
+        yield note("waits", fact, "SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64 sends these")
+        return
+    yield note("GIL", "each profile says how long snapshots waited for it (comment gil.wait)")
+    threshold_ms, interval_ms = config.loop_blocked_ms, config.call_stack_interval_ms
+    if not threshold_ms:
+        yield note("event loop", "SPLUNK_PROFILER_LOOP_BLOCKED_MS=0: callbacks that block it are not reported")
+        return
+    least_ms = -(-threshold_ms // interval_ms) * interval_ms  # from one sample to a later one
+    fact = f"callbacks are reported that block it for {least_ms} to {least_ms + interval_ms} ms and more"
+    fitting = f"SPLUNK_PROFILER_CALL_STACK_INTERVAL={max(threshold_ms // 5, 1)} finds those of {threshold_ms} ms"
+    yield note("event loop", fact, fitting if interval_ms > threshold_ms else "")
+
+
+def check_exceptions(config: Config) -> Iterator[Finding]:
+    """Check that raised exceptions can be sampled, if they are wanted."""
+    from splunk_profiler.capture.events.exceptions import find_obstacle  # noqa: PLC0415  # as above
+    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415
+
+    if config.samples_exceptions:
+        obstacle = find_obstacle(native=choose_walker(config.walker).name == "native")
+        if obstacle:
+            yield warning("exceptions", f"raised exceptions are not sampled: {obstacle}")
+        else:
+            yield good("exceptions", "raised exceptions are sampled")
 
 
 def _package_version(package: str) -> str:

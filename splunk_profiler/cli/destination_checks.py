@@ -213,13 +213,12 @@ def check_export(resolved: Resolved) -> Iterator[Finding]:
 
 def _sample(raw: Any, period_ns: int, *, is_native: bool) -> Any:
     """Return the samples of a capture, by way of a stream."""
-    from splunk_profiler.capture.idle_tracker import make_idle_tracker  # noqa: PLC0415
     from splunk_profiler.capture.recorder import ContextReader, StreamRecorder  # noqa: PLC0415
     from splunk_profiler.otel import spans  # noqa: PLC0415
     from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder  # noqa: PLC0415
     from splunk_profiler.stream.reader import StreamReader  # noqa: PLC0415
 
-    recorder = StreamRecorder(ContextReader(spans.span_ref), make_idle_tracker(native=is_native), reads_nice=True)
+    recorder = StreamRecorder(ContextReader(spans.span_ref), is_native=is_native, reads_nice=True)
     recorder.snapshot(raw)
     captured: Any
     (captured,) = StreamReader().feed(recorder.take())
@@ -228,13 +227,14 @@ def _sample(raw: Any, period_ns: int, *, is_native: bool) -> Any:
 
 def _make_records(snapshot: Any, resolved: Resolved) -> tuple[tuple[Any, ...], str]:
     """Return the records of a snapshot in the configured format, and a description of them."""
-    if not resolved.config.sends_profiles:
+    config = resolved.config
+    if not config.sends_profiles:
         return snapshot.samples, f"{len(snapshot.samples)} records"
     from splunk_profiler.capture.events import registered_kinds  # noqa: PLC0415
     from splunk_profiler.pipeline.aggregator import Aggregator  # noqa: PLC0415
 
     profiles: list[Any] = []
-    aggregator = Aggregator(profiles.extend, interval_ns=resolved.config.export_interval_ns, kinds=registered_kinds())
+    aggregator = Aggregator(profiles.extend, interval_ns=config.export_interval_ns, kinds=registered_kinds(config))
     aggregator.take(snapshot)
     aggregator.close(snapshot.unattributed)
     return tuple(profiles), "a profile"

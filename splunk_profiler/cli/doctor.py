@@ -57,7 +57,12 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
         "Interpreter": [*checks.check_interpreter(resolved)],
-        "Samples": [*checks.check_filters(resolved.config)],
+        "Samples": [
+            *checks.check_filters(resolved.config),
+            *checks.check_waits(resolved.config),
+            *checks.check_exceptions(resolved.config),
+            *checks.check_memory(resolved.config),
+        ],
         "Destination": [*destination_checks.check_destination(resolved, env)],
         "Host profilers": [*check_host_profilers(resolved, env)],
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import read_proc_file
 
 _ESTABLISHED = "01"
@@ -65,14 +66,32 @@ def check_process(pid: int, target: str) -> Iterator[Finding]:
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
     if not target:
         return
-    if "/cygrpc" not in maps:
-        yield warning("exporter", "gRPC is not loaded: the process has not sent anything yet")
+    exporter = _find_exporter(pid)
+    if exporter is not None:
+        root = exporter
+        yield good("exporter", f"process {exporter.name} makes records and sends them")
+    elif "/cygrpc" not in maps:
+        yield warning("exporter", "neither an exporter process nor gRPC in it: it has not sent anything yet")
     port = int(target.rpartition(":")[2])
     count = _count_connections(root, port)
     if count:
         yield good("connection", f"{count} open to port {port}")
     else:
         yield warning("connection", f"none open to port {port} ({target}) at this moment")
+
+
+def _find_exporter(pid: int) -> Path | None:
+    """Return the directory of the exporter process that `pid` or an ancestor of it has started."""
+    exporters: dict[str, Path] = {}
+    for process in _list_directory(Path("/proc")):
+        title = read_proc_file(process / "cmdline").partition(f"\0{TITLE} ")[2]
+        if process.name.isdigit() and title:
+            exporters[title.partition(" ")[0]] = process
+    ancestor = str(pid)
+    while ancestor not in exporters and ancestor not in ("", "0"):
+        _, _, rest = read_proc_file(f"/proc/{ancestor}/status").partition("\nPPid:\t")
+        ancestor = rest.partition("\n")[0]
+    return exporters.get(ancestor)
 
 
 def _count_connections(root: Path, port: int) -> int:

@@ -1,6 +1,6 @@
 """Tables of the sums of `profiles`: for each endpoint the top functions by CPU and by wall time, your code first.
 
-Runs on the main thread of `report`; reads no data itself.
+Then raised exceptions. Runs on the main thread of `report`; reads no data itself.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from splunk_profiler.cli.profiles import (
     VALUES,
     EndpointTimes,
     FunctionTimes,
+    LoopBlocks,
     Profiles,
     TimeTotals,
+    WaitPlace,
 )
 from splunk_profiler.cli.terminal import Terminal, text
+from splunk_profiler.pipeline.waits import IDLE
 
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)
+_MAX_EXCEPTIONS = 20  # types and places shown
 _MIN_SHARE = 0.005  # of an endpoint's time, for a function to be shown
 
 
@@ -34,6 +38,14 @@ def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> 
     for value in VALUES:
         title = f"Aggregated profile by {_TITLES[value]}, for each endpoint: your code, then libraries"
         tables.print_section(console, title, _table(profiles, value, top, endpoints))
+    if waits := _contended(profiles):
+        tables.print_section(console, "Waits for locks and the like", _wait_table(waits, 3 * top))
+    if profiles.loop_blocks:
+        tables.print_section(console, "Functions that blocked the event loop", _loop_table(profiles, 3 * top))
+    if profiles.exceptions:
+        tables.print_section(
+            console, "Raised exceptions, by type and the nearest line of your code", _exceptions_table(profiles)
+        )
 
 
 def to_dict(profiles: Profiles) -> dict[str, Any]:
@@ -44,6 +56,12 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
         "services": dict(profiles.services),
         "first_time_ns": profiles.first_ns,
         "last_time_ns": profiles.last_ns,
+        "gil_waits": profiles.gil_waits._asdict(),
+        "loop_blocks": [
+            {"function": function, "endpoint": endpoint, **asdict(blocks)}
+            for (function, endpoint), blocks in _rank_loop_blocks(profiles)
+        ],
+        "waits": [{**place._asdict(), "wall_ns": wall_ns} for place, wall_ns in profiles.waits.most_common()],
         "records_by_period_ms": {str(period): count for period, count in profiles.periods_ms.items()},
         **_times_to_dict("", profiles.spent),
         "endpoints": {
@@ -54,7 +72,39 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
             }
             for name, endpoint in _rank_endpoints(profiles, "cpu")
         },
+        "exceptions": [
+            {"type": name, "count": count, **asdict(place)}
+            for (name, place), count in profiles.exceptions.most_common()
+        ],
     }
+
+
+def _rank_loop_blocks(profiles: Profiles) -> list[tuple[tuple[str, str], LoopBlocks]]:
+    return sorted(profiles.loop_blocks.items(), key=lambda item: -item[1].blocked_ns)
+
+
+def _contended(profiles: Profiles) -> list[tuple[WaitPlace, int]]:
+    """Return the waits, longest first, without those for work."""
+    return [item for item in profiles.waits.most_common() if item[0].kind != IDLE]
+
+
+def _wait_table(waits: list[tuple[WaitPlace, int]], rows: int) -> Table:
+    table = tables.table("waited in", "line", "for", "time", "share", "called by")
+    whole = sum(wall_ns for _, wall_ns in waits)
+    for place, wall_ns in waits[:rows]:
+        caller = "" if place.caller == place.function else place.caller
+        time, share = tables.duration(wall_ns), tables.percent(wall_ns, whole)
+        table.add_row(place.function, f"{place.line}", place.kind, time, share, caller)
+    return table
+
+
+def _loop_table(profiles: Profiles, rows: int) -> Table:
+    table = tables.table("function", "blocked", "times", "on average", "of")
+    for (function, endpoint), blocks in _rank_loop_blocks(profiles)[:rows]:
+        average_ns = blocks.blocked_ns // max(blocks.count, 1)
+        blocked, average = tables.duration(blocks.blocked_ns), tables.duration(average_ns)
+        table.add_row(function, blocked, f"{blocks.count:,}", average, endpoint)
+    return table
 
 
 def _times_to_dict(prefix: str, spent: TimeTotals) -> dict[str, int]:
@@ -92,6 +142,17 @@ def _table(profiles: Profiles, value: str, top: int, endpoints: int) -> Table:
             _add_row(table, function, own, value, spent)
     if len(ranked) > endpoints:
         table.add_row(text(f"and {len(ranked) - endpoints} more (--spans)", style="dim"))
+    return table
+
+
+def _exceptions_table(profiles: Profiles) -> Table:
+    table = tables.table("exception, function", "number", "share", "at")
+    ranked, whole = profiles.exceptions.most_common(), profiles.exceptions.total()
+    for (name, place), count in ranked[:_MAX_EXCEPTIONS]:
+        at = tables.place(place.file, place.line)
+        table.add_row(f"{name} in {place.function}", f"{count:,}", tables.percent(count, whole), at)
+    if len(ranked) > _MAX_EXCEPTIONS:
+        table.add_row(text(f"and {len(ranked) - _MAX_EXCEPTIONS} more", style="dim"))
     return table
 
 

@@ -14,11 +14,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.pipeline import gil_waits
+from splunk_profiler.pipeline.gil_waits import GilWaits
+from splunk_profiler.pipeline.waits import find_wait
 
 PROFILE_FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
@@ -114,6 +117,41 @@ class EndpointTimes:
                 function.direct.add(cpu, wall)
 
 
+class Aggregate(NamedTuple):
+    """A sample of a profile: stack, labels that are text, and values."""
+
+    stack: list[Place]
+    labels: dict[str, str]
+    samples: int
+    cpu: int
+    wall: int
+    loop_blocks: int
+    loop_blocked: int
+    exceptions: int
+
+    @property
+    def nearest(self) -> Place:
+        """`nearest_place` of the stack."""
+        return nearest_place(self.stack)
+
+
+class WaitPlace(NamedTuple):
+    """A kind of wait, the line of the function that called what waits, and the application's nearest function."""
+
+    kind: str
+    function: str
+    line: int
+    caller: str
+
+
+@dataclass(slots=True)
+class LoopBlocks:
+    """The blocks of event loops by one function: their number and time."""
+
+    count: int = 0
+    blocked_ns: int = 0
+
+
 @dataclass(slots=True)
 class Profiles:
     """The sums of profiles.
@@ -124,6 +162,10 @@ class Profiles:
         first_ns, last_ns: start of the first and end of the last profile, nanoseconds since the epoch.
         periods_ms: records by sampling period.
         endpoints: times by endpoint, `OUTSIDE`, `UNNAMED` and `NOT_SAMPLED` included.
+        gil_waits: waits of the snapshots for the GIL.
+        loop_blocks: blocks of event loops, by the application's function nearest to the leaf, and endpoint.
+        exceptions: numbers of raised exceptions, by type and place: the line of the application nearest to the leaf.
+        waits: wall time of waits for locks and the like.
     """
 
     records: int = 0
@@ -134,6 +176,10 @@ class Profiles:
     last_ns: int = 0
     periods_ms: Counter[int] = field(default_factory=Counter)
     endpoints: dict[str, EndpointTimes] = field(default_factory=dict)
+    gil_waits: GilWaits = field(default_factory=GilWaits)
+    loop_blocks: dict[tuple[str, str], LoopBlocks] = field(default_factory=dict)
+    exceptions: Counter[tuple[str, Place]] = field(default_factory=Counter)
+    waits: Counter[WaitPlace] = field(default_factory=Counter)
 
     def add(self, body: str, service: str) -> None:
         """Add the profile that is the body of a log record.
@@ -141,9 +187,10 @@ class Profiles:
         Raises:
             ProfileError: the body is not a profile; nothing was added.
         """
-        message = _decode_body(body)
+        message = decode_body(body)
         try:
             aggregates = list(_iter_aggregates(message))
+            comments = [message.string_table[place] for place in message.comment]
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1
@@ -151,11 +198,32 @@ class Profiles:
         self.first_ns = min(self.first_ns or message.time_nanos, message.time_nanos)
         self.last_ns = max(self.last_ns, message.time_nanos + message.duration_nanos)
         self.periods_ms[message.period // 1_000_000] += 1
-        for stack, count, cpu, wall, labels in aggregates:
-            self.samples += count
-            self.spent.add(cpu, wall)
-            name = _endpoint_name(stack, labels)
-            self.endpoints.setdefault(name, EndpointTimes()).add(stack, count, cpu, wall)
+        for comment in comments:
+            self.gil_waits = self.gil_waits.plus(gil_waits.parse(comment))
+        for each in aggregates:
+            name = _endpoint_name(each.stack, each.labels)
+            if each.stack and each.loop_blocked:
+                self._add_loop_blocks(each, name)
+            elif each.stack and each.exceptions:
+                self.exceptions[each.labels.get("exception.type", ""), each.nearest] += each.exceptions
+            else:
+                self.samples += each.samples
+                self.spent.add(each.cpu, each.wall)
+                if each.wall and each.stack and (kind := each.labels.get("wait.kind")):
+                    self.waits[_wait_place(kind, each)] += each.wall
+                self.endpoints.setdefault(name, EndpointTimes()).add(each.stack, each.samples, each.cpu, each.wall)
+
+    def _add_loop_blocks(self, aggregate: Aggregate, endpoint: str) -> None:
+        blocks = self.loop_blocks.setdefault((aggregate.nearest.function, endpoint), LoopBlocks())
+        blocks.count += aggregate.loop_blocks
+        blocks.blocked_ns += aggregate.loop_blocked
+
+
+def _wait_place(kind: str, aggregate: Aggregate) -> WaitPlace:
+    names = [place.function.rpartition(".") for place in aggregate.stack]
+    wait = find_wait([(namespace, function) for namespace, _, function in names])
+    place = aggregate.stack[0 if wait is None else wait.depth]
+    return WaitPlace(kind, place.function, place.line, aggregate.nearest.function)
 
 
 def _endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
@@ -164,7 +232,8 @@ def _endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
     return labels.get("endpoint") or (UNNAMED if "span_id" in labels else OUTSIDE)
 
 
-def _decode_body(body: str) -> Any:
+def decode_body(body: str) -> Any:
+    """Return the message of a profile; `ProfileError` if it is none."""
     try:
         unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
         message = unpacked.decompress(base64.b64decode(body, validate=True), _MAX_MESSAGE_BYTES)
@@ -175,11 +244,31 @@ def _decode_body(body: str) -> Any:
         raise ProfileError(f"not a profile: {error}") from None
 
 
-def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int, dict[str, str]]]:
-    """Yield the stack, count, CPU and wall time, and the string labels of each sample."""
+def _iter_aggregates(message: Any) -> Iterator[Aggregate]:
+    """Yield the samples."""
     texts = list(message.string_table)
     kinds = [texts[each.type] for each in message.sample_type]
-    count_at, cpu_at, wall_at = (kinds.index(kind) for kind in ("samples", "cpu", "wall"))
+    value_at = [kinds.index(kind) for kind in ("samples", "cpu", "wall")]
+    event_kinds = ("loop_blocks", "loop_blocked", "exceptions")
+    event_at = [kinds.index(kind) if kind in kinds else None for kind in event_kinds]
+    places = read_places(message)
+    for sample in message.sample:
+        labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
+        values = sample.value
+        stack = [places[location] for location in sample.location_id]
+        times = [values[place] for place in value_at]
+        events = [0 if place is None else values[place] for place in event_at]
+        yield Aggregate(stack, labels, *times, *events)
+
+
+def nearest_place(stack: list[Place]) -> Place:
+    """Return the application's place that is nearest to the leaf, else the leaf."""
+    return next((place for place in stack if place.kind == APPLICATION), stack[0])
+
+
+def read_places(message: Any) -> dict[int, Place]:
+    """Return the places of a profile by the ids of their locations."""
+    texts = message.string_table
     mappings = {each.id: (texts[each.filename], texts[each.build_id]) for each in message.mapping}
     functions = {each.id: (texts[each.name], texts[each.filename]) for each in message.function}
     places = {}
@@ -188,11 +277,7 @@ def _iter_aggregates(message: Any) -> Iterator[tuple[list[Place], int, int, int,
         function, file = functions[line.function_id]
         mapping = mappings.get(each.mapping_id, ("", ""))
         places[each.id] = Place(function, file, line.line, *_kind_and_distribution(file, *mapping))
-    for sample in message.sample:
-        labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
-        values = sample.value
-        stack = [places[location] for location in sample.location_id]
-        yield stack, values[count_at], values[cpu_at], values[wall_at], labels
+    return places
 
 
 def _kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:

@@ -14,12 +14,13 @@ from typing import Any
 import click
 from rich.table import Table
 
-from splunk_profiler.cli import profile_tables, tables
+from splunk_profiler.cli import memory_tables, profile_tables, tables
 from splunk_profiler.cli.analysis import Analysis, Functions, Tally, ThreadTally, analyse
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.output import print_json
-from splunk_profiler.cli.profiles import OUTSIDE, is_library
+from splunk_profiler.cli.profiles import OUTSIDE, Profiles, is_library
 from splunk_profiler.cli.terminal import Terminal, lines, make_console, text
+from splunk_profiler.pipeline.gil_waits import LONG_WAIT_NS
 
 _MAX_THREADS_SHOWN = 12
 _MAX_IDS_SHOWN = 5
@@ -51,6 +52,9 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
 
     Profiles that are aggregated (pprof) are added up for each endpoint. Your code comes first, with the time of
     what it did itself or had libraries do; then libraries, with the time that they were executing themselves.
+
+    With SPLUNK_PROFILER_MEMORY_ENABLED, lines of your code follow with the memory that they or what they called
+    have allocated: how much of it is in use at the end, and how much that grew since the first profile.
     """
     analysis = analyse(path)
     if as_json:
@@ -73,6 +77,8 @@ def draw(analysis: Analysis, path: Path, *, console: Terminal, top: int = 5, spa
         _draw_transaction(console, *analysis.transactions.example)
     if analysis.profiles.records:
         profile_tables.draw(console, analysis.profiles, top=top, endpoints=spans)
+    if analysis.memory.records:
+        memory_tables.draw(console, analysis.memory, top=2 * top)
     files = [text(f"{file.resolve()}  ({file.stat().st_size / 1024:,.0f} KiB)") for file in analysis.files]
     tables.print_section(console, "Saved", *files, soft_wrap=True)
 
@@ -119,6 +125,7 @@ def to_dict(analysis: Analysis, path: Path) -> dict[str, Any]:
             for name, seen in analysis.threads.items()
         },
         "profiles": profile_tables.to_dict(analysis.profiles),
+        "memory": memory_tables.to_dict(analysis.memory),
         "record": analysis.record and {"span": analysis.record.span, "as_received": analysis.record.record},
     }
 
@@ -152,10 +159,7 @@ def _summary(analysis: Analysis, path: Path) -> Table:
         table.add_row("running", f"{share} ({analysis.running:,} samples), the others waited")
         table.add_row("sampling period", periods)
     if (profiles := analysis.profiles).records:
-        periods = ", ".join(f"{period} ms" for period, _ in profiles.periods_ms.most_common())
-        when = _time_range(profiles.first_ns, profiles.last_ns)
-        table.add_row("aggregated", f"{profiles.samples:,} more samples in {profiles.records:,} profiles of {when}")
-        table.add_row("", f"every {periods}: {tables.duration(profiles.spent.cpu)} of CPU")
+        _add_profile_rows(table, profiles)
     services = analysis.services + profiles.services
     if analysis.snapshots:
         table.add_row("selected traces", f"{analysis.snapshots:,} records of these alone, in no number of this report")
@@ -181,6 +185,18 @@ def _summary(analysis: Analysis, path: Path) -> Table:
         table.add_row("not read", f"{analysis.broken_lines:,} lines that are not OTLP/JSON")
     table.add_row("read from", str(path.resolve()))
     return table
+
+
+def _add_profile_rows(table: Table, profiles: Profiles) -> None:
+    periods = ", ".join(f"{period} ms" for period, _ in profiles.periods_ms.most_common())
+    when = _time_range(profiles.first_ns, profiles.last_ns)
+    table.add_row("aggregated", f"{profiles.samples:,} more samples in {profiles.records:,} profiles of {when}")
+    table.add_row("", f"every {periods}: {tables.duration(profiles.spent.cpu)} of CPU")
+    if (waits := profiles.gil_waits).snapshot_count:
+        mean_ms, max_ms = waits.sum_ns / waits.snapshot_count / 1e6, waits.max_ns / 1e6
+        share = tables.percent(waits.long_count, waits.snapshot_count)
+        fact = f"{mean_ms:.2f} ms on average, {max_ms:.1f} ms at most, over {LONG_WAIT_NS // 1_000_000} ms in {share}"
+        table.add_row("wait for the GIL", fact)
 
 
 def _time_range(first_ns: int, last_ns: int) -> str:

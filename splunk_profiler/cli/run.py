@@ -1,5 +1,7 @@
 """``splunk-profiler run``: executes a command so that every Python process in it starts the profiler.
 
+As process 1 it executes the command in a child (`container_init`).
+
 Runs on the main thread before `exec`. Must not import the profiler or OpenTelemetry, which would slow each start.
 
 PYTHONPATH makes Python import `autostart/sitecustomize.py` first, so the application needs no change; child processes
@@ -15,7 +17,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ import click
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
-from splunk_profiler.config import environment, from_env, preload
+from splunk_profiler.config import Resolved, environment, from_env, preload
 from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.config.settings import SETTINGS
+from splunk_profiler.config.tree import TREE
 from splunk_profiler.host_profilers.libraries import labels_library
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
@@ -33,6 +36,8 @@ AUTOSTART = Path(__file__).resolve().parent / "autostart"
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _OPTIONS_WITH_VALUE = "cmWX"
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # a shell's exit codes
+_TREE_BYTES = 16
+_PID_VARIABLES = ("LISTEN_PID", "WATCHDOG_PID")  # systemd's, for the process that they name only
 
 
 def _option(option: str, name: str, metavar: str, meaning: str) -> Callable[[Any], Any]:
@@ -62,7 +67,9 @@ def _switch(option: str, name: str, meaning: str) -> Callable[[Any], Any]:
     "Milliseconds between exports; 1000, for pprof 10000.",
 )
 @_option("--data-format", "SPLUNK_PROFILER_DATA_FORMAT", "FORMAT", "What is sent: text or pprof-gzip-base64; text.")
-@_option("--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR or datadog:URL; otlp.")
+@_option(
+    "--output", "SPLUNK_PROFILER_OUTPUT", "PLACE", "What takes them: otlp, file:DIR, stream:DIR or datadog:URL; otlp."
+)
 @_option("--max-stack-depth", "SPLUNK_PROFILER_MAX_STACK_DEPTH", "N", "Frames kept of a stack; 1024.")
 @_switch("tracing-stacks-only", "SPLUNK_PROFILER_TRACING_STACKS_ONLY", "Send only samples taken inside a span.")
 @_switch(
@@ -83,7 +90,8 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
 
     The command takes this process's place, so signals and its exit code pass through. It switches the profiler
     on by SPLUNK_PROFILER_ENABLED=true, unless that variable is set already; every other setting in the
-    environment holds too, and an option given here overrides it.
+    environment holds too, and an option given here overrides it. As process 1 of a container it stays, as a small
+    init, beside the command.
     """
     if not command:
         raise click.UsageError("name the command to run: splunk-profiler run -- python app.py")
@@ -92,7 +100,12 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
         for name, value in settings.items()
         if value is not None
     }
-    env = launch_environment(environment(), chosen)
+    env = {**environment(), **chosen}
+    if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
+        env["SPLUNK_PROFILER_ENABLED"] = "true"
+    resolved = from_env(env)  # its warnings are dropped: start() logs them in each process
+    if resolved.config.runs or env["SPLUNK_PROFILER_ENABLED"].strip().lower() != "false":
+        _prepare(env, resolved)
     path = find_program(command[0], env.get("PATH", os.defpath))
     flag = find_isolating_flag(path, command[1:])
     if flag:
@@ -101,21 +114,18 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
             "leave it out, or call splunk_profiler.start() in the application",
             error=True,
         )
+    if os.getpid() == 1 and _has_exporter_process(resolved):
+        _stay_as_init(env)
     _execute(path, command, env)
 
 
-def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with the `chosen` settings, and with the profiler on unless `env` switches it off."""
-    env = {**env, **chosen}
-    if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
-        env["SPLUNK_PROFILER_ENABLED"] = "true"
-    resolved = from_env(env)  # its warnings are dropped: start() logs them in each process
+def _prepare(env: MutableMapping[str, str], resolved: Resolved) -> None:
+    """Let Python processes with this environment start the profiler."""
     config = resolved.config
-    if not config.runs and env["SPLUNK_PROFILER_ENABLED"].strip().lower() == "false":
-        return env
     old_entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
     env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(old_entries if any(old_entries) else [])])
     env[preload.RUN_PID] = str(os.getpid())
+    env.setdefault(TREE, os.urandom(_TREE_BYTES).hex())
     if config.publishes_labels and config.preload.lower() != "false" and not resolved.sdk_disabled:
         library = str(labels_library())
         if Path(library).is_file() and not preload.add_library(env, library):
@@ -124,7 +134,18 @@ def launch_environment(env: Mapping[str, str], chosen: Mapping[str, str]) -> dic
                 " profilers may not see labels; install the package elsewhere",
                 error=True,
             )
-    return env
+
+
+def _has_exporter_process(resolved: Resolved) -> bool:
+    return resolved.samples and not resolved.sdk_disabled and resolved.config.exporter != "thread"
+
+
+def _stay_as_init(env: MutableMapping[str, str]) -> None:
+    """Return in a child; this process ends with it."""
+    from splunk_profiler.cli import container_init  # noqa: PLC0415  # only needed there
+
+    container_init.fork_application()
+    container_init.name_application(env, (preload.RUN_PID, *_PID_VARIABLES))
 
 
 def find_program(name: str, search_path: str) -> str:
@@ -176,8 +197,9 @@ def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> Non
     # Python ignores these signals, and an executed program inherits that.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it was closed already
+            stream.flush()
     try:
         os.execve(path, command, env)
     except OSError as error:

@@ -69,6 +69,11 @@ class Config:
             `data_format`.
         gc_events: sampling of garbage collections where profiles are sent: ``true``, ``false`` or
             ``auto`` (with the native walker).
+        max_tasks: suspended asyncio tasks that are sampled at a time where profiles are sent, 0 to 1,000.
+        loop_blocked_ms: milliseconds for which a callback holds an event loop before that is an event,
+            where profiles are sent, at most 600,000; 0: never.
+        exceptions_enabled: True to sample raised exceptions where profiles are sent, from CPython 3.12 on.
+        exceptions_interval: mean number of exceptions for a sample, 1 to 1,000,000; more where there are many.
         span_runtime_id: the id of the process on the application's spans: ``true``, ``false`` or
             ``auto`` (with a Datadog agent).
         walker: ``auto`` (native where it is available), ``native`` or ``portable``.
@@ -83,7 +88,8 @@ class Config:
             child processes), ``false`` or ``auto`` (in the command alone).
         exporter: where samples are made of captures and exported: a ``process`` beside this one, a
             ``thread`` of it, or ``auto`` (the process where it can be).
-        memory_enabled: memory profiling, not implemented.
+        memory_enabled: True to sample what the process allocates, and in profiles what of it is in use.
+        memory_sample_bytes: mean distance of two samples of allocations, in bytes, 1,024 to 1,073,741,824.
         snapshot_enabled: True if selected traces are profiled, also with `enabled` false.
         snapshot_interval_ms: milliseconds between two samples of a selected trace, 1 to 3,600,000.
         snapshot_probability: share of traces that are selected, 0 to 1.
@@ -104,6 +110,10 @@ class Config:
     data_format: str = "text"
     output: str = "otlp"
     gc_events: str = "auto"
+    max_tasks: int = 64
+    loop_blocked_ms: int = 100
+    exceptions_enabled: bool = False
+    exceptions_interval: int = 1
     span_runtime_id: str = "auto"
     walker: str = "auto"
     correlation: str = "auto"
@@ -113,6 +123,7 @@ class Config:
     preload: str = "auto"
     exporter: str = "auto"
     memory_enabled: bool = False
+    memory_sample_bytes: int = 524_288
     snapshot_enabled: bool = False
     snapshot_interval_ms: int = 10
     snapshot_probability: float = 0.01
@@ -135,6 +146,11 @@ class Config:
     def period_ns(self) -> int:
         """Nanoseconds between two samples."""
         return self.call_stack_interval_ms * 1_000_000
+
+    @property
+    def periods_ns(self) -> tuple[int, int]:
+        """Periods of captures of all threads and of those of selected traces; 0: there are none."""
+        return self.period_ns * self.enabled, self.snapshot_period_ns * self.snapshot_enabled
 
     @property
     def overhead_limit(self) -> float | None:
@@ -160,6 +176,11 @@ class Config:
     def samples_gc(self, *, native: bool) -> bool:
         """Return True if garbage collections are sampled with the native or the portable walker."""
         return self.sends_profiles and _resolve_auto(self.gc_events, native)
+
+    @property
+    def samples_exceptions(self) -> bool:
+        """True if raised exceptions are sampled, where the interpreter and the walker can."""
+        return self.enabled and self.sends_profiles and self.exceptions_enabled
 
     @property
     def adds_span_runtime_id(self) -> bool:
@@ -241,22 +262,6 @@ def _resolve_auto(choice: str, automatic: bool) -> bool:
     return automatic if choice.lower() == "auto" else choice.lower() == "true"
 
 
-def _no_effect_warnings(config: Config, origins: Mapping[str, str]) -> list[str]:
-    warnings = []
-    if config.memory_enabled:
-        warnings.append(
-            "SPLUNK_PROFILER_MEMORY_ENABLED=true:"
-            " memory profiling is not part of this version; the setting has no effect"
-        )
-    if config.data_format == "text" and "data_format" in origins and config.sends_profiles:
-        warnings.append(
-            "SPLUNK_PROFILER_DATA_FORMAT=text has no effect:"
-            f" SPLUNK_PROFILER_OUTPUT={quote_redacted(config.output)} takes profiles"
-            " in pprof's format only, which are sent instead"
-        )
-    return warnings
-
-
 def environment() -> dict[str, str]:
     """Return a copy of the process's environment, for a launcher that passes it on."""
     return dict(os.environ)
@@ -303,6 +308,18 @@ def _unusable_destination(name: str, text: str, error: ConfigError) -> str:
     )
 
 
+def _find_settings_without_effect(config: Config, origins: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each; `origins` has the fields that are set."""
+    found = []
+    if config.exceptions_enabled and config.samples and not config.samples_exceptions:
+        needed = "SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64" if config.enabled else "SPLUNK_PROFILER_ENABLED=true"
+        found.append(f"SPLUNK_PROFILER_EXCEPTIONS_ENABLED=true has no effect without {needed}")
+    if config.data_format == "text" and "data_format" in origins and config.sends_profiles:
+        output = f"SPLUNK_PROFILER_OUTPUT={quote_redacted(config.output)}"
+        found.append(f"SPLUNK_PROFILER_DATA_FORMAT=text has no effect: {output} takes profiles, which are sent instead")
+    return found
+
+
 def _format_default(setting: Setting) -> str:
     default = Config.__dataclass_fields__[setting.field].default
     return "the default" if default is None else str(default).lower()
@@ -315,7 +332,7 @@ def _resolve(
         if config.samples:
             warnings = [*warnings, "SPLUNK_PROFILER_ENABLED=false: the profiler stays off, whatever else asks for it"]
         config = replace(config, enabled=False, snapshot_enabled=False)
-    warnings = warnings + _no_effect_warnings(config, origins)
+    warnings = warnings + _find_settings_without_effect(config, origins)
     sdk_disabled = bool(_read_boolean(env, "OTEL_SDK_DISABLED", warnings))
     destination, endpoint, transport = config.destination, None, Transport()
     if not isinstance(destination, Collector):

@@ -1,8 +1,9 @@
-"""A sink that is opened late, on the exporting thread.
+"""A sink that is opened late, in a process of the application.
 
 gRPC and the OpenTelemetry SDK are large and import `ssl` and `socket`. Loading them while the
 application imports would slow its start and could enter a circular import half-way. It could also
-come before gevent patches those modules. They are loaded once no thread has imported for a moment.
+come before gevent patches those modules. They are loaded at the start if neither can be (`load`),
+else on the exporting thread once no thread has imported for a moment.
 A fork waits for that while it makes progress: in a child, the lock of a module that the exporting
 thread was importing would never be released. Imports the model and `system` only.
 """
@@ -13,33 +14,33 @@ import _thread
 import sys
 import time
 from collections.abc import Callable
-from typing import Generic
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record, Sink
+from splunk_profiler.export.deferred_sink import DeferredSink
+from splunk_profiler.model import Record, Sink
 from splunk_profiler.system import import_locks
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import (
+    ShortTurns,
     ThreadProgress,
     WakeEvent,
     active_threads,
     is_patch_pending,
+    is_patch_possible,
     threads_are_greenlets,
 )
 
-_MAX_IMPORT_WAIT_S = 10.0
-_MAX_SERVICE_NAME_WAIT_S = 5.0
+_MAX_IMPORT_WAIT_S = 4.0  # no service is without export for more than 5 s
 _IMPORT_QUIET_S = 0.3
 _POLL_INTERVAL_S = 0.05
 _FORK_POLL_INTERVAL_S = 0.005
 _THREAD_POOL_MODULE = "concurrent.futures.thread"
 
 
-class LazySink(Generic[Record]):
-    """A sink that opens the real sink before the first export.
+class LazySink(DeferredSink[Record]):
+    """A sink that opens the real sink late, and not while the process forks.
 
     Args:
-        open_sink: makes the real sink; called once, on the exporting thread.
-        is_service_known: called after `open_sink`, until it returns True.
+        open_sink, is_service_known: see `DeferredSink`.
         load: imports the modules of the sink; called first. No fork happens during it.
         detect: runs resource detectors, perhaps over the network, after `load`. A fork waits only for its imports.
     """
@@ -54,27 +55,33 @@ class LazySink(Generic[Record]):
         load: Callable[[], object] | None = None,
         detect: Callable[[], object] | None = None,
     ) -> None:
-        self._open_sink = open_sink
-        self._is_service_known = is_service_known
+        super().__init__(open_sink, is_service_known)
         self._load, self._detect = load, detect
-        self._sink: Sink[Record] | None = None
         self._opener: ThreadProgress | None = None  # of the thread that opens the sink
+        self._turns = ShortTurns()
         self._is_loading = False  # set before `_forking_idents` is read; read after it is added to
         self._forking_idents: list[int] = []  # threads between `hold_for_fork` and `release_after_fork`
         self._importing_at_fork: set[int] = set()  # threads that do not exist in the child
         self._fork_finished = WakeEvent()
         self._idents_before_detect: frozenset[int] | None = None  # threads
-        self._shutdown_begun = WakeEvent()
-        self._shutdown_timeout_s: float | None = None
-        self._is_closed = False
-        self._open_error = ""
 
-    def open(self) -> None:
-        """Wait until no thread imports, at most 10 seconds, then open the sink. Never raises.
+    def load(self) -> None:
+        """Import the modules of the sink on the calling thread, unless it or another one imports, or gevent may come.
 
-        Then waits for the service's name, until 5 seconds after the start: records of
-        ``unknown_service`` would look like those of another service.
+        Never raises: what fails is tried again, and reported, by the exporting thread.
         """
+        if self._load is None or import_locks.is_importing() or is_patch_possible():
+            return
+        self._opener = ThreadProgress()
+        try:
+            self._run_between_forks(self._load)
+        except Exception:
+            logger.debug("the exporter cannot be loaded at the start", exc_info=True)
+        finally:
+            self._opener = None
+
+    def _wait_to_open(self) -> None:
+        """Wait until no thread imports, at most 4 seconds."""
         last_import_s = start_s = time.monotonic()
         while not self._is_shutting_down():
             now = time.monotonic()
@@ -83,42 +90,6 @@ class LazySink(Generic[Record]):
             if now - last_import_s >= _IMPORT_QUIET_S or now - start_s >= _MAX_IMPORT_WAIT_S:
                 break
             self._shutdown_begun.wait(_POLL_INTERVAL_S)
-        else:
-            return  # the process ends; an export opens the sink if there is a batch
-        self._open_once()
-        while (
-            not self._is_shutting_down()
-            and time.monotonic() - start_s < _MAX_SERVICE_NAME_WAIT_S
-            and not self._has_known_service()
-        ):
-            self._shutdown_begun.wait(_POLL_INTERVAL_S)
-
-    def export(self, batch: Batch[Record]) -> ExportResult:
-        """Open the sink if necessary and send `batch`."""
-        if self._sink is None:
-            self._open_once()
-        if self._sink is None:
-            return ExportResult(ExportStatus.REJECTED, self._open_error)
-        return self._sink.export(batch)
-
-    def set_shutdown_deadline(self, timeout_s: float) -> None:
-        """End the wait for the application's imports and pass the deadline on."""
-        self._shutdown_timeout_s = timeout_s
-        self._shutdown_begun.set()
-        if self._sink is not None:
-            self._sink.set_shutdown_deadline(timeout_s)
-
-    def interrupt(self) -> None:
-        """End an export in flight."""
-        if self._sink is not None:
-            self._sink.interrupt()
-
-    def shutdown(self) -> None:
-        """End an export in flight and refuse later ones."""
-        self._is_closed = True
-        self._shutdown_begun.set()
-        if self._sink is not None:
-            self._sink.shutdown()
 
     def hold_for_fork(self, _timeout_s: float, /) -> None:
         """Wait for our imports and prevent new ones until `release_after_fork`.
@@ -152,6 +123,7 @@ class LazySink(Generic[Record]):
     def abandon(self) -> bool:
         """Discard unfinished imports in a forked child; return False if they cannot be repeated."""
         opener, self._opener = self._opener, None
+        self._turns.end()  # if the parent was loading
         if opener is None or opener.ident == _thread.get_ident():
             return True
         import_locks.abandon({opener.ident, *self._importing_idents(), *self._importing_at_fork})
@@ -170,19 +142,7 @@ class LazySink(Generic[Record]):
             threads |= active_threads().copy().keys() - idents_before
         return threads
 
-    def _has_known_service(self) -> bool:
-        try:
-            return self._is_service_known is None or self._is_service_known()
-        except Exception:
-            logger.debug("the service's description cannot be read", exc_info=True)
-            return True
-
-    def _is_shutting_down(self) -> bool:
-        return self._is_closed or self._shutdown_timeout_s is not None
-
-    def _open_once(self) -> None:
-        if self._sink is not None or self._open_error:
-            return
+    def _open_steps(self) -> None:
         self._opener = ThreadProgress()
         try:
             if self._load is not None:
@@ -190,10 +150,7 @@ class LazySink(Generic[Record]):
             self._idents_before_detect = frozenset(active_threads().copy())
             if self._detect is not None:
                 self._detect()
-            self._run_between_forks(self._open_real_sink)
-        except Exception as error:
-            self._open_error = f"the exporter cannot be made: {error}"
-            logger.debug("the exporter cannot be made", exc_info=True)
+            self._run_between_forks(super()._open_steps)
         finally:
             self._opener = self._idents_before_detect = None
 
@@ -204,14 +161,7 @@ class LazySink(Generic[Record]):
             self._fork_finished.wait(_POLL_INTERVAL_S)
             self._is_loading = True
         try:
-            step()
+            with self._turns:
+                step()
         finally:
             self._is_loading = False
-
-    def _open_real_sink(self) -> None:
-        sink = self._open_sink()
-        if self._shutdown_timeout_s is not None:
-            sink.set_shutdown_deadline(self._shutdown_timeout_s)
-        if self._is_closed:  # set while the sink was being opened
-            sink.shutdown()
-        self._sink = sink

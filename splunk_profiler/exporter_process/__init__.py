@@ -2,3 +2,5 @@
 
 Docs: docs/architecture.md.
 """
+
+TITLE = "splunk-profiler exporter for PID"  # in its command line, before the process id of its first host

@@ -2,8 +2,10 @@
 
 Runs on one thread of the profiler at a time. Needs the native walker, whose calls check the descriptor.
 
-The socket has an abstract name: a secret that forked children inherit, and the user. All processes of a tree with the
-same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one succeed.
+The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
+with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
+succeed. Names are public, and free after an exporter's end. So an exporter that another process has started gets only a
+challenge until it has proved that it knows the token.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import _socket
 import errno
 import os
-import secrets
 import select
 import time
 from collections.abc import Callable
@@ -19,7 +20,16 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from splunk_profiler._walker import socket_close, socket_receive, socket_send, socket_shutdown
-from splunk_profiler.exporter_process.transport import LENGTH, MAX_MESSAGE_BYTES, SENT, read_peer
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    REFUSAL,
+    SENT,
+    answer_challenge,
+    read_peer,
+    socket_name,
+)
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import real, real_lock
 
@@ -31,6 +41,7 @@ _MAX_MESSAGES = 256
 _BACKLOG = 128
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
+_MAX_ANSWER_S = 30.0  # of an exporter that another process has started, perhaps beside many busy ones
 
 
 class _OwnedSocket:
@@ -64,24 +75,29 @@ class ExporterConnection:
     """A connection to the exporter of this tree of processes, which is started if there is none.
 
     Attributes:
-        restarts: exporters that this process started after it had been connected to one.
         failure: why the last attempt to connect or to start failed; empty after one that worked.
     """
 
     def __init__(
-        self, launch: Callable[[int], None], token: str | None = None, clock: Callable[[], float] = time.monotonic
+        self, launch: Callable[[int, str], None], token: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`launch(descriptor)` starts an exporter that accepts connections there; it raises `OSError` if it cannot.
+        """`launch(descriptor, token)` starts an exporter that accepts connections there; else it raises `OSError`.
 
-        `token` is the secret of another tree, whose exporter is used. `clock` is for pauses between attempts.
+        `token` is the secret of the tree (`tree.tree_token`). `clock` is for pauses between attempts.
         """
         self._launch = launch
         self._clock = clock
-        self._token = token or secrets.token_hex(16)
+        self._token = token
         self._pid = os.getpid()
         self._lock = real_lock()
         self._generation = 1
         self._socket: _OwnedSocket | None = None
+        # Of a call that is in progress: a forked child closes its copies, or nobody sees the end of the other side.
+        self._opening: set[_socket.socket] = set()
+        self._listener: _OwnedSocket | None = None
+        self._answer = b""  # that the exporter has to give first; empty once it has come
+        self._answer_due_s = 0.0  # on the clock
+        self._is_trusted = False  # the exporter may get the stream
         self._unsent = bytearray()
         self._received = bytearray()
         self._messages: list[bytes] = []
@@ -89,7 +105,7 @@ class ExporterConnection:
         # Times of the clock: a session that fails at once must not be tried again with each snapshot.
         self._next_connection_s = self._next_launch_s = self._next_log_s = 0.0
         self._pause_s = 0.0
-        self.restarts = 0
+        self._restarts = 0
         self.failure = ""
 
     def successor(self) -> ExporterConnection:
@@ -100,7 +116,7 @@ class ExporterConnection:
     @property
     def name(self) -> bytes:
         """Abstract name of the socket; another one after `setuid`, because users do not share an exporter."""
-        return f"\0splunk-profiler-{self._token}-{os.geteuid()}".encode()
+        return socket_name(self._token, os.geteuid())
 
     @property
     def generation(self) -> int:
@@ -111,17 +127,8 @@ class ExporterConnection:
         self.reset_after_fork()
         return self._generation
 
-    def start(self) -> bool:
-        """Connect, and start an exporter if there is none; return False, with `failure`, if that is not possible now.
-
-        `send` does this as well.
-        """
-        self.reset_after_fork()
-        with self._lock:
-            return self._open()
-
     def send(self, data: bytes) -> bool:
-        """Send `data` whole, without waiting; return False if it is dropped.
+        """Send `data` whole, without waiting, and start an exporter if there is none; return False if it is dropped.
 
         That is so while there is no connection or the buffer is full, and if the connection is lost by this call.
         """
@@ -162,9 +169,15 @@ class ExporterConnection:
         self._lock = real_lock()  # a lost thread may hold the parent's
         self._generation += 1
         self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
-        self.restarts = 0
+        self._restarts = 0
         self._messages = []
         inherited, self._socket = self._socket, None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        for made in self._opening:
+            made.close()
+        self._opening = set()
         self._unsent, self._received = bytearray(), bytearray()
         if inherited is not None:
             if not self._is_closed:
@@ -185,12 +198,17 @@ class ExporterConnection:
         return self._socket is not None
 
     def _connect(self) -> None:
-        with _new_socket() as made:
+        with self._new_socket() as made:
             made.connect(self.name)
             _, uid = read_peer(made)
             if uid != os.geteuid():
-                self._token = secrets.token_hex(16)
+                self._token = os.urandom(16).hex()
                 raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
+            challenge = os.urandom(CHALLENGE_BYTES)
+            made.send(challenge, _socket.MSG_NOSIGNAL)
+            self._answer = answer_challenge(self._token, challenge)
+            self._answer_due_s = self._clock() + _MAX_ANSWER_S
+            self._is_trusted = self._listener is not None  # the name is ours then
             self._socket = _OwnedSocket(made)
         self._has_been_connected, self.failure = True, ""
         self._next_connection_s = self._clock() + _FIRST_PAUSE_S
@@ -200,7 +218,7 @@ class ExporterConnection:
         if now < self._next_launch_s:
             self.failure = self.failure or "it ended and is not started again yet"
             return
-        with _new_socket() as made:
+        with self._new_socket() as made:
             try:
                 made.bind(self.name)
             except OSError as error:
@@ -209,24 +227,39 @@ class ExporterConnection:
                 self.failure = "another process is about to start it"
                 return
             made.listen(_BACKLOG)
-            listener = _OwnedSocket(made)
+            listener = self._listener = _OwnedSocket(made)
         # An exporter that lived for long was no failure of its start.
         is_recent = now < self._next_launch_s + _MAX_PAUSE_S
         self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S) if self._pause_s and is_recent else _FIRST_PAUSE_S
         self._next_launch_s = now + self._pause_s
         try:
-            self._launch(listener.descriptor)
+            self._launch(listener.descriptor, self._token)
             if self._has_been_connected:
-                self.restarts += 1
-                self._log(f"the exporter process ended and was started again ({self.restarts} times so far)")
+                self._restarts += 1
+                self._log(f"the exporter process ended and was started again ({self._restarts} times so far)")
             self._connect()
         finally:
+            self._listener = None
             listener.close()
 
-    def _flush(self) -> bool:
-        """Write what the socket takes; return False if the connection is lost."""
+    @contextmanager
+    def _new_socket(self) -> Iterator[_socket.socket]:
+        """Make a stream socket that never blocks, also under gevent, and close it unless it was detached."""
+        made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._opening.add(made)
         try:
-            while self._unsent and self._socket is not None:
+            made.setblocking(False)
+            yield made
+        finally:
+            self._opening.discard(made)
+            made.close()
+
+    def _flush(self) -> bool:
+        """Write what the socket takes, if the exporter may get it; return False if the connection is lost."""
+        if self._socket is not None and not self._is_trusted and self._clock() >= self._answer_due_s:
+            self._renounce("does not answer")
+        try:
+            while self._unsent and self._socket is not None and self._is_trusted:
                 with memoryview(self._unsent) as data:
                     sent = self._socket.send(data)
                 if not sent:
@@ -255,8 +288,25 @@ class ExporterConnection:
             end = LENGTH.size + length
             if len(self._received) < end:
                 return
-            self._messages.append(bytes(self._received[LENGTH.size : end]))
-            del self._received[:end], self._messages[:-_MAX_MESSAGES]
+            message = bytes(self._received[LENGTH.size : end])
+            del self._received[:end]
+            self._take(message)
+
+    def _take(self, message: bytes) -> None:
+        if not self._answer or message == REFUSAL:
+            self._messages.append(message)
+            del self._messages[:-_MAX_MESSAGES]
+        elif message == self._answer:
+            self._is_trusted, self._answer = True, b""
+        else:
+            self._renounce("does not know its secret")
+
+    def _renounce(self, reason: str) -> None:
+        """Leave the name to a process that has taken it; this one's exporter gets another name."""
+        self._token = os.urandom(16).hex()
+        self._lose()
+        self._has_been_connected = False
+        self._note_failure(f"the process that has the exporter's name {reason}")
 
     def _finish(self, deadline_s: float) -> bool:
         is_writing = True
@@ -265,7 +315,7 @@ class ExporterConnection:
                 self._socket.shutdown()
                 is_writing = False
             if self._socket is not None:
-                self._socket.wait(deadline_s, is_writing=is_writing)
+                self._socket.wait(deadline_s, is_writing=is_writing and self._is_trusted)
             self._read()
             if SENT in self._messages:
                 self._messages.remove(SENT)
@@ -287,14 +337,3 @@ class ExporterConnection:
         if self._clock() >= self._next_log_s:
             self._next_log_s = self._clock() + _LOG_INTERVAL_S
             logger.warning("%s", text)
-
-
-@contextmanager
-def _new_socket() -> Iterator[_socket.socket]:
-    """Make a stream socket that never blocks, also under gevent, and close it unless it was detached."""
-    made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        made.setblocking(False)
-        yield made
-    finally:
-        made.close()

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splunk_profiler.config import environment
+from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
 from splunk_profiler.system.threads import read_proc_file
 
 DEFAULT_FACTORY = "splunk_profiler.exporter_process.session:make_session"
 _MAX_NAME = 64
+_PROGRAM = Path(__file__).with_name("__main__.py")
 
 # What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
 # interpreter (PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
@@ -38,16 +40,25 @@ INHERITED_VARIABLES: Mapping[str, str] = {
     "no_grpc_proxy": "the same",
     "SSL_CERT_FILE": "trusted certificates, for OpenSSL",
     "SSL_CERT_DIR": "the same",
-    "REQUESTS_CA_BUNDLE": "the same, for requests, which OpenTelemetry's HTTP exporters and credential providers use",
+    "REQUESTS_CA_BUNDLE": "the same, for requests, which detectors of the resource may use",
     "LANG": "the encoding of file names and settings",
     "LC_*": "the same",
     "TZ": "times in logs and in names of files",
     "TMPDIR": "temporary files of libraries, where /tmp cannot be written",
-    "HOME": "paths with ~ in settings; files of credential providers",
-    "PATH": "programs of credential providers",
+    "HOME": "paths with ~ in settings",
+    "PATH": "programs that libraries call",
     "LD_LIBRARY_PATH": "libpython and libraries of wheels, where the loader finds them by it only",
 }
+# For glibc, which gave the memory of each request back to the kernel and took it anew: a fifth of the CPU of text.
+ALLOCATION: Mapping[str, str] = {
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
+}
 _UPPERCASE_TOO = "_proxy"
+# A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
+# these the exporter inherits all but what changes the interpreter.
+_PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
+_NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT")
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
@@ -128,8 +139,12 @@ def why_impossible() -> str:
     """
     if sys.platform != "linux":
         return "there are abstract sockets on Linux only"
+    from splunk_profiler._walker import adopts_orphans  # noqa: PLC0415  # missing on some systems
+
     if os.getpid() == 1:
         return "this process is process 1 and would become the exporter's parent"
+    if adopts_orphans():
+        return "this process adopts orphans (it is a subreaper) and would become the exporter's parent"
     command_line = read_proc_file("/proc/1/cmdline")
     if _RUN.search(command_line):  # our launcher stays process 1, and adopts the exporter
         return ""
@@ -141,20 +156,22 @@ def why_impossible() -> str:
     return ""
 
 
-def why_no_process(choice: str, *, is_native: bool) -> str:
-    """Return why records are made in this process, by the setting `choice`; empty if an exporter process can be."""
+def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
+    """Return the program of the exporter process, by the setting `choice`.
+
+    Raises:
+        LaunchError: there can be none, so records are made in this process; the message says why.
+    """
     if choice == "thread":
-        return "SPLUNK_PROFILER_EXPORTER=thread"
+        raise LaunchError("SPLUNK_PROFILER_EXPORTER=thread")
     if not is_native:
-        return "the portable walker is in use"
+        raise LaunchError("the portable walker is in use")
     reason = why_impossible()
     if reason:
-        return reason
-    try:
-        find_interpreter()
-    except OSError as error:
-        return str(error)
-    return ""
+        raise LaunchError(reason)
+    if not _PROGRAM.is_file():
+        raise LaunchError(f"{_PROGRAM} is no file that Python can run")
+    return find_interpreter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,46 +179,48 @@ class Launcher:
     """A call that starts an exporter with a listening socket, for `ExporterConnection`.
 
     Attributes:
+        interpreter: known before the call, since beside busy threads each step of a search waits for the GIL.
         factory: ``module:function`` that makes a `Session` for the process id of a host.
     """
 
+    interpreter: Interpreter
     factory: str = DEFAULT_FACTORY
 
-    def __call__(self, descriptor: int) -> None:
-        """Start the exporter.
+    def __call__(self, descriptor: int, token: str) -> None:
+        """Start the exporter, which proves to hosts that it knows the token.
 
         Raises:
             OSError: that was not possible; a `LaunchError` if it never will be.
         """
-        reason = why_impossible()
-        if reason:
-            raise LaunchError(reason)
         from splunk_profiler._walker import spawn_exporter  # noqa: PLC0415  # missing on some systems
 
         arguments = [os.fsencode(argument) for argument in self.arguments()]
-        variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(environment()).items()]
+        variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(environment(), token).items()]
         spawn_exporter(arguments, variables, descriptor)
 
     def arguments(self) -> list[str]:
         """Return the command line; its last word says in `ps` what the process is and for whom."""
-        program = Path(__file__).with_name("__main__.py")
-        if not program.is_file():
-            raise LaunchError(f"{program} is no file that Python can run")
         # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs.
         flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-        title = f"splunk-profiler exporter for PID {os.getpid()} ({_application_name()})"
-        return [find_interpreter().path, *flags, str(program), title]
+        title = f"{TITLE} {os.getpid()} ({_application_name()})"
+        return [self.interpreter.path, *flags, str(_PROGRAM), title]
 
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
         """Return the exporter's environment, from the host's."""
         settings = {
             "path": [*_absolute_path()],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
+            "token": token,
             "cache_tag": sys.implementation.cache_tag,
         }
-        inherited = {name: value for name, value in env.items() if _is_inherited(name)}
-        return {**inherited, VARIABLE: json.dumps(settings)}
+        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)
+        inherited = {
+            name: value
+            for name, value in env.items()
+            if _is_inherited(name) or (has_provider and not name.startswith(_NEVER_INHERITED))
+        }
+        return {**inherited, **ALLOCATION, VARIABLE: json.dumps(settings)}
 
 
 def _is_inherited(name: str) -> bool:

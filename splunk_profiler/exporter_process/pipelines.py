@@ -7,24 +7,24 @@ from typing import Any
 from splunk_profiler.capture.events import registered_kinds
 from splunk_profiler.config import Config
 from splunk_profiler.model import Sink
-from splunk_profiler.pipeline import aggregator, batch_exporter
+from splunk_profiler.pipeline import aggregator, record_memory
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+from splunk_profiler.pipeline.blocked_loops import LOOP_BLOCKED
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import Deliver, ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
 from splunk_profiler.raw import Periods
 
 
-def periods_of(config: Config) -> Periods:
-    """Return the periods of captures of all threads and of selected traces."""
-    return Periods(
-        config.period_ns if config.enabled else 0, config.snapshot_period_ns if config.snapshot_enabled else 0
-    )
-
-
 def make_batch_exporter(config: Config, sink: Sink[Any]) -> BatchExporter[Any]:
     """Return the exporter of the records of a pipeline."""
     if not config.sends_profiles:
-        return BatchExporter(sink, export_interval_ns=config.export_interval_ns, size_of=batch_exporter.estimate_size)
+        return BatchExporter(
+            sink,
+            export_interval_ns=config.export_interval_ns,
+            size_of=record_memory.estimate_size,
+            memory=record_memory.SampleMemory(),
+        )
     # The aggregators gather, so the exporter sends each profile at once.
     return BatchExporter(
         sink, export_interval_ns=0, size_of=aggregator.estimate_size, limits=QueueLimits(batch_records=1)
@@ -37,13 +37,17 @@ def make_pipeline(config: Config, deliver: Deliver) -> StreamPipeline:
     def make_records(pipeline: StreamPipeline) -> RecordPipeline:
         if not config.sends_profiles:
             return SamplePipeline(deliver)
-        return ProfilePipeline(deliver, config.export_interval_ns, registered_kinds(), pipeline)
+        live = (LIVE_HEAP,) if config.memory_enabled else ()
+        kinds = (*registered_kinds(config), LOOP_BLOCKED, *live)
+        return ProfilePipeline(deliver, config.export_interval_ns, kinds, pipeline)
 
     settings = PipelineSettings(
-        periods_of(config),
+        Periods(*config.periods_ns),
         # Text has a record for each thread of each snapshot; choosing samples by span also takes all of them.
         skips_idle=config.sends_profiles and not config.tracing_stacks_only,
+        has_times=config.sends_profiles,
         include_internal=config.include_internal_stacks,
         tracing_stacks_only=config.tracing_stacks_only,
+        loop_blocked_ns=config.loop_blocked_ms * 1_000_000 * config.sends_profiles,
     )
     return StreamPipeline(settings, make_records)

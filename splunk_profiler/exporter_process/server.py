@@ -10,14 +10,22 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Protocol
 
-from splunk_profiler.exporter_process.transport import LENGTH, MAX_MESSAGE_BYTES, SENT, read_peer
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    MAX_CONNECTIONS,
+    MAX_MESSAGE_BYTES,
+    REFUSAL,
+    SENT,
+    answer_challenge,
+    frame,
+    read_peer,
+)
 from splunk_profiler.system.guard import Guard
 
-MAX_CONNECTIONS = 256
 _READ_BYTES = 256 * 1024
 _MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
 _TICK_S = 0.5
@@ -45,14 +53,19 @@ class Session(Protocol):
     def messages(self) -> list[bytes]:
         """Return the new messages to the host."""
 
+    def log_lines(self) -> AbstractContextManager[None]:
+        """Send the host the log lines of the calling thread meanwhile."""
+
     def close(self) -> None:
         """Begin to send everything, because the host ended or was killed; after `end_timeout_s` it is dropped."""
 
 
 class _Connection:
-    def __init__(self, accepted: socket.socket, session: Session) -> None:
+    def __init__(self, accepted: socket.socket, session: Session, token: str) -> None:
         self.socket = accepted
         self._session = session
+        self._token = token
+        self._challenge = b""
         self._guard = Guard("a session of the exporter")
         self._unsent = bytearray()
         self._deadline_s = inf  # of a session that is ending
@@ -74,8 +87,17 @@ class _Connection:
             return
         except OSError:  # the host was killed
             pass
-        if not data or not self.call(lambda: self._session.feed(data)):
+        if not data or not self.call(lambda: self._session.feed(self._answer(data))):
             self.end()
+
+    def _answer(self, data: bytes) -> bytes:
+        """Answer the challenge, with which the data begins; return what comes after it."""
+        missing = CHALLENGE_BYTES - len(self._challenge)
+        if missing:
+            self._challenge += data[:missing]
+            if len(self._challenge) == CHALLENGE_BYTES:
+                self._unsent += frame(answer_challenge(self._token, self._challenge))
+        return data[missing:]
 
     def tick(self) -> None:
         if not self._session.is_done and not self.call(self._session.tick):
@@ -93,12 +115,14 @@ class _Connection:
         self.socket.close()
 
     def write(self, last: list[bytes] | None = None) -> None:
-        """Write the session's messages; drop those that neither the socket nor the buffer takes."""
+        """Write the session's messages, after the answer; drop those that neither the socket nor the buffer takes."""
+        if len(self._challenge) < CHALLENGE_BYTES:
+            return
         messages: list[bytes] = []
         self.call(lambda: messages.extend(self._session.messages()))
         for message in messages + (last or []):
             if len(message) <= MAX_MESSAGE_BYTES and len(self._unsent) + len(message) <= _MAX_UNREAD_BYTES:
-                self._unsent += LENGTH.pack(len(message)) + message
+                self._unsent += frame(message)
         with suppress(OSError):
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -106,7 +130,7 @@ class _Connection:
     def call(self, function: Callable[[], None]) -> bool:
         """Return False if it raised."""
         before = self._guard.failures.total()
-        with self._guard.catching():
+        with self._session.log_lines(), self._guard.catching():
             function()
         return self._guard.failures.total() == before
 
@@ -114,11 +138,12 @@ class _Connection:
 class Server:
     """Serves hosts until the last one has ended, or if none comes."""
 
-    def __init__(self, listener: socket.socket, make_session: Callable[[int], Session]) -> None:
-        """`make_session(pid)` makes the session of the process that connects."""
+    def __init__(self, listener: socket.socket, make_session: Callable[[int], Session], token: str) -> None:
+        """`make_session(pid)` makes the session of the process that connects; `token` is the secret of the tree."""
         self._listener = listener
         self._listener.setblocking(False)
         self._make_session = make_session
+        self._token = token
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._guard = Guard("the exporter's server")
@@ -155,10 +180,12 @@ class Server:
     def _add(self, accepted: socket.socket) -> None:
         with self._guard.catching():
             pid, uid = read_peer(accepted)
-            if uid == os.geteuid() and len(self._connections) < MAX_CONNECTIONS:
+            accepted.setblocking(False)
+            if uid == os.geteuid() and len(self._connections) == MAX_CONNECTIONS:
+                accepted.send(frame(REFUSAL))
+            elif uid == os.geteuid():
                 self._had_connection = True
-                accepted.setblocking(False)
-                connection = _Connection(accepted, self._make_session(pid))
+                connection = _Connection(accepted, self._make_session(pid), self._token)
                 self._selector.register(accepted, selectors.EVENT_READ, connection)
                 self._connections.append(connection)
                 return

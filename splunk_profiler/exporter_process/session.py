@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, Resource
 
-from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.handover import from_values
 from splunk_profiler.export import destinations
-from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.export.resource import drop_instance_id
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
@@ -30,31 +30,32 @@ from splunk_profiler.stream.captured import CaptureEnded, CapturesLost, ProcessS
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import Worker, real_get_ident
+from splunk_profiler.system.threads import Worker, real_get_ident, real_lock
 
 _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
 _END_MARGIN_S = 0.3  # an export may take as much longer, and the host is told
+_MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
 
 
 class StreamSession:
     """The session of the process `pid`, until its stream ends."""
 
-    def __init__(self, pid: int, cpu_share: CpuShare) -> None:
+    def __init__(self, pid: int, shares: Shares) -> None:
         self._pid = pid
-        self._cpu_share = cpu_share
+        self._shares = shares
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
         self._changed: ResourceChanged | None = None
         self._resource: tuple[ResourceChanged | None, Resource] | None = None  # and what it was made of
         self._is_forked_child = False
         self._pipeline: StreamPipeline | None = None
-        self._sink: LazySink[Any] | None = None
+        self._sink: DeferredSink[Any] | None = None
         self._batch_exporter: BatchExporter[Any] | None = None
         self._export_thread = Worker("exporter", self._export)
         self._close_thread = Worker("closer", self._close)
         self._messages: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
-        self._is_closing = self.is_done = False
+        self.is_closing = self.is_done = False
         self.end_timeout_s = _END_TIMEOUT_S
 
     def feed(self, data: bytes) -> None:
@@ -75,19 +76,30 @@ class StreamSession:
 
     def tick(self) -> None:
         """Do what is due; called at least once a second."""
-        if self._pipeline is not None:
+        if self._pipeline is not None and self._batch_exporter is not None:
             self._pipeline.tick(boottime_ns())
-            self._messages.append(_encode({"cpu_ns": self._cpu_share.take(self)}))
+            self._batch_exporter.set_max_bytes(self._shares.queue_bytes())
+            self._report(self._batch_exporter)
 
     def messages(self) -> list[bytes]:
         """Return the new messages to the host."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
+    @contextmanager
+    def log_lines(self) -> Iterator[None]:
+        """Send the host the log lines of the calling thread meanwhile."""
+        ident = real_get_ident()()
+        _SESSIONS[ident] = self
+        try:
+            yield
+        finally:
+            _SESSIONS.pop(ident, None)
+
     def close(self) -> None:
         """Begin to send everything; `is_done` is True once that is over."""
-        if self._is_closing:
+        if self.is_closing:
             return
-        self._is_closing = True
+        self.is_closing = True
         if self._batch_exporter is None:
             self.is_done = True
         else:
@@ -96,12 +108,7 @@ class StreamSession:
     def _begin(self, started: ProcessStarted) -> None:
         resolved = self._resolved = from_values(started.settings)
         self._is_forked_child = started.settings.get("is_forked_child") is True
-        self._sink = LazySink(
-            self._open_sink,
-            self._knows_service,
-            load=partial(destinations.load_sink_module, resolved),
-            detect=self._current_resource,
-        )
+        self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(resolved.config, self._sink)
         self._pipeline = make_pipeline(resolved.config, self._batch_exporter.record)
         self._batch_exporter.expect_run()
@@ -109,7 +116,13 @@ class StreamSession:
 
     def _open_sink(self) -> Any:
         assert self._resolved is not None
-        classifier = CodeClassifier() if self._resolved.config.sends_profiles else None
+        destinations.load_sink_module(self._resolved)
+        self._current_resource()  # now: detectors may use the network, and an ending process cannot wait
+        classifier = None
+        if self._resolved.config.sends_profiles:
+            from splunk_profiler.code_origin.classifier import CodeClassifier  # noqa: PLC0415  # needless for text
+
+            classifier = CodeClassifier()
         context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
         return destinations.make_sink(context)
 
@@ -139,68 +152,95 @@ class StreamSession:
     def _export(self) -> None:
         assert self._sink is not None
         assert self._batch_exporter is not None
-        with self._owning_log_lines():
+        with self.log_lines():
             self._sink.open()
-            self._cpu_share.begin(self)
+            self._shares.begin(self)
             self._batch_exporter.run()
 
     def _close(self) -> None:
         assert self._pipeline is not None
         assert self._batch_exporter is not None
         try:
-            with self._owning_log_lines():
+            with self.log_lines():
                 self._pipeline.close()
                 self._batch_exporter.stop(max(self.end_timeout_s - _END_MARGIN_S, 0))
-                self._cpu_share.end(self)
+                self._report(self._batch_exporter)
+                self._shares.end(self)
         finally:
             self.is_done = True
 
-    @contextmanager
-    def _owning_log_lines(self) -> Iterator[None]:
-        """Send the host the log lines of the calling thread."""
-        ident = real_get_ident()()
-        _SESSIONS[ident] = self
-        try:
-            yield
-        finally:
-            _SESSIONS.pop(ident, None)
+    def _report(self, batch_exporter: BatchExporter[Any]) -> None:
+        """Tell the host what was used for it, and what became of its records."""
+        counters = asdict(batch_exporter.counters())
+        self._messages.append(_encode({"cpu_ns": self._shares.take(self), "counters": counters}))
 
     def log(self, level: int, text: str) -> None:
         """Have the host log a line."""
         self._messages.append(_encode({"level": level, "text": text}))
 
 
-class CpuShare:
-    """The CPU time of the exporter process, shared out equally among its sessions; loading is not counted."""
+class Shares:
+    """The CPU time and the memory of the exporter process, shared out equally among its sessions.
 
-    def __init__(self) -> None:
+    `on_loaded` is called once the first session can export.
+    """
+
+    def __init__(self, on_loaded: Callable[[], None]) -> None:
+        self._on_loaded = on_loaded
         self._last_ns = time.process_time_ns()
+        self._lock = real_lock()  # sessions have threads of their own
         self._used_ns: dict[StreamSession, int] = {}
+        self._is_loaded = False
 
     def begin(self, session: StreamSession) -> None:
-        """Count for a session from now on."""
-        self._divide()
-        self._used_ns[session] = 0
+        """Count for a session from now on: loading what it exports with is not counted."""
+        with self._lock:
+            self._divide()
+            if not session.is_closing:  # else nothing would end it
+                self._used_ns[session] = 0
+            is_first, self._is_loaded = not self._is_loaded, True
+        if is_first:
+            self._on_loaded()
+
+    def sessions(self) -> list[StreamSession]:
+        """Return those that count."""
+        with self._lock:
+            return list(self._used_ns)
+
+    def queue_bytes(self) -> int:
+        """Return the memory that the queue of a session may have."""
+        return min(_MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES // max(len(self._used_ns), 1))
 
     def take(self, session: StreamSession) -> int:
         """Return the CPU time that was used for a session so far."""
-        self._divide()
-        return self._used_ns.get(session, 0)
+        with self._lock:
+            self._divide()
+            return self._used_ns.get(session, 0)
 
     def end(self, session: StreamSession) -> None:
         """Count no more for a session."""
-        self._divide()
-        self._used_ns.pop(session, None)
+        with self._lock:
+            self._divide()
+            self._used_ns.pop(session, None)
 
     def _divide(self) -> None:
+        """Needs the lock."""
         now_ns = time.process_time_ns()
         used_ns, self._last_ns = now_ns - self._last_ns, now_ns
-        for session in list(self._used_ns):
+        for session in self._used_ns:
             self._used_ns[session] += used_ns // len(self._used_ns)
 
 
+def _lower_priority() -> None:
+    """Let busy threads of the hosts go first from now on. Threads that are started later inherit it."""
+    with suppress(OSError):  # a thread has ended, or /proc is not mounted
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208  # names are what is needed
+            os.setpriority(os.PRIO_PROCESS, int(thread), _NICENESS)
+
+
 _SESSIONS: dict[int, StreamSession] = {}  # ident of a thread → the session that it works for
-_CPU_SHARE = CpuShare()
+_NICENESS = os.nice(0) + 5  # a third of the weight of a busy thread: 10 (a tenth) starves it beside several
+_SHARES = Shares(_lower_priority)
 
 
 class _HostLogHandler(logging.Handler):
@@ -208,8 +248,9 @@ class _HostLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         session = _SESSIONS.get(real_get_ident()())
-        if session is not None:
-            session.log(record.levelno, record.getMessage())
+        for each in _SHARES.sessions() if session is None else [session]:
+            error = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            each.log(record.levelno, record.getMessage() + error)
 
 
 def make_session(pid: int) -> StreamSession:
@@ -218,7 +259,7 @@ def make_session(pid: int) -> StreamSession:
         logger.addHandler(_HostLogHandler())
         logger.setLevel(logging.INFO)
         logger.propagate = False
-    return StreamSession(pid, _CPU_SHARE)
+    return StreamSession(pid, _SHARES)
 
 
 def _encode(message: dict[str, object]) -> bytes:

@@ -1,6 +1,7 @@
-"""The parts of the connection to the exporter that both ends know: the peer's user, and frames of messages to the host.
+"""The parts of the connection to the exporter that both ends know: names, the challenge, and frames of messages.
 
-What the host writes is a stream of bytes without frames of the transport.
+What the host writes is a challenge of random bytes, and then a stream without frames of the transport. The first
+message to the host is the answer, which takes the token of the tree.
 """
 
 from __future__ import annotations
@@ -8,10 +9,40 @@ from __future__ import annotations
 import _socket
 import struct
 
+try:
+    from _blake2 import blake2b  # as `hashlib` has it; that would load OpenSSL, 4 MB in each profiled process
+except ImportError:
+    from hashlib import blake2b
+
 SENT = b"sent"  # the exporter's last message: everything has been sent on
 LENGTH = struct.Struct("<I")  # before each message to the host
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_CONNECTIONS = 256
+REFUSAL = f"the exporter process of this tree of processes serves {MAX_CONNECTIONS} others already".encode()
+CHALLENGE_BYTES = 16
+_DIGEST_BYTES = 16
 _PEER = struct.Struct("iII")  # pid, uid, gid
+
+
+def digest(*words: str) -> str:
+    """Return a text from which the words cannot be found."""
+    text = "\0".join(words).encode("utf-8", "surrogateescape")
+    return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def frame(message: bytes) -> bytes:
+    """Return a message to the host as it is sent."""
+    return LENGTH.pack(len(message)) + message
+
+
+def socket_name(token: str, uid: int) -> bytes:
+    """Return the abstract name of the exporter's socket, which all can see."""
+    return f"\0splunk-profiler-{digest('name', token)}-{uid}".encode()
+
+
+def answer_challenge(token: str, challenge: bytes) -> bytes:
+    """Return the proof of an exporter that it knows the token."""
+    return blake2b(challenge, digest_size=_DIGEST_BYTES, key=token.encode()).digest()
 
 
 def read_peer(connected: _socket.socket) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.model import Profile
+from splunk_profiler.model import EventKind, Profile, ValueType
 
 VALUE_TYPES = ("wall-samples", "wall-time", "cpu-time")
 
@@ -21,19 +21,37 @@ _LABEL_NAMES = {
     "thread.os.id": "thread native id",
     "thread.name": "thread name",
     "endpoint": "trace endpoint",
+    "exception.type": "exception type",
+}
+_VALUE_NAMES = {
+    "alloc_samples": "alloc-samples",
+    "alloc_space": "alloc-space",
+    "inuse_objects": "heap-live-samples",
+    "inuse_space": "heap-space",
+    "exceptions": "exception-samples",
 }
 _SPAN_ID_NAMES = {"span_id": "span id", "local_root_span_id": "local root span id"}
 _DROPPED_LABELS = {"source.event.time", "source.event.period"}  # facts of single samples, not of aggregates
 
 
 def translate_profile(profile: Profile, pause: Callable[[], None] | None = None) -> Profile:
-    """Return `profile` with the backend's names of labels; `pause` lets other threads run."""
-    translate = cache(_translate_label)
+    """Return `profile` with the backend's names of labels and values; `pause` lets other threads run."""
+    translate, translate_kind = cache(_translate_label), cache(_translate_kind)
     aggregates = []
     for aggregate in iter_with_pauses(profile.aggregates, pause):
         labels = tuple(label for key, value in aggregate.labels if (label := translate(key, value)) is not None)
-        aggregates.append(replace(aggregate, labels=labels))
-    return replace(profile, aggregates=tuple(aggregates))
+        kind = None if aggregate.kind is None else translate_kind(aggregate.kind)
+        aggregates.append(replace(aggregate, labels=labels, kind=kind))
+    return replace(profile, aggregates=tuple(aggregates), kinds=tuple(map(translate_kind, profile.kinds)))
+
+
+def _translate_kind(kind: EventKind) -> EventKind:
+    amount = None if kind.amount is None else _translate_value(kind.amount)
+    return replace(kind, count=_translate_value(kind.count), amount=amount)
+
+
+def _translate_value(value: ValueType) -> ValueType:
+    return value._replace(name=_VALUE_NAMES.get(value.name, value.name))
 
 
 def _translate_label(key: str, value: str | int) -> tuple[str, str | int] | None:

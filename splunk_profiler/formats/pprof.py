@@ -14,12 +14,13 @@ import gzip
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.formats.profile_proto import ProfileMessage, SampleMessage
+from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.formats.wire import field, tag, varint
 from splunk_profiler.model import Aggregate, CodeOrigin, DataType, EventKind, Frame, OriginKind, Profile, Stack
 
 MAX_BODY_BYTES = 1 << 20
@@ -27,7 +28,11 @@ MAX_TEXT_CHARACTERS = 4096  # of one text; each part of a profile repeats the te
 VALUE_TYPES = ("samples", "wall", "cpu")
 
 _GZIP_LEVEL = 2  # takes a third of the time of level 6, the default, for 5 to 8 % longer bodies
-_SAMPLES_PER_BLOCK = 64  # between two calls of `pause`
+_SAMPLES_PER_PAUSE = 64
+# On the wire: samples and strings are joined of encoded parts, since a message object costs several times that.
+_SAMPLE, _STRING = tag(2), tag(6)  # of Profile
+_LOCATION_ID, _VALUE, _LABEL = tag(1), tag(2), tag(3)  # of Sample
+_LABEL_KEY, _LABEL_TEXT, _LABEL_NUMBER, _LABEL_UNIT = b"\x08", b"\x10", b"\x18", b"\x20"  # of Label
 _INT64 = range(-(1 << 63), 1 << 63)
 # Without source.event.time: readers would show a time of day in hours.
 _LABEL_UNITS = {"source.event.period": "milliseconds"}
@@ -35,6 +40,7 @@ _UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)
 
 OriginOf = Callable[[str, str], CodeOrigin]  # by file and namespace of a frame
 
+_T = TypeVar("_T")
 _FunctionKey = tuple[str, str, str, int]  # namespace, name, file, first line
 _LocationKey = tuple[int, int, int]  # id of the function, line, id of the mapping
 
@@ -48,6 +54,18 @@ class EncodedPart:
 
     gzipped: bytes
     frame_count: int
+
+
+class _Encoded(dict[_T, bytes]):
+    """Encoded parts of a profile; each is encoded once, at its first look-up."""
+
+    def __init__(self, encode: Callable[[_T], bytes]) -> None:
+        super().__init__()
+        self._encode = encode
+
+    def __missing__(self, key: _T) -> bytes:
+        encoded = self[key] = self._encode(key)
+        return encoded
 
 
 def parts(
@@ -74,6 +92,7 @@ def parts(
             profile,
             aggregates=profile.aggregates[first : first + each],
             dropped_labels=0 if first else profile.dropped_labels,
+            comments=() if first else profile.comments,
         )
         found += parts(part, max_body_bytes=max_body_bytes, pause=pause, origin_of=origin_of)
     return found
@@ -100,20 +119,18 @@ def encode_whole(
     locations: dict[_LocationKey, int] = defaultdict(count(1).__next__)
     mappings: dict[CodeOrigin, int] = defaultdict(count(1).__next__)
     _ = mappings[_UNKNOWN]  # the first mapping names the profile
-    location_id = cache(partial(_location_id, functions, locations, mappings, origin_of))
-    encode_stack = cache(partial(_encode_stack, location_id))
-    encode_label = cache(partial(_encode_label, strings))
-    event_places = {kind: 2 * number for number, kind in enumerate(profile.kinds)}
-    pieces = []
-    for first in range(0, len(profile.aggregates), _SAMPLES_PER_BLOCK):
-        block = ProfileMessage()  # messages in a row are read as one
-        for aggregate in profile.aggregates[first : first + _SAMPLES_PER_BLOCK]:
-            stack, labels = encode_stack(aggregate.stack), [encode_label(*label) for label in aggregate.labels]
-            sample = block.sample.add(value=_values(aggregate, profile, event_places))
-            sample.MergeFromString(b"".join((stack, *labels)))
-        pieces.append(block.SerializeToString())
-        if pause is not None:
+    location_ids = _Encoded(partial(_encode_location, functions, locations, mappings, origin_of))
+    stacks, labels = _Encoded(partial(_encode_stack, location_ids)), _Encoded(partial(_encode_label, strings))
+    event_values = [each for kind in profile.kinds for each in kind.values]
+    event_places = {kind: event_values.index(kind.count) for kind in profile.kinds}
+    pieces = []  # messages in a row are read as one
+    for number, aggregate in enumerate(profile.aggregates, 1):
+        own_labels = map(labels.__getitem__, aggregate.labels)
+        values = field(_VALUE, b"".join(map(varint, _values(aggregate, profile, event_places, len(event_values)))))
+        pieces.append(field(_SAMPLE, b"".join((stacks[aggregate.stack], values, *own_labels))))
+        if pause is not None and number % _SAMPLES_PER_PAUSE == 0:
             pause()
+    comments = (*comments, *profile.comments)
     if profile.dropped_labels:
         note = f"{profile.dropped_labels} samples have fewer labels than they were taken with: there were too many"
         comments = (*comments, note)
@@ -124,20 +141,20 @@ def encode_whole(
         tables.location.add(id=id_, mapping_id=mapping_id).line.add(function_id=function_id, line=line)
     for function, function_id in iter_with_pauses(functions.items(), pause):
         _add_function(tables, function, function_id, strings)
-    # Last, when all have ids.
-    tables.string_table.extend(_printable(text) for text in iter_with_pauses(strings, pause))
     pieces.append(tables.SerializeToString())
+    # Last, when all have ids.
+    pieces += [field(_STRING, _printable(text).encode()) for text in iter_with_pauses(strings, pause)]
     frame_count = sum(len(aggregate.stack.frames) for aggregate in profile.aggregates)
     return EncodedPart(gzip.compress(b"".join(pieces), _GZIP_LEVEL, mtime=0), frame_count)
 
 
-def body(part: EncodedPart) -> str:
-    """Return the body of a log record with the ``profiling.data.format`` ``pprof-gzip-base64``."""
-    return base64.b64encode(part.gzipped).decode("ascii")
+def body(part: EncodedPart) -> bytes:
+    """Return the body of a log record with the ``profiling.data.format`` ``pprof-gzip-base64``, in ASCII."""
+    return base64.b64encode(part.gzipped)
 
 
 def _add_value_types(tables: Any, profile: Profile, timer: tuple[str, str, str], strings: dict[str, int]) -> None:
-    """Add three value types of the timer, if the profile has its data type, then two for each kind of event."""
+    """Add three value types of the timer, if the profile has its data type, then those of each kind of event."""
     if profile.data_type is DataType.CPU:
         samples, count, wall, cpu, ns = (strings[text] for text in (timer[0], "count", *timer[1:], "nanoseconds"))
         for kind, unit in ((samples, count), (wall, ns), (cpu, ns)):
@@ -146,51 +163,56 @@ def _add_value_types(tables: Any, profile: Profile, timer: tuple[str, str, str],
         tables.period = profile.period_ns
         tables.default_sample_type = cpu
     elif profile.kinds:
-        tables.default_sample_type = strings[profile.kinds[0].amount.name]
+        tables.default_sample_type = strings[profile.kinds[0].values[-1].name]
     for event_kind in profile.kinds:
-        for each in (event_kind.count, event_kind.amount):
+        for each in event_kind.values:
             tables.sample_type.add(type=strings[each.name], unit=strings[each.unit])
 
 
-def _values(aggregate: Aggregate, profile: Profile, event_places: dict[EventKind, int]) -> list[int]:
+def _values(
+    aggregate: Aggregate, profile: Profile, event_places: dict[EventKind, int], event_value_count: int
+) -> list[int]:
     """Return the values of one sample; raises `KeyError` for a kind of event that the profile lacks."""
-    events = [0] * (2 * len(event_places))
+    events = [0] * event_value_count
     if aggregate.kind is not None:
-        place = event_places[aggregate.kind]
-        events[place : place + 2] = aggregate.event_count, aggregate.event_amount
+        place, amounts = event_places[aggregate.kind], (aggregate.event_count, aggregate.event_amount)
+        events[place : place + len(aggregate.kind.values)] = amounts[: len(aggregate.kind.values)]
     if profile.data_type is not DataType.CPU:
         return events
     return [aggregate.count, aggregate.wall_ns, aggregate.cpu_ns, *events]
 
 
-def _location_id(
+def _encode_location(
     functions: dict[_FunctionKey, int],
     locations: dict[_LocationKey, int],
     mappings: dict[CodeOrigin, int],
     origin_of: OriginOf | None,
     frame: Frame,
-) -> int:
+) -> bytes:
+    """Return the id of a frame's location."""
     function_id = functions[frame.namespace, frame.function, frame.file, frame.first_line]
     mapping_id = mappings[_UNKNOWN if origin_of is None else origin_of(frame.file, frame.namespace)]
-    return locations[function_id, frame.line or 0, mapping_id]
+    return varint(locations[function_id, frame.line or 0, mapping_id])
 
 
-def _encode_stack(location_id: Callable[[Frame], int], stack: Stack) -> bytes:
-    """Return a sample that has only locations."""
-    return bytes(SampleMessage(location_id=[location_id(frame) for frame in stack.frames]).SerializeToString())
+def _encode_stack(location_ids: _Encoded[Frame], stack: Stack) -> bytes:
+    """Return the locations of a sample."""
+    return field(_LOCATION_ID, b"".join(map(location_ids.__getitem__, stack.frames)))
 
 
-def _encode_label(strings: dict[str, int], key: str, value: str | int) -> bytes:
-    """Return a sample that has only a label; not even that for an empty text, which would read as the number 0."""
-    sample = SampleMessage()
+def _encode_label(strings: dict[str, int], label: tuple[str, str | int]) -> bytes:
+    """Return a label of a sample; nothing for an empty text, which would read as the number 0."""
+    key, value = label
     if not isinstance(value, str) and value not in _INT64:
         value = str(value)
     if not isinstance(value, str):
-        unit = _LABEL_UNITS.get(key, "")
-        sample.label.add(num=value, num_unit=strings[unit], key=strings[key])
-    elif value:
-        sample.label.add(str=strings[value], key=strings[key])
-    return bytes(sample.SerializeToString())
+        unit = _LABEL_UNITS.get(key)
+        encoded_unit = b"" if unit is None else _LABEL_UNIT + varint(strings[unit])
+        return field(_LABEL, _LABEL_KEY + varint(strings[key]) + _LABEL_NUMBER + varint(value) + encoded_unit)
+    if not value:
+        return b""
+    encoded_value = _LABEL_TEXT + varint(strings[value])
+    return field(_LABEL, _LABEL_KEY + varint(strings[key]) + encoded_value)
 
 
 def _add_mapping(tables: Any, origin: CodeOrigin, mapping_id: int, strings: dict[str, int]) -> None:

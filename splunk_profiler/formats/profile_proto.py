@@ -44,7 +44,7 @@ message Function { uint64 id = 1; int64 name = 2; int64 system_name = 3; int64 f
 _PACKAGE = "splunk_profiler.pprof"  # not the original's, which the application may have loaded
 
 
-def _make_messages() -> tuple[Any, Any]:
+def _make_message() -> Any:
     file = FileDescriptorProto(name="splunk_profiler/pprof.proto", package=_PACKAGE, syntax="proto3")
     for name, body in re.findall(r"message (\w+) {(.*?)}", _SCHEMA, re.DOTALL):
         message = file.message_type.add(name=name)
@@ -57,8 +57,7 @@ def _make_messages() -> tuple[Any, Any]:
                 added.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    profile, sample = (pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in ("Profile", "Sample"))
-    return message_factory.GetMessageClass(profile), message_factory.GetMessageClass(sample)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
 
 
-ProfileMessage, SampleMessage = _make_messages()
+ProfileMessage = _make_message()

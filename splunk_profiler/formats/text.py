@@ -15,20 +15,25 @@ _STATE_PREFIX = "   python.Thread.State: "
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def body(sample: Sample) -> str:
-    """Return the body of a record: metadata line, state line, frames leaf first, a newline after each."""
-    seen = sample.thread
+def body(sample: Sample) -> bytes:
+    """Return the body of a record: metadata line, state line, frames leaf first, a newline after each; in UTF-8."""
+    return _encode(format_head(sample.thread)) + encode_stack(sample.thread.stack)
+
+
+def format_head(seen: ThreadSample) -> str:
+    """Return the metadata line and the state line."""
     thread = seen.thread
     return (
         f'"{escape_name(thread.name)}" #{thread.index} prio=0 os_prio={seen.os_priority}'
         f" cpu={seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s"
-        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n{seen.stack.derive(format_stack)}"
+        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n"
     )
 
 
-def format_stack(stack: Stack) -> str:
-    """Return the lines of the frames, leaf first."""
-    return "".join([format_frame(frame) for frame in stack.frames])
+@lru_cache(maxsize=1024)  # not kept in the stacks: thousands of them may be in use, at 3 kB each
+def encode_stack(stack: Stack) -> bytes:
+    """Return the lines of the frames, leaf first, in UTF-8."""
+    return _encode("".join(map(format_frame, stack.frames)))
 
 
 @lru_cache(maxsize=16_384)
@@ -42,6 +47,11 @@ def format_frame(frame: Frame) -> str:
 def escape_name(name: str) -> str:
     """Return a thread's name, escaped for double quotes on one line of UTF-8 text."""
     return "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in name)
+
+
+def _encode(text: str) -> bytes:
+    """Encode in UTF-8; lone surrogates, which stand for undecodable bytes of a file name, are escaped."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _state(seen: ThreadSample) -> str:

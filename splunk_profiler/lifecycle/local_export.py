@@ -10,8 +10,10 @@ from typing import Any
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.export.lazy_sink import LazySink
+from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
@@ -20,8 +22,11 @@ from splunk_profiler.system.threads import Worker
 _JOIN_S = 0.1
 
 
-class LocalExport:
-    """A pipeline with its exporter; `parent` is the parent's in a forked child."""
+class LocalExport(StreamOutput):
+    """A pipeline with its exporter; `parent` is the parent's in a forked child.
+
+    `loads_at_start` is True if `start` may import, because its thread has the time.
+    """
 
     def __init__(
         self,
@@ -29,9 +34,12 @@ class LocalExport:
         resource_tagger: ResourceTagger,
         enrich_resource: Callable[[Any], Any],
         parent: LocalExport | None,
+        *,
+        loads_at_start: bool,
     ) -> None:
         opener = SinkOpener(resolved, resource_tagger, enrich_resource, None if parent is None else parent._sink_opener)
         self._sink_opener: SinkOpener = opener
+        self._loads_at_start = loads_at_start
         self.sink: LazySink[Any] = LazySink(
             opener.open, opener.is_service_known, load=opener.load, detect=opener.detect_resource
         )
@@ -42,7 +50,13 @@ class LocalExport:
         self._sink_open_cpu_ns: int | None = None  # CPU time of loading gRPC, once that is done
 
     def start(self) -> None:
-        """Start the exporting thread; `RuntimeError` if the process can make no more."""
+        """Load what it exports with, if that may be now, and start the exporting thread.
+
+        Raises:
+            RuntimeError: the process can make no more threads.
+        """
+        if self._loads_at_start:
+            self.sink.load()
         self.batch_exporter.expect_run()
         self._thread.start()
 
@@ -67,6 +81,10 @@ class LocalExport:
     def abandon(self) -> bool:
         """Discard unfinished imports in a forked child; return False if they cannot be repeated."""
         return self.sink.abandon()
+
+    def counters(self) -> RecordCounters:
+        """Return the numbers of records."""
+        return self.batch_exporter.counters()
 
     def cpu_ns(self) -> int:
         """Return the CPU time of the exporting thread, without that of loading what it exports with."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.exporter_process.launch import Launcher
+from splunk_profiler.config import Resolved
+from splunk_profiler.config.handover import to_values
+from splunk_profiler.export.stream_output import StreamOutput
+from splunk_profiler.exporter_process.launch import Interpreter, Launcher
+from splunk_profiler.exporter_process.tree import tree_token
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
@@ -15,19 +21,34 @@ if TYPE_CHECKING:
 _FALLBACK_AFTER_S = 3.0  # without a connection since the start
 
 
-class ProcessExport:
-    """A connection to the exporter process of this tree of processes; `parent` is the parent's in a forked child."""
+class ProcessExport(StreamOutput):
+    """A connection to the exporter process of this tree of processes, which is started with the first `send`."""
 
-    def __init__(self, parent: ProcessExport | None) -> None:
-        self._connection: ExporterConnection = _new_connection() if parent is None else parent._connection.successor()
+    has_own_process = True
+
+    def __init__(self, connection: ExporterConnection) -> None:
+        self._connection = connection
         self._generation = self._connection.generation
         self._cpu_ns = 0
         self._first_failure_s: float | None = None  # since the first send, which has had no success yet
         self._has_sent = False
+        self._counters = RecordCounters()  # of this connection
+        self._earlier_counters = RecordCounters()
         self._refusal = ""  # the exporter process says that it cannot work
 
+    @classmethod
+    def new(cls, interpreter: Interpreter) -> ProcessExport:
+        """Return the output of the first process of a tree."""
+        from splunk_profiler.exporter_process.connection import ExporterConnection  # noqa: PLC0415  # needs the walker
+
+        return cls(ExporterConnection(Launcher(interpreter), tree_token()))
+
+    def successor(self) -> ProcessExport:
+        """Return the output of a forked child."""
+        return ProcessExport(self._connection.successor())
+
     @property
-    def failure(self) -> str:
+    def failure(self) -> str:  # type: ignore[override]
         """The reason why there is no exporter process, once it is clear that there will be none; else empty."""
         since_s = self._first_failure_s
         if self._refusal:
@@ -36,8 +57,9 @@ class ProcessExport:
             return ""
         return self._connection.failure or "it takes no data"
 
-    def start(self) -> None:
-        """Do nothing: the exporter is started with the first captures."""
+    def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:
+        """Return the settings with which the exporter process exports, secrets included."""
+        return {**to_values(resolved), "is_forked_child": is_forked_child}
 
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting; return False if it is lost and the stream has to begin anew."""
@@ -45,6 +67,9 @@ class ProcessExport:
         generation = self._connection.generation
         if generation != self._generation:  # the stream has to begin anew with a new connection
             self._generation = generation
+            lost = self._counters.waiting
+            ended = replace(self._counters, waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)
+            self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
             return False
         is_sent = self._connection.send(data)
         self._has_sent = self._has_sent or is_sent
@@ -54,17 +79,16 @@ class ProcessExport:
 
     def stop(self, timeout_s: float) -> None:
         """Have everything sent on, within about `timeout_s` seconds."""
-        if self._has_sent and not self._connection.close(timeout_s):
+        if not self._connection.close(timeout_s):
             logger.debug("the exporter process has not confirmed in time that everything is sent")
         self._receive()
 
-    def fork_participants(self) -> list[Any]:
-        """Return nothing: a fork interrupts none of it."""
-        return []
+    def counters(self) -> RecordCounters:
+        """Return the numbers of records as the exporter process told them last, up to a second ago.
 
-    def abandon(self) -> bool:
-        """Return True: a forked child can start anew."""
-        return True
+        What waits in one that has ended is lost.
+        """
+        return _add(self._earlier_counters, self._counters)
 
     def cpu_ns(self) -> int:
         """Return the CPU time of the exporter process for this process, as far as it has told."""
@@ -75,13 +99,14 @@ class ProcessExport:
             try:
                 values = json.loads(message)
                 self._cpu_ns = values.get("cpu_ns", self._cpu_ns)
+                if "counters" in values:
+                    self._counters = RecordCounters(**values["counters"])
                 if "text" in values:
                     logger.log(values["level"], "%s", values["text"])
             except (ValueError, KeyError, AttributeError, TypeError):
                 self._refusal = message.decode("utf-8", "replace")
 
 
-def _new_connection() -> ExporterConnection:
-    from splunk_profiler.exporter_process.connection import ExporterConnection  # noqa: PLC0415  # needs the walker
-
-    return ExporterConnection(Launcher())
+def _add(one: RecordCounters, other: RecordCounters) -> RecordCounters:
+    """Return the sums."""
+    return RecordCounters(*map(sum, zip(astuple(one), astuple(other), strict=True)))

@@ -22,7 +22,13 @@ _PUBLISHING_STOP_SHARE = 0.25  # of the time that stopping may take; sampling ge
 
 
 class ForkParticipant(Protocol):
-    """A part that no fork may interrupt."""
+    """A part that no fork may interrupt.
+
+    Attributes:
+        waits_for_imports: True if `hold_for_fork` waits as long as imports make progress, whatever the timeout.
+    """
+
+    waits_for_imports: bool
 
     def hold_for_fork(self, timeout_s: float, /) -> object:
         """Wait for what is under way, and start nothing until `release_after_fork`."""
@@ -99,7 +105,7 @@ class Profiler:
         deadline_s = time.monotonic() + timeout_s
         for participant in self._fork_participants():
             participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
-            if getattr(participant, "waits_for_imports", False):
+            if participant.waits_for_imports:
                 deadline_s = time.monotonic() + timeout_s  # the wait for imports does not count
 
     def release_after_fork(self) -> None:

@@ -10,35 +10,40 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.capture.events import EventSources, make_sources
-from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
 from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.config import Config, Resolved
-from splunk_profiler.config.handover import to_values
 from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
 from splunk_profiler.export.stream_file import StreamFile
-from splunk_profiler.exporter_process.launch import why_no_process
-from splunk_profiler.exporter_process.pipelines import periods_of
-from splunk_profiler.lifecycle.local_export import LocalExport
+from splunk_profiler.export.stream_output import StreamOutput
+from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter
 from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 from splunk_profiler.otel.trace_selector import TraceSelector
-from splunk_profiler.raw import RawSnapshot
+from splunk_profiler.raw import Periods, RawSnapshot
 from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.guard import Guard, logger
+from splunk_profiler.system.threads import ShortTurns
 from splunk_profiler.user_labels import sample_labels
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
+
+if TYPE_CHECKING:
+    from splunk_profiler.lifecycle.local_export import LocalExport
+
+_FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first samples come
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,6 @@ class PublishingCalls:
     audit: Callable[[], None] = lambda: None
     enrich_resource: Callable[[Any], Any] = lambda resource: resource
     local_root_of: Callable[[Any], int | None] = lambda _span: None
-
-
-Output = LocalExport | StreamFile | ProcessExport  # of the same methods
 
 
 class Sampling:
@@ -86,18 +88,20 @@ class Sampling:
             self._context_tracker, self._label_tracker = parent._context_tracker, parent._label_tracker
         self._local_roots = self._make_local_roots(parent)
         self._trace_selector = self._make_trace_selector(parent)
-        self._periods = periods_of(config)
+        self._periods = Periods(*config.periods_ns)
         self._ticker = self._make_ticker()
         if parent is not None:
             parent._events.stop()  # a child inherits the callbacks of its parent
         self._events: EventSources = make_sources(config, self._ticker, native=self.is_native)
         self._recorder = self._make_recorder()
-        self.output: Output = self._make_output(parent)
+        self.output: StreamOutput = self._make_output(parent)
         self._resource: Any = None  # the one that is recorded
         self._sampler = self._make_sampler()
         self._event_guard = Guard("noticing events")
         self._rest_guard = Guard("recording what goes with snapshots")
-        self._is_audit_due = self._is_ended = False
+        self._output_guard = Guard("exporting in this process")
+        self._is_audit_due = self._is_ended = self._has_sent = False
+        self._sends_from_s = inf  # the end of a wait for samples
         self._has_warned_of_limit = False
 
     @property
@@ -124,6 +128,7 @@ class Sampling:
         self._start_stream()
         if config.enabled:
             self._ticker.capture()  # the baseline of each thread's CPU time
+            self._sends_from_s = time.monotonic() + _FIRST_SEND_S
         self._sampler.start()
         self._events.start()
         self.output.start()
@@ -143,12 +148,13 @@ class Sampling:
             if has_ended and not self._is_ended:
                 self._is_ended = True
                 self._record_rest()
-                self._recorder.end(deadline_s - time.monotonic())
-                self._send_taken()
+                if not self._send_end(deadline_s):  # the connection was lost, or the buffer full
+                    self._send_end(deadline_s)  # all of a new stream
         if self._trace_selector is not None:
             self._trace_selector.end()
             self._trace_selector.detach()
-        self.output.stop(max(deadline_s - time.monotonic(), 0.0))
+        is_empty = self.output.has_own_process and not self._recorder.has_samples  # it may be loading for nothing
+        self.output.stop(0.0 if is_empty else max(deadline_s - time.monotonic(), 0.0))
         if not self.is_native:
             self._context_tracker.remove()
             LABEL_PUBLISHER.set_listener(None)
@@ -182,6 +188,7 @@ class Sampling:
             labels_var=CURRENT_LABELS if config.sends_profiles else None,  # text records carry no labels
             labels_of=self._label_tracker.value_of,
             trace_filter=None if selector is None else TraceFilter(selector.traces, spans.SPAN_KEY, spans.trace_id),
+            exception_interval=config.exceptions_interval,
         )
 
     def _make_recorder(self) -> StreamRecorder:
@@ -192,34 +199,47 @@ class Sampling:
             contexts = ContextReader(roots.span_ref, sample_labels.encode_for_samples, roots.current_name)
         config = self._resolved.config
         reads_nice = not config.sends_profiles or isinstance(config.destination, StreamDirectory)
-        return StreamRecorder(contexts, make_idle_tracker(native=self.is_native), reads_nice=reads_nice)
+        return StreamRecorder(contexts, is_native=self.is_native, reads_nice=reads_nice)
 
-    def _make_output(self, parent: Sampling | None) -> Output:
+    def _make_output(self, parent: Sampling | None) -> StreamOutput:
         destination, inherited = self._resolved.destination, None if parent is None else parent.output
         if isinstance(destination, StreamDirectory):
             return StreamFile(Path(destination.path))
         if isinstance(inherited, ProcessExport):
-            return ProcessExport(inherited)
-        reason = why_no_process(self._resolved.config.exporter, is_native=self.is_native)
-        if parent is None and not reason:
-            return ProcessExport(None)
-        if parent is None and self._resolved.config.exporter != "thread":
-            level = logging.WARNING if self._resolved.config.exporter == "process" else logging.INFO
-            logger.log(level, "records are made and exported by threads of this process: %s", reason)
-        return self._make_local_export(inherited if isinstance(inherited, LocalExport) else None)
+            return inherited.successor()
+        config = self._resolved.config
+        if inherited is not None:
+            return self._make_local_export(inherited, loads_at_start=False)  # a fork has to end soon
+        try:
+            return ProcessExport.new(choose_interpreter(config.exporter, is_native=self.is_native))
+        except LaunchError as error:
+            if config.exporter != "thread":
+                level = logging.WARNING if config.exporter == "process" else logging.INFO
+                logger.log(level, "records are made and exported by threads of this process: %s", error)
+            return self._make_local_export(None, loads_at_start=True)
 
-    def _make_local_export(self, parent: LocalExport | None) -> LocalExport:
-        return LocalExport(self._resolved, self._resource_tagger, self._publishing.enrich_resource, parent)
+    def _make_local_export(self, inherited: StreamOutput | None, *, loads_at_start: bool) -> LocalExport:
+        with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
+            from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most processes
+
+        return LocalExport(
+            self._resolved,
+            self._resource_tagger,
+            self._publishing.enrich_resource,
+            inherited if isinstance(inherited, LocalExport) else None,
+            loads_at_start=loads_at_start,
+        )
 
     def _make_sampler(self) -> Sampler:
         max_overhead, limit = self._resolved.config.overhead_limit, None
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
-            limit = OverheadLimit(limiter, self.output.cpu_ns, self._log_new_periods)
+            limit = OverheadLimit(limiter, self.output.cpu_ns, self._apply_new_periods)
         return Sampler(self._ticker, self._periods, self._handle, limit, on_drained=self._send)
 
-    def _log_new_periods(self, base_ns: int) -> None:
+    def _apply_new_periods(self, base_ns: int) -> None:
         config, periods, now = self._resolved.config, self._periods, self._periods.stretched(base_ns)
+        self._events.stretch(max(base_ns / periods.base_ns, 1.0))
         log = logger.debug if self._has_warned_of_limit else logger.warning
         self._has_warned_of_limit = True
         log(
@@ -241,34 +261,51 @@ class Sampling:
             self._record_rest()
         self._send_taken()
 
-    def _send_taken(self) -> None:
-        if not self._recorder.has_samples:  # a command that ends at once starts no exporter
-            return
-        if isinstance(self.output, ProcessExport) and self.output.failure:
+    def _send_end(self, deadline_s: float) -> bool:
+        self._recorder.end(deadline_s - time.monotonic())
+        return self._send_taken(is_ending=True)
+
+    def _send_taken(self, *, is_ending: bool = False) -> bool:
+        """Return False if the stream has begun anew, without what was taken."""
+        is_due = not is_ending and time.monotonic() >= self._sends_from_s
+        self._has_sent = self._has_sent or is_due or self._recorder.has_samples
+        if not self._has_sent:  # a command that ends at once starts no exporter
+            return True
+        if self.output.failure:
             self._fall_back(self.output.failure)
-        if not self.output.send(self._recorder.take()):
+        is_sent = self.output.send(self._recorder.take())
+        if not is_sent:
             self._recorder.restart()
+        return is_sent
 
     def _fall_back(self, reason: str) -> None:
         """Export in this process, because there is no exporter process."""
+        # On the exporting thread: loading takes seconds beside busy threads, and the ring holds 256 snapshots.
+        previous, output = self.output, self._make_local_export(None, loads_at_start=False)
+        self.output = output  # before its thread can import: a fork must hold it
+        try:
+            output.start()
+        except RuntimeError as error:  # no more threads; the next call tries again
+            self.output = previous
+            self._output_guard.note(error)
+            return
+        previous.stop(0)
         logger.warning("records are made and exported by threads of this process: %s", reason)
-        self.output = self._make_local_export(None)
         self._start_stream()
         self._recorder.restart()
-        self.output.start()
 
     def _start_stream(self) -> None:
-        settings = self._resolved.config.shareable()
-        if isinstance(self.output, ProcessExport):
-            settings = {**to_values(self._resolved), "is_forked_child": self._is_forked_child}
-        self._recorder.start(self._periods, settings)
+        settings = self.output.settings(self._resolved, is_forked_child=self._is_forked_child)
+        self._recorder.start(settings)
 
     def _record_rest(self) -> None:
         if self._is_audit_due:
             self._is_audit_due = False
             self._publishing.audit()
-        with self._event_guard.catching():
-            self._recorder.events(self._events.drain())
+        self._recorder.renamed_threads()
+        for event in self._events.drain():
+            with self._event_guard.catching():
+                self._recorder.event(event)
         self._recorder.endpoints()
         self._attach_to_provider()
         if self._trace_selector is not None:

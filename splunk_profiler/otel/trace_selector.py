@@ -69,6 +69,7 @@ class TraceSelector(SpanListener):
         self._entries: dict[int, int] = {}  # span id → trace id
         self._entry_start_ns: dict[int, int] = {}  # span id → start
         self._changes: deque[TraceChange] = deque(maxlen=_MAX_CHANGES)
+        self._reported: set[int] = set()  # traces whose end is not reported yet
 
     def begin(self, notify: Callable[[], None]) -> None:
         """Select traces from now on; call `notify`, which must not block, on the span's thread after each addition."""
@@ -117,11 +118,23 @@ class TraceSelector(SpanListener):
             self._end_unless_entered(trace_id)
 
     def take_changes(self) -> list[TraceChange]:
-        """Return the selected traces that have begun or ended since the last call, in order."""
-        return [self._changes.popleft() for _ in range(len(self._changes))]
+        """Return the selected traces that have begun or ended since the last call, in order.
+
+        If there were more than are kept, those that were selected for a moment in between are missing.
+        """
+        if len(self._changes) < _MAX_CHANGES:
+            changes = [self._changes.popleft() for _ in range(len(self._changes))]
+        else:  # the oldest may be gone
+            self._changes.clear()  # first: what changes from now on comes again
+            now_ns, traces = time.time_ns(), self.traces.copy()
+            changes = [TraceChange(ended, now_ns, None) for ended in self._reported - traces.keys()]
+            changes += [TraceChange(trace_id, entry.time_ns, entry) for trace_id, entry in traces.items()]
+        for change in changes:
+            (self._reported.discard if change.entry_span is None else self._reported.add)(change.trace_id)
+        return changes
 
     def _clear_entries(self) -> None:
-        for known in (self._entries, self._entry_start_ns, self.traces, self._changes):
+        for known in (self._entries, self._entry_start_ns, self.traces, self._changes, self._reported):
             known.clear()
 
     def _add_entry(self, span: Any, trace_id: int, span_id: int) -> None:

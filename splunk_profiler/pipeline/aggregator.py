@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 from splunk_profiler.model import (
     Aggregate,
@@ -16,18 +17,24 @@ from splunk_profiler.model import (
     IdleRepeat,
     InstrumentationSource,
     Profile,
+    Sample,
     Snapshot,
+    Thread,
     UnattributedReason,
     UnattributedTime,
 )
 from splunk_profiler.pipeline.cpu_shares import CpuShares
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.window import YIELD_EVERY, Bounds, BucketKey, Window
+from splunk_profiler.pipeline.waits import wait_kind
+from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import real_lock, yield_gil
 
 Label = tuple[str, str | int]
+_WAITING_TASK: Label = ("thread.state", "waiting task")
+_TIMER: Label = ("source.event.name", "timer")
 _SAMPLED_FLAG = 1  # the W3C trace flag
+_YIELD_EVERY = 64  # buckets between two offers of the GIL
 
 
 class Aggregator:
@@ -39,6 +46,8 @@ class Aggregator:
         endpoint_of: returns the current name of a local root by its span id, or an empty text.
         take_idle_repeats: called at the end of a period; returns further repeats of its samples. The next
             snapshot samples all threads again.
+        live_samples: called at the end of a period; returns events that have lasted until then. Then there is a
+            profile of each period.
         kinds: kinds of events; every profile of their data type has values for them.
     """
 
@@ -52,6 +61,7 @@ class Aggregator:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
         take_idle_repeats: Callable[[], Iterable[IdleRepeat]] | None = None,
+        live_samples: Callable[[], Iterable[Sample]] | None = None,
         kinds: Iterable[EventKind] = (),
     ) -> None:
         self._deliver = deliver
@@ -61,6 +71,7 @@ class Aggregator:
         self._now_ns = monotonic_ns
         self._source = source
         self._take_idle_repeats = take_idle_repeats
+        self._live_samples = live_samples
         self._kinds = tuple(kinds)
         self._lock = real_lock()  # guards what follows
         self._shares = CpuShares()
@@ -85,35 +96,48 @@ class Aggregator:
             window.add_snapshot(snapshot, now_ns)
             if now_ns - window.began_ns + period_ns // 2 < self._interval_ns:
                 return
-            self._start_window(snapshot.time_ns, now_ns, period_ns or window.period_ns)
+            following = self._start_window(snapshot.time_ns, now_ns, period_ns or window.period_ns)
+            following.add_unattributed(*window.drop_excess())
             self._shares.distribute()
             if self._take_idle_repeats is not None:
                 for repeat in self._take_idle_repeats():
                     window.repeat(repeat)
+            self._add_live(window)
         self._send(window)
 
     def flush_if_due(self) -> None:
-        """Deliver a period that is over although no snapshot has ended it; start no other."""
+        """Deliver a period that is over although no snapshot has ended it; start no other unless memory is in use."""
         with self._lock:
-            window = self._window
-            if window is None or self._now_ns() - window.began_ns < self._interval_ns:
+            window, now_ns = self._window, self._now_ns()
+            if window is None or now_ns - window.began_ns < self._interval_ns:
                 return
             self._window = None
-        if window.snapshot_count:
-            self._send(window)
+            if self._live_samples is not None:
+                self._start_window(window.time_ns + now_ns - window.began_ns, now_ns, window.period_ns)
+                self._add_live(window)
+        self._send(window)
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
         """Deliver the last period, with the time `unattributed` since the last snapshot."""
         with self._lock:
             window, self._window = self._window, None
         if window is not None:
-            for unattributed_time in unattributed:
-                window.add_unattributed(unattributed_time)
+            window.add_unattributed(*unattributed)
             self._shares.distribute()
             if (undistributed_ns := self._shares.undistributed_ns()) > 0:
                 window.add_unattributed(UnattributedTime(UnattributedReason.UNSAMPLED, 0, undistributed_ns))
+            window.drop_excess()
+            self._add_live(window)
             window.ended_ns = self._now_ns()
             self._send(window)
+
+    def _add_live(self, window: Window) -> None:
+        if self._live_samples is not None:  # with bounds of its own: the window may be full
+            live = Window(self._bounds, window.time_ns, window.began_ns, window.period_ns, CpuShares())
+            window.ended_ns = self._now_ns()
+            live.add_snapshot(Snapshot(0, 0, tuple(self._live_samples())), window.ended_ns)
+            window.live = live
+            window.dropped_labels += live.dropped_labels
 
     def _start_window(self, time_ns: int, began_ns: int, period_ns: int) -> Window:
         self._window = Window(self._bounds, time_ns, began_ns, period_ns, self._shares)
@@ -134,7 +158,7 @@ class Aggregator:
         aggregates_by_type: dict[DataType, list[Aggregate]] = {DataType.CPU: []}
         period_ns = window.average_period_ns
         for number, (key, bucket) in enumerate(window.buckets(), 1):
-            if number % YIELD_EVERY == 0:
+            if number % _YIELD_EVERY == 0:
                 yield_gil()
             kind = None if key.event is None else key.event.kind
             every_ns = bucket.period_ns // bucket.count if kind is None else None
@@ -151,10 +175,12 @@ class Aggregator:
                     bucket.event_amount,
                 )
             )
+        comment = window.gil_waits.describe()
         labels = _time_labels(window.time_ns, period_ns)
         aggregates_by_type[DataType.CPU] += [
             Aggregate(UNATTRIBUTED_STACKS[unattributed.reason], labels, 0, unattributed.wall_ns, unattributed.cpu_ns)
             for unattributed in window.unattributed.values()
+            if unattributed.wall_ns or unattributed.cpu_ns
         ]
         for data_type, aggregates in aggregates_by_type.items():
             if aggregates:
@@ -167,6 +193,7 @@ class Aggregator:
                     self._source,
                     data_type,
                     self._kinds_of(data_type, aggregates),
+                    (comment,) if comment and data_type is DataType.CPU else (),
                 )
 
     def _kinds_of(self, data_type: DataType, aggregates: Iterable[Aggregate]) -> tuple[EventKind, ...]:
@@ -174,18 +201,13 @@ class Aggregator:
         return tuple(dict.fromkeys(kind for kind in kinds if kind.data_type is data_type))
 
     def _labels(self, key: BucketKey) -> tuple[Label, ...]:
-        labels: list[Label] = [("source.event.name", "timer")] if key.state else []
+        labels: list[Label] = [_TIMER] if key.state else []
         if key.event is not None:
             labels = [("source.event.name", key.event.kind.name), *key.event.labels]
-        if (thread := key.thread) is not None:
-            labels.append(("thread.id", thread.ident))
-            if thread.native_id:
-                labels.append(("thread.os.id", thread.native_id))
-            labels.append(("thread.name", thread.name))
-        if key.state:
-            labels.append(("thread.state", key.state))
-        if key.stack.truncated:
-            labels.append(("thread.stack.truncated", "true"))
+        labels += _thread_labels(key.thread, key.state, key.stack.truncated)
+        is_waiting = _WAITING_TASK in key.event.labels if key.event is not None else key.state == "WAITING"
+        if is_waiting and (kind := key.stack.derive(wait_kind)):
+            labels.append(("wait.kind", kind))
         if (span := key.span) is not None:
             labels += [("trace_id", f"{span.trace_id:032x}"), ("span_id", f"{span.span_id:016x}")]
             if not span.trace_flags & _SAMPLED_FLAG:
@@ -207,6 +229,21 @@ def estimate_size(profile: Profile) -> int:
     """Return about the bytes of a profile in memory, which are more than on the wire."""
     stacks = {id(aggregate.stack): len(aggregate.stack.frames) for aggregate in profile.aggregates}
     return 1000 + 1000 * len(profile.aggregates) + 8 * sum(stacks.values())
+
+
+@lru_cache(maxsize=1024)  # thousands of aggregates have the same
+def _thread_labels(thread: Thread | None, state: str, truncated: bool) -> tuple[Label, ...]:
+    labels: list[Label] = []
+    if thread is not None:
+        labels.append(("thread.id", thread.ident))
+        if thread.native_id:
+            labels.append(("thread.os.id", thread.native_id))
+        labels.append(("thread.name", thread.name))
+    if state:
+        labels.append(("thread.state", state))
+    if truncated:
+        labels.append(("thread.stack.truncated", "true"))
+    return tuple(labels)
 
 
 def _time_labels(time_ns: int, period_ns: int | None) -> tuple[Label, ...]:

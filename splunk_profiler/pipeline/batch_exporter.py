@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, Sample, Sink
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, RecordCounters, Sink
 from splunk_profiler.pipeline.delivery_log import DeliveryLog
+from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, real_lock
 
@@ -30,62 +31,32 @@ _FAILURE_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Numbers of records since the start.
-
-    Attributes:
-        recorded: put into the queue.
-        delivered: accepted by the receiver.
-        queue_full: dropped, oldest first, because the queue was full.
-        rejected: dropped because the receiver refused them for good.
-        lost_at_exit: not delivered when the process ended.
-        waiting: in the queue or in flight.
-    """
-
-    recorded: int = 0
-    delivered: int = 0
-    queue_full: int = 0
-    rejected: int = 0
-    lost_at_exit: int = 0
-    waiting: int = 0
-
-    @property
-    def dropped(self) -> int:
-        """Records that are lost for any reason."""
-        return self.queue_full + self.rejected + self.lost_at_exit
-
-
-@dataclass(frozen=True, slots=True)
 class QueueLimits:
     """The bounds of the queue and of one batch.
 
     Attributes:
-        max_records: of the queue and the batch in flight together; beyond them the oldest are dropped.
-        max_bytes: the same, in estimated bytes.
+        max_bytes: memory of the queue and the batch in flight together; beyond it the oldest records are dropped.
         batch_records: of one batch.
-        batch_bytes: the same, in estimated bytes (receivers accept 4 MiB by default).
+        batch_bytes: of one batch, as estimated on the wire (receivers accept 4 MiB by default).
     """
 
-    max_records: int = 8192
     max_bytes: int = 8 << 20
     batch_records: int = 2048
     batch_bytes: int = 1 << 20
-
-
-def estimate_size(sample: Sample) -> int:
-    """Return about the bytes of a record on the wire; its queued form takes hardly more memory."""
-    return 400 + 80 * len(sample.thread.stack.frames)
 
 
 class BatchExporter(Generic[Record]):
     """Gathers records into batches and exports these to a sink, with retries.
 
     Args:
-        export_interval_ns: time for which records are gathered before an export.
-        size_of: returns the estimated bytes of a record.
+        export_interval_ns: time for which records are gathered before an export, except the first one.
+        size_of: returns the estimated bytes of a record on the wire.
+        memory: counts the memory of queued records; by default, they take as much as on the wire.
         jitter: returns a number from 0 to 1; spreads the retries of many processes.
         wake: the event that the exporting thread waits on.
     """
+
+    waits_for_imports = False  # in `hold_for_fork`
 
     def __init__(
         self,
@@ -93,6 +64,7 @@ class BatchExporter(Generic[Record]):
         *,
         export_interval_ns: int,
         size_of: Callable[[Record], int],
+        memory: RecordMemory[Record] | None = None,
         limits: QueueLimits | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
@@ -100,7 +72,9 @@ class BatchExporter(Generic[Record]):
     ) -> None:
         self._sink = sink
         self._interval_ns = export_interval_ns
+        self._gather_ns = 0  # before the next export: the first records show at once that all works
         self._limits = limits or QueueLimits()
+        self._max_bytes = self._limits.max_bytes
         self._size_of = size_of
         self._now_ns, self._jitter = monotonic_ns, jitter
         self._batch_limit = self._limits.batch_records  # lower while the receiver finds batches too large
@@ -111,9 +85,10 @@ class BatchExporter(Generic[Record]):
 
         self._lock = real_lock()  # guards what follows; held for a few instructions at a time
         self._queue: deque[tuple[Record, int]] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes = 0  # on the wire
+        self._memory = memory or SizedMemory(size_of)  # of the queue and the batch in flight
         self._in_flight: Batch[Record] = Batch((), 0)
-        self._counters = Counters()
+        self._counters = RecordCounters()
         self._is_closing = False
         self._is_shut_down = False
         self._is_running = False
@@ -133,16 +108,21 @@ class BatchExporter(Generic[Record]):
             was_empty = not self._queue
             self._queue.extend(sized)
             self._queued_bytes += sum(size for _, size in sized)
+            self._memory.add(record for record, _ in sized)
             self._add_counts(recorded=len(sized))
             self._drop_oldest()
             wake = was_empty or self._is_batch_full()
         if wake:
             self._wake.set()
 
-    def counters(self) -> Counters:
+    def counters(self) -> RecordCounters:
         """Return the numbers of records since the start."""
         with self._lock:
             return replace(self._counters, waiting=len(self._queue) + len(self._in_flight.records))
+
+    def set_max_bytes(self, max_bytes: int) -> None:
+        """Change the limit of the queue's memory, from the next record on."""
+        self._max_bytes = max_bytes
 
     def expect_run(self) -> None:
         """Make `stop` wait for a thread that is about to start `run`."""
@@ -219,6 +199,7 @@ class BatchExporter(Generic[Record]):
             closing = self._is_closing
         if not batch.records:
             return not closing
+        self._gather_ns = self._interval_ns
         try:
             with self._exporting:
                 result = self._sink.export(batch)
@@ -239,7 +220,7 @@ class BatchExporter(Generic[Record]):
                 if self._is_closing or self._is_batch_full():
                     return
                 if until is None and self._queue:
-                    until = self._now_ns() + self._interval_ns
+                    until = self._now_ns() + self._gather_ns
             left_s = _MAX_WAIT_S if until is None else (until - self._now_ns()) / 1e9
             if left_s <= 0:
                 return
@@ -281,6 +262,7 @@ class BatchExporter(Generic[Record]):
             if self._in_flight is not batch:  # `stop` gave up and counted them as lost
                 return
             self._in_flight = Batch((), 0)
+            self._memory.remove(batch.records)
             if export_status is ExportStatus.DELIVERED:
                 refused = min(result.rejected, count)  # a receiver may count the parts of a profile
                 self._add_counts(delivered=count - refused, rejected=refused)
@@ -290,6 +272,7 @@ class BatchExporter(Generic[Record]):
                 sized = [(record, self._size_of(record)) for record in reversed(requeued)]
                 self._queue.extendleft(sized)
                 self._queued_bytes += sum(size for _, size in sized)
+                self._memory.add(requeued)
                 self._add_counts(recorded=len(requeued) - count)
                 self._drop_oldest()
         self._failures = 0 if export_status is ExportStatus.DELIVERED else self._failures + 1
@@ -306,13 +289,12 @@ class BatchExporter(Generic[Record]):
         return records if len(records) > 1 else _split_record(records[0])
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest queued records beyond the limits, but never the newest."""
+        """Drop the oldest queued records beyond the limit, but never the newest."""
         dropped = 0
-        while len(self._queue) > 1 and (
-            len(self._queue) + len(self._in_flight.records) > self._limits.max_records
-            or self._queued_bytes + self._in_flight.size > self._limits.max_bytes
-        ):
-            self._queued_bytes -= self._queue.popleft()[1]
+        while len(self._queue) > 1 and self._memory.used_bytes > self._max_bytes:
+            record, size = self._queue.popleft()
+            self._queued_bytes -= size
+            self._memory.remove((record,))
             dropped += 1
         if dropped:
             self._add_counts(queue_full=dropped)
@@ -336,4 +318,4 @@ def _split_record(record: Record) -> tuple[Record, ...]:
         return (record,)
     middle = len(record.aggregates) // 2
     first = replace(record, aggregates=record.aggregates[:middle])
-    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0)
+    return first, replace(record, aggregates=record.aggregates[middle:], dropped_labels=0, comments=())

@@ -51,7 +51,9 @@ class CpuShares:
         `cpu_weight_ns` is 0 unless the thread ran, `runnable_ns` unless it ran or waited for a processor.
         """
         if cpu_ns or cpu_weight_ns or runnable_ns:
-            share = self._shares.setdefault(thread_index, _Share())
+            share = self._shares.get(thread_index)
+            if share is None:
+                share = self._shares[thread_index] = _Share()
             share.cpu_ns += cpu_ns
             if cpu_weight_ns:
                 share.ran[bucket] += cpu_weight_ns

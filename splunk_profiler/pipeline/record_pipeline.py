@@ -10,13 +10,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from splunk_profiler.model import (
+    DataType,
     EventKind,
     IdleRepeat,
     InstrumentationSource,
+    Sample,
     Snapshot,
     UnattributedTime,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 Deliver = Callable[[tuple[Any, ...]], None]  # takes records, all samples or all profiles; returns at once
 
@@ -27,11 +30,14 @@ class SnapshotSource(Protocol):
     def now_ns(self) -> int:
         """Return the current instant on a monotonic clock, as snapshots have it."""
 
-    def endpoint(self, local_root_id: int, /) -> str:
-        """Return the current name of a local root; empty if it is the one that its samples have."""
+    def new_endpoint(self, local_root_id: int, /) -> str:
+        """Return the last name that a local root got after its first samples; empty if it still has the first one."""
 
     def take_idle_repeats(self) -> Iterable[IdleRepeat]:
         """Return further repeats of the last samples; the next snapshot samples all threads."""
+
+    def live_samples(self) -> Iterable[Sample]:
+        """Return a sample of each sampled block of memory that is in use."""
 
 
 class RecordPipeline(Protocol):
@@ -57,8 +63,9 @@ class SamplePipeline:
         self._deliver = deliver
 
     def take(self, snapshot: Snapshot) -> None:
-        """Deliver the samples."""
-        self._deliver(snapshot.samples)
+        """Deliver the samples, without events of internal threads."""
+        pseudo_stacks = UNATTRIBUTED_STACKS.values()
+        self._deliver(tuple(one for one in snapshot.samples if one.thread.stack not in pseudo_stacks))
 
     def flush_if_due(self) -> None:
         """Do nothing."""
@@ -71,7 +78,7 @@ class SamplePipeline:
 
 
 class ProfilePipeline:
-    """A profile for each export interval, and a second one for selected traces; see `Aggregator`."""
+    """A profile for each export interval; others for selected traces, and for allocations; see `Aggregator`."""
 
     def __init__(
         self, deliver: Deliver, interval_ns: int, kinds: tuple[EventKind, ...], source: SnapshotSource
@@ -80,27 +87,42 @@ class ProfilePipeline:
             Aggregator,
             deliver,
             interval_ns=interval_ns,
-            endpoint_of=source.endpoint,
+            endpoint_of=source.new_endpoint,
             kinds=kinds,
             monotonic_ns=source.now_ns,
         )
         self._continuous = make_aggregator(take_idle_repeats=source.take_idle_repeats)
         self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
+        # With room of its own: allocations have many spans.
+        self._allocations = make_aggregator(live_samples=source.live_samples)
 
     def take(self, snapshot: Snapshot) -> None:
-        """Add the snapshot to the profile of its source."""
-        is_continuous = snapshot.source is InstrumentationSource.CONTINUOUS
-        (self._continuous if is_continuous else self._traces).take(snapshot)
+        """Add the snapshot to the profile of its source or subject."""
+        if snapshot.source is not InstrumentationSource.CONTINUOUS:
+            self._traces.take(snapshot)
+        elif _has_allocations(snapshot):
+            self._allocations.take(snapshot)
+        else:
+            self._continuous.take(snapshot)
 
     def flush_if_due(self) -> None:
-        """Deliver the profile of selected traces; there may be no more of these."""
+        """Deliver the profiles of selected traces and of allocations; there may be no more of these."""
         self._traces.flush_if_due()
+        self._allocations.flush_if_due()
 
     def begin(self, time_ns: int, period_ns: int) -> None:
-        """Start the first period of the profile of all threads."""
+        """Start the first period of the profiles of all threads."""
         self._continuous.begin(time_ns, period_ns)
+        self._allocations.begin(time_ns, period_ns)
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
-        """Deliver both profiles."""
+        """Deliver all profiles."""
         self._continuous.close(unattributed)
         self._traces.close(())
+        self._allocations.close(())
+
+
+def _has_allocations(snapshot: Snapshot) -> bool:
+    """Return True for samples of events whose values belong into a profile of allocations."""
+    event = snapshot.samples[0].event if snapshot.samples else None
+    return event is not None and event.kind.data_type is DataType.ALLOCATION

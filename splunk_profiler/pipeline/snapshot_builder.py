@@ -14,6 +14,8 @@ from splunk_profiler.model import (
     IdleRepeat,
     Sample,
     Snapshot,
+    Stack,
+    Thread,
     ThreadSample,
     UnattributedReason,
     UnattributedTime,
@@ -24,18 +26,19 @@ from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_RUNNING
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, CaptureEnded, ThreadState
-from splunk_profiler.system.threads import yield_gil
 
-_YIELD_EVERY = 64  # threads between two offers of the GIL
+_NO_TIME = ThreadTimeDelta(0, 0)
 
 
 @dataclass(slots=True)
 class _LastSample:
-    """The last report of a thread: CPU time it had used, and True if it gave a sample."""
+    """The last report of a thread: its name and stack, the CPU time it had used, and why it gave no sample."""
 
     info: CapturedThread
+    thread: Thread | None = None
+    stack: Stack | None = None
     cpu_ns: int = 0
-    is_sampled: bool = False
+    reason: UnattributedReason | None = None
 
 
 class SnapshotBuilder:
@@ -45,10 +48,14 @@ class SnapshotBuilder:
         period_ns: distance of two snapshots, for those without a period.
         skips_idle: report idle threads by `Snapshot.idle_repeats` only; else each snapshot has all threads.
         include_internal: keep the threads of the profiler, the SDK and gRPC.
+        has_times: samples have wall and CPU time; else these are only read of threads whose state is not known.
     """
 
-    def __init__(self, period_ns: int, *, skips_idle: bool, include_internal: bool = False) -> None:
+    def __init__(
+        self, period_ns: int, *, skips_idle: bool, include_internal: bool = False, has_times: bool = True
+    ) -> None:
         self._period_ns = period_ns
+        self._has_times = has_times
         self._include_internal = include_internal
         self._states = ThreadStates(skips_idle=skips_idle)
         self._thread_times = ThreadTimes()
@@ -72,9 +79,7 @@ class SnapshotBuilder:
         thread_times.begin(captured.instant_ns - captured.latency_ns, captured.process_cpu_ns, captured.latency_ns)
         idle_repeats = tuple(self._repeats(changes.idle))
         samples = []
-        for number, state in enumerate(changes.changed, 1):
-            if number % _YIELD_EVERY == 0:
-                yield_gil()
+        for state in changes.changed:
             sample = self._sample(captured, state, period_ns)
             if sample is not None:
                 samples.append(sample)
@@ -87,6 +92,7 @@ class SnapshotBuilder:
             unattributed,
             idle_repeats=idle_repeats,
             ended_threads=tuple(self._ended),
+            gil_wait_ns=captured.gil_wait_ns,
         )
 
     def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
@@ -117,27 +123,33 @@ class SnapshotBuilder:
 
     def _sample(self, captured: CapturedSnapshot, state: ThreadState, period_ns: int) -> Sample | None:
         """Charge the times of a thread since its last sample; return None for one that is not sampled."""
-        reason = None
-        if not state.stack.frames:
-            reason = UnattributedReason.UNSAMPLED
-        elif self.is_excluded(state):
-            reason = UnattributedReason.INTERNAL
-        last = self._last_samples.get(state.number)
+        thread, stack = state.info.thread, state.stack
+        last = self._last_samples.get(thread.index)
         if last is None:
-            last = self._last_samples[state.number] = _LastSample(state.info)
+            last = self._last_samples[thread.index] = _LastSample(state.info)
+        if last.stack is not stack or last.thread is not thread:
+            last.stack, last.thread, last.reason = stack, thread, self._reason_of(state)
+        reason = last.reason
         last.cpu_ns = state.cpu_ns or last.cpu_ns
-        last.is_sampled = reason is None
-        delta = self._thread_times.charge(_usage_key(state.info), state.info.start_time, state.cpu_ns, reason)
+        delta = _NO_TIME
+        if self._has_times or state.state is None:
+            delta = self._thread_times.charge(_usage_key(state.info), state.info.start_time, state.cpu_ns, reason)
         if reason is not None:
             return None
-        weight_ns = _cpu_weight_ns(state, delta.wall_ns, period_ns)
+        weight_ns = _cpu_weight_ns(state, delta.wall_ns, period_ns) if self._has_times else None
         sample = make_thread_sample(state, delta, last.cpu_ns, captured.instant_ns, weight_ns)
         return Sample(captured.time_ns, period_ns, sample, state.span, state.labels)
+
+    def _reason_of(self, state: ThreadState) -> UnattributedReason | None:
+        """Return why a thread is not sampled, or None."""
+        if not state.stack.frames:
+            return UnattributedReason.UNSAMPLED
+        return UnattributedReason.INTERNAL if self.is_excluded(state) else None
 
     def _repeats(self, idle_times: Sequence[IdleTime]) -> Iterator[IdleRepeat]:
         for index, count, period_ns in idle_times:
             last = self._last_samples.get(index)
-            if last is not None and last.is_sampled:
+            if last is not None and last.reason is None:
                 wall_ns = self._thread_times.charge_idle(_usage_key(last.info))
                 yield IdleRepeat(index, count, period_ns, wall_ns)
 
@@ -172,4 +184,4 @@ def _cpu_weight_ns(state: ThreadState, wall_ns: int, period_ns: int) -> int | No
         return None
     if state.state != STATE_RUNNING:
         return 0
-    return max(round(wall_ns / period_ns), 1) * period_ns  # for its own deadline and those that passed before it
+    return round(wall_ns / period_ns) * period_ns or period_ns  # for its own deadline and those that passed before it

@@ -61,7 +61,7 @@ def waiting_on(stack: Stack) -> str:
     while wait is None and "." in module:  # the namespace may have a class: threading.Condition
         module = module.rpartition(".")[0]
         wait = _WAIT_NAMES.get((module, top.function))
-    return wait or ""
+    return wait or ("lock" if top.call else "")
 
 
 def has_internal_name(name: str) -> bool:

@@ -9,25 +9,30 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from splunk_profiler.model import IdleRepeat, Snapshot
+from splunk_profiler.model import IdleRepeat, Sample, Snapshot
+from splunk_profiler.pipeline.blocked_loops import BlockedLoops
+from splunk_profiler.pipeline.live_heap import LiveHeap
 from splunk_profiler.pipeline.record_pipeline import RecordPipeline
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
 from splunk_profiler.stream.captured import (
+    BlocksEnded,
     CapturedEvent,
     CapturedSnapshot,
     CaptureEnded,
+    CapturesLost,
     EndpointNamed,
     Item,
+    ProcessStarted,
     TraceEnded,
     TraceSelected,
 )
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.guard import Guard
 
-_MAX_ENDPOINTS = 4096
+_MAX_ENDPOINTS, _MAX_ENDPOINT_LENGTH = 4096, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +42,18 @@ class PipelineSettings:
     Attributes:
         periods: of both kinds of captures, as configured.
         skips_idle: idle threads are counted, not sampled.
+        has_times: samples need wall and CPU time.
         include_internal: keep the threads of the profiler, the SDK and gRPC.
         tracing_stacks_only: keep only samples that were taken inside a span.
+        loop_blocked_ns: callbacks that hold an event loop for so long are events; 0: none are.
     """
 
     periods: Periods
     skips_idle: bool
+    has_times: bool = True
     include_internal: bool = False
     tracing_stacks_only: bool = False
+    loop_blocked_ns: int = 0
 
 
 class StreamPipeline:
@@ -52,33 +61,48 @@ class StreamPipeline:
 
     Args:
         make_records: called with this pipeline; returns the consumer of its snapshots.
+        guard: keeps an error at one item from others; by default it counts and logs them.
     """
 
-    def __init__(self, settings: PipelineSettings, make_records: Callable[[StreamPipeline], RecordPipeline]) -> None:
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        make_records: Callable[[StreamPipeline], RecordPipeline],
+        guard: Guard | None = None,
+    ) -> None:
         self._settings = settings
+        self._guard = guard or Guard("the pipeline")
         self._reader = StreamReader()
         self._snapshot_builder = SnapshotBuilder(
-            settings.periods.all_ns, skips_idle=settings.skips_idle, include_internal=settings.include_internal
+            settings.periods.all_ns,
+            skips_idle=settings.skips_idle,
+            include_internal=settings.include_internal,
+            has_times=settings.has_times,
         )
+        self._blocked_loops = BlockedLoops(settings.loop_blocked_ns)
         self._traces = SelectedTraces()
         self._trace_builder = TraceSnapshotBuilder(self._snapshot_builder, self._traces, settings.periods)
         self._endpoints: OrderedDict[int, str] = OrderedDict()
+        self._live_heap = LiveHeap()
         self._now_ns = 0
         self._has_baseline = self._is_closed = False
-        self._guard = Guard("the pipeline")
         self._records = make_records(self)
 
     def now_ns(self) -> int:
         """Return the instant of the last capture, or of the last `tick`."""
         return self._now_ns
 
-    def endpoint(self, local_root_id: int) -> str:
-        """Return the last name of a local root; empty if it is the one that its samples have."""
+    def new_endpoint(self, local_root_id: int) -> str:
+        """Return the last name that a local root got after its first samples; empty if it still has the first one."""
         return self._endpoints.get(local_root_id, "")
 
     def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
         """Return the repeats of idle threads up to the last capture; the next one samples all threads again."""
         return self._snapshot_builder.take_idle_repeats()
+
+    def live_samples(self) -> list[Sample]:
+        """Return a sample of each sampled block of memory that is in use."""
+        return self._live_heap.samples(self._now_ns)
 
     def feed(self, data: bytes) -> None:
         """Take further bytes of the stream, in pieces of any size.
@@ -87,8 +111,7 @@ class StreamPipeline:
             StreamError: it cannot be read, and cannot be read on.
         """
         for item in self._reader.feed(data):
-            with self._guard.catching():
-                self.take(item)
+            self.take(item)
 
     def tick(self, now_ns: int) -> None:
         """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second."""
@@ -102,29 +125,42 @@ class StreamPipeline:
         self._is_closed = True
         settings = self._settings
         if self._has_baseline:
+            self._add_events(self._blocked_loops.close())
             self._add(Snapshot(0, 0, (), idle_repeats=self.take_idle_repeats()))
         is_complete = end is not None and settings.periods.all_ns and not settings.tracing_stacks_only
         self._records.close(self._snapshot_builder.unattributed(end) if end is not None and is_complete else ())
 
     def take(self, item: Item) -> None:
-        """Take what was read from the stream."""
+        """Take what was read from the stream; never raises."""
+        with self._guard.catching():
+            self._take(item)
+
+    def _take(self, item: Item) -> None:
         if isinstance(item, CapturedSnapshot):
             self._now_ns = max(self._now_ns, item.instant_ns)
             self._take_snapshot(item)
         elif isinstance(item, CapturedEvent):
-            if self._has_baseline:
-                self._add(Snapshot(item.time_ns, 0, (self._snapshot_builder.event_sample(item),)))
+            self._add_events([item])
+        elif isinstance(item, BlocksEnded):
+            self._live_heap.end(item.live_ids)
+        elif isinstance(item, ProcessStarted | CapturesLost):
+            self._close_gap(item)
         elif isinstance(item, TraceSelected):
             self._traces.select(item)
         elif isinstance(item, TraceEnded):
             self._traces.end(item)
         elif isinstance(item, EndpointNamed):
-            self._endpoints[item.local_root_id] = item.name
+            self._endpoints[item.local_root_id] = item.name[:_MAX_ENDPOINT_LENGTH]
             if len(self._endpoints) > _MAX_ENDPOINTS:
                 self._endpoints.popitem(last=False)
         elif isinstance(item, CaptureEnded):
             self._now_ns = max(self._now_ns, item.instant_ns)
             self.close(item)
+
+    def _close_gap(self, gap: ProcessStarted | CapturesLost) -> None:
+        self._add_events(self._blocked_loops.close())
+        if isinstance(gap, ProcessStarted):  # what was in use before is not known any more
+            self._live_heap.clear()
 
     def _take_snapshot(self, captured: CapturedSnapshot) -> None:
         if not captured.is_focused:
@@ -134,10 +170,18 @@ class StreamPipeline:
                 self._snapshot_builder.set_baseline(captured)
                 self._records.begin(captured.time_ns, self._settings.periods.all_ns)
                 self._has_baseline = True
+            self._add_events(self._blocked_loops.take(captured))
         if self._traces.has_selected(captured.time_ns):
             of_traces = self._trace_builder.snapshot(captured)
             if of_traces.samples:
                 self._records.take(of_traces)
+
+    def _add_events(self, events: list[CapturedEvent]) -> None:
+        for captured in events if self._has_baseline else ():
+            sample = self._snapshot_builder.event_sample(captured)
+            if captured.live_id and (sample.span is not None or not self._settings.tracing_stacks_only):
+                self._live_heap.add(captured.live_id, sample, captured.event, captured.instant_ns)
+            self._add(Snapshot(captured.time_ns, 0, (sample,)))
 
     def _add(self, snapshot: Snapshot) -> None:
         if self._settings.tracing_stacks_only:

@@ -7,7 +7,6 @@ each is sampled once, and again when it changes, ends, or the profile is over. P
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from splunk_profiler.stream.captured import CapturedSnapshot, ThreadState
@@ -29,64 +28,53 @@ class ThreadChanges(NamedTuple):
     ended: list[int]
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A thread; `count` and `period_ns` are the totals of snapshots when it was last reported."""
-
-    state: ThreadState
-    count: int
-    period_ns: int
-
-
 class ThreadStates:
     """The threads of the last snapshot, by their numbers; with `skips_idle`, idle threads are only counted."""
 
     def __init__(self, *, skips_idle: bool) -> None:
         self._skips_idle = skips_idle
-        self._entries: dict[int, _Entry] = {}
-        self._count = self._period_ns = 0  # totals of all snapshots
+        self._states: dict[int, ThreadState] = {}  # oldest thread first
+        self._totals = (0, 0)  # number of all snapshots and sum of their periods
+        self._reported: dict[
+            int, tuple[int, int]
+        ] = {}  # the totals when a thread was last reported, if idle ones are not
         self._reports_all = True  # the next snapshot
 
     def states(self) -> Iterable[ThreadState]:
         """Return the states of all threads of the last snapshot, oldest thread first."""
-        return [entry.state for entry in self._entries.values()]
+        return list(self._states.values())
 
     def update(self, snapshot: CapturedSnapshot, period_ns: int) -> ThreadChanges:
         """Apply a snapshot of all threads, and return what is to be reported of it."""
-        entries, count, before_ns = self._entries, self._count, self._period_ns
-        listed = {state.number for state in snapshot.threads}
-        ended = [number for number in dict.fromkeys(snapshot.ended) if number in entries]
+        states = self._states
+        listed = {state.info.thread.index: state for state in snapshot.threads}
         if snapshot.is_complete:
-            ended = list(entries.keys() - listed)
-        changed_entries = []
-        idle = [self._idle_time(number, entries.pop(number)) for number in ended]
-        for state in snapshot.threads:
-            entry = entries.get(state.number)
-            if entry is None:
-                entry = entries[state.number] = _Entry(state, count, before_ns)
-            elif entry.count < count:
-                idle.append(self._idle_time(state.number, entry))
-            entry.state = state
-            changed_entries.append(entry)
-        if self._reports_all or not self._skips_idle:
-            changed_entries = list(entries.values())
+            ended = list(states.keys() - listed.keys())
+        else:
+            ended = [number for number in dict.fromkeys(snapshot.ended) if number in states]
+        idle = self._idle_times((*ended, *listed)) if self._skips_idle else []
+        for number in ended:
+            del states[number]
+            self._reported.pop(number, None)
+        states.update(listed)
+        changed = states if self._reports_all or not self._skips_idle else listed
         self._reports_all = False
-        self._count, self._period_ns = count + 1, before_ns + period_ns
-        for entry in changed_entries:
-            entry.count, entry.period_ns = self._count, self._period_ns
-        return ThreadChanges(
-            [entry.state for entry in changed_entries], [one for one in idle if one.snapshot_count], ended
-        )
+        self._totals = (self._totals[0] + 1, self._totals[1] + period_ns)
+        if self._skips_idle:
+            self._reported.update(dict.fromkeys(changed, self._totals))
+        return ThreadChanges(list(changed.values()), idle, ended)
 
     def take_idle_times(self) -> list[IdleTime]:
         """Return the idle times up to the last snapshot; the next one reports all threads."""
         self._reports_all = True
-        found = []
-        for number, entry in self._entries.items():
-            if entry.count < self._count:
-                found.append(self._idle_time(number, entry))
-                entry.count, entry.period_ns = self._count, self._period_ns
+        found = self._idle_times(self._reported)
+        self._reported = dict.fromkeys(self._reported, self._totals)
         return found
 
-    def _idle_time(self, number: int, entry: _Entry) -> IdleTime:
-        return IdleTime(number, self._count - entry.count, self._period_ns - entry.period_ns)
+    def _idle_times(self, numbers: Iterable[int]) -> list[IdleTime]:
+        (count, period_ns), reported = self._totals, self._reported
+        return [
+            IdleTime(number, count - since[0], period_ns - since[1])
+            for number in numbers
+            if (since := reported.get(number)) is not None and since[0] < count
+        ]

@@ -65,6 +65,8 @@ class ThreadTimes:
     def __init__(self) -> None:
         self._usage_by_thread: dict[int, _ThreadUsage] = {}
         self._missing_threads: set[int] = set()
+        # Those that ended while a new thread of their age would be charged from its start. One may still come back.
+        self._ended_threads: dict[int, _ThreadUsage] = {}
         self._deadline_ns = self._captured_ns = self._previous_captured_ns = 0
         self._previous_deadline_ns: int | None = None
         self._deadline_before_previous_ns = self._first_deadline_ns = 0
@@ -93,18 +95,17 @@ class ThreadTimes:
         `thread` is its id in the operating system, or a negative number that is never reused.
         `cpu_ns` is all CPU time it has used; 0 if that cannot be read.
         """
-        usage = self._usage_by_thread.get(thread)
-        if usage is not None and 0 < cpu_ns < usage.cpu_ns:
-            usage = None  # another thread with a reused id
+        usage = self._find(thread, start_time, cpu_ns)
         now_ns = self._deadline_ns
         if usage is None:
             counts_since_ns, used_ns = self._first_charge(start_time, cpu_ns)
-            usage = self._usage_by_thread[thread] = _ThreadUsage(counts_since_ns, cpu_ns, self._captured_ns)
+            usage = _ThreadUsage(counts_since_ns, cpu_ns, self._captured_ns)
             if self._previous_deadline_ns is not None:
                 usage.counts_since_ns = counts_since_ns
         else:
             used_ns = cpu_ns - usage.cpu_ns if cpu_ns else 0
-        wall_ns = max(now_ns - usage.charged_until_ns, 0)
+        self._usage_by_thread[thread] = usage
+        wall_ns = now_ns - usage.charged_until_ns if now_ns > usage.charged_until_ns else 0
         if not usage.is_sampled and usage.counts_since_ns is not None and self._previous_deadline_ns is not None:
             usage.first_age_ns = max(self._captured_ns - usage.charged_until_ns, 0)
             wall_ns = max(wall_ns, now_ns - self._previous_deadline_ns)
@@ -134,14 +135,18 @@ class ThreadTimes:
 
     def end(self, ended_threads: Iterable[int]) -> tuple[UnattributedTime, ...]:
         """End a snapshot, in which `ended_threads` of the previous one are missing; return its unattributed time."""
+        self._forget_ended_threads()
         for thread in self._missing_threads:
-            self._unattributed_wall_ns += _unsampled_lifetime_ns(self._usage_by_thread.pop(thread))
+            usage = self._ended_threads[thread] = self._usage_by_thread.pop(thread)
+            lifetime_ns = _unsampled_lifetime_ns(usage)
+            usage.charged_until_ns += lifetime_ns
+            self._unattributed_wall_ns += lifetime_ns
         self._missing_threads.clear()
         for thread in ended_threads:  # one may come back: walkers leave out unreadable threads
-            usage = self._usage_by_thread.get(thread)
-            if usage is not None and usage.seen_ns != self._captured_ns:  # else another thread has its id
-                usage.seen_ns = max(usage.seen_ns, self._previous_captured_ns)  # it may have been idle until then
-                usage.missing_since_ns = self._captured_ns
+            missing = self._usage_by_thread.get(thread)
+            if missing is not None and missing.seen_ns != self._captured_ns:  # else another thread has its id
+                missing.seen_ns = max(missing.seen_ns, self._previous_captured_ns)  # it may have been idle until then
+                missing.missing_since_ns = self._captured_ns
                 self._missing_threads.add(thread)
         before_ns = self._previous_deadline_ns
         self._deadline_before_previous_ns = self._deadline_ns if before_ns is None else before_ns
@@ -161,14 +166,40 @@ class ThreadTimes:
         self._process_used_cpu_ns = used_cpu_ns
         return self._take_unattributed() if self._previous_deadline_ns is not None else ()
 
+    def _find(self, thread: int, start_time: StartTime | None, cpu_ns: int) -> _ThreadUsage | None:
+        """Return the times of a thread, perhaps of one that seemed to have ended: its absence goes into no sample."""
+        usage, ended = self._usage_by_thread.get(thread), self._ended_threads.pop(thread, None)
+        found = usage or ended
+        if found is None or 0 < cpu_ns < found.cpu_ns:
+            return None
+        if start_time is not None and start_time.earliest_ns > found.seen_ns:
+            return None  # another thread with a reused id
+        if usage is None and found.is_sampled:
+            absence_ns = max((self._previous_deadline_ns or 0) - found.charged_until_ns, 0)
+            found.charged_until_ns += absence_ns
+            self._unattributed_wall_ns += absence_ns
+        return found
+
+    def _forget_ended_threads(self) -> None:
+        """Forget those that ended, oldest first, before the earliest start that a first charge takes."""
+        for thread, usage in list(self._ended_threads.items()):
+            if (usage.missing_since_ns or 0) >= self._earliest_start_ns():
+                break
+            del self._ended_threads[thread]
+
+    def _earliest_start_ns(self) -> int:
+        """Return the start from which a thread is charged that was not in the previous snapshot, and is older."""
+        # A thread that was started before the previous snapshot may have waited for the GIL since then. Beside busy
+        # threads, and with few processors, this may take many snapshots.
+        recently_ns = min(self._deadline_before_previous_ns, self._deadline_ns - _MAX_STARTUP_NS)
+        return max(recently_ns, self._first_deadline_ns)
+
     def _first_charge(self, start_time: StartTime | None, cpu_ns: int) -> tuple[int, int]:
         """Return the start of charging and the CPU time (ns) of a thread that was not in the previous snapshot."""
         before_ns, now_ns = self._previous_deadline_ns, self._deadline_ns
         if before_ns is None:
             return now_ns, 0
-        # A thread that was started before the previous snapshot may have waited for the GIL since then. Beside busy
-        # threads, and with few processors, this may take many snapshots.
-        counts_since_ns = max(min(self._deadline_before_previous_ns, now_ns - _MAX_STARTUP_NS), self._first_deadline_ns)
+        counts_since_ns = self._earliest_start_ns()
         if start_time is not None and start_time.latest_ns > counts_since_ns:
             earliest_ns = max(start_time.earliest_ns, counts_since_ns)
             latest_ns = max(min(start_time.latest_ns, self._captured_ns), earliest_ns)
@@ -178,8 +209,9 @@ class ThreadTimes:
 
     def _take_unattributed(self) -> tuple[UnattributedTime, ...]:
         # Threads go on between the reading of the process's clock and of their own. With the process's clock first,
-        # that time is counted by the next call. In the other order it would be counted twice.
-        unsampled_ns = max(self._process_used_cpu_ns - self._charged_cpu_ns, 0)
+        # that time is counted by the next call. In the other order it would be counted twice. A thread that comes
+        # back is charged with what was unattributed while it was missing: then this is negative.
+        unsampled_ns = self._process_used_cpu_ns - self._charged_cpu_ns
         self._charged_cpu_ns += unsampled_ns
         found = (
             UnattributedTime(UnattributedReason.INTERNAL, 0, self._internal_cpu_ns),

@@ -53,7 +53,13 @@ class TraceSnapshotBuilder:
                 samples.append(self._sample(captured, state, span, period_ns))
                 previous_samples[state.number] = _PreviousSample(span.trace_id, deadline_ns, state.cpu_ns)
         self._previous_samples = previous_samples
-        return Snapshot(captured.time_ns, period_ns, tuple(samples), source=InstrumentationSource.SNAPSHOT)
+        return Snapshot(
+            captured.time_ns,
+            period_ns,
+            tuple(samples),
+            source=InstrumentationSource.SNAPSHOT,
+            gil_wait_ns=captured.gil_wait_ns,
+        )
 
     def _period_ns(self, captured: CapturedSnapshot) -> int:
         """Return the distance of the ticks that sample selected traces."""

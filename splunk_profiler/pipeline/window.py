@@ -28,12 +28,10 @@ from splunk_profiler.model import (
     UnattributedTime,
 )
 from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
+from splunk_profiler.pipeline.gil_waits import GilWaits, gil_wait
 from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK
-from splunk_profiler.system.threads import yield_gil
 
-YIELD_EVERY = 64  # samples or buckets between two offers of the GIL
 _MAX_SHALLOW_FRAMES = 64  # depth of a stack, from the leaf, that may use the reserved half of the frames
-_MAX_LAST_STACKS = 4096  # threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,27 @@ class BucketKey(NamedTuple):
     event: EventKey | None = None
 
 
+class _LastSample(NamedTuple):
+    """A sample and where it was counted; `shared_stack` is None without room for its stack."""
+
+    sample: Sample
+    shared_stack: Stack | None
+    bucket: Bucket
+    drops_labels: bool
+
+    def is_equal(self, sample: Sample) -> bool:
+        """Return True if a sample of the same thread belongs into the same bucket, as far as identities show it."""
+        before, last, now = self.sample, self.sample.thread, sample.thread
+        return (
+            last.stack is now.stack
+            and before.span is sample.span
+            and last.running is now.running
+            and before.labels is sample.labels
+            and last.thread is now.thread
+            and sample.event is None
+        )
+
+
 class Window:
     """The content of one profile period.
 
@@ -90,20 +109,22 @@ class Window:
         self.began_ns = self.ended_ns = began_ns
         self.period_ns = period_ns
         self.snapshot_count = 0
+        self.live: Window | None = None  # memory in use at the end
+        self.gil_waits = GilWaits()
         self.dropped_labels: Counter[DataType] = Counter()  # samples
         self.unattributed: dict[UnattributedReason, UnattributedTime] = {}
         self._periods_ns = 0
         self._shares = shares
-        self._levels: list[dict[BucketKey, Bucket]] = [{}, {}, {}, {}]
-        self._level_capacities = (bounds.spans, bounds.threads, bounds.states, bounds.stacks)
+        # The buckets with all labels, by a key that is faster to make and to compare than theirs.
+        self._complete: dict[tuple[object, ...], tuple[BucketKey, Bucket]] = {}
+        self._max_complete = bounds.spans
+        self._levels: list[dict[BucketKey, Bucket]] = [{}, {}, {}]
+        self._level_capacities = (bounds.threads, bounds.states, bounds.stacks)
         self._merged: dict[EventKey | None, Bucket] = {}
-        # The buckets of the first level, by a key that is faster to make than a `BucketKey`.
-        self._buckets_by_sample_key: dict[tuple[object, ...], Bucket] = {}
         self._frames_left = bounds.frames
         self._frames_for_shallow_stacks = bounds.frames // 2
         self._shared_stacks: dict[tuple[tuple[Frame, ...], bool], Stack] = {}
-        self._last_stacks: dict[int, tuple[Stack, Stack]] = {}  # by thread index: last stack, its shared stack
-        self._last_buckets: dict[int, tuple[Bucket, bool]] = {}  # by thread index: bucket, True if labels were dropped
+        self._last: dict[int, _LastSample] = {}  # by thread index
 
     @property
     def average_period_ns(self) -> int:
@@ -114,50 +135,68 @@ class Window:
         """Count everything in a snapshot; the window ends at `now_ns` for the time being."""
         for repeat in snapshot.idle_repeats:
             self.repeat(repeat)
-        for number, sample in enumerate(snapshot.samples, 1):
-            if number % YIELD_EVERY == 0:
-                yield_gil()
+        for sample in snapshot.samples:
             self._add(sample)
-        for unattributed_time in snapshot.unattributed:
-            self.add_unattributed(unattributed_time)
+        self.add_unattributed(*snapshot.unattributed)
         for thread_index in snapshot.ended_threads:
-            self._last_buckets.pop(thread_index, None)
-            self._last_stacks.pop(thread_index, None)
+            self._last.pop(thread_index, None)
             self._shares.forget(thread_index)
-        self.snapshot_count += snapshot.period_ns > 0
+        if snapshot.period_ns > 0:
+            self.snapshot_count += 1
+            self.gil_waits = self.gil_waits.plus(gil_wait(snapshot.gil_wait_ns))
         self._periods_ns += snapshot.period_ns
         self.ended_ns = now_ns
 
     def repeat(self, repeat: IdleRepeat) -> None:
         """Count the last sample of an idle thread for further snapshots."""
-        if repeat.thread_index not in self._last_buckets:  # that sample was lost in an error
+        last = self._last.get(repeat.thread_index)
+        if last is None:  # that sample was lost in an error
             self.add_unattributed(UnattributedTime(UnattributedReason.UNSAMPLED, repeat.wall_ns, 0))
             return
-        bucket, drops_labels = self._last_buckets[repeat.thread_index]
+        bucket = last.bucket
         bucket.count += repeat.snapshot_count
         bucket.period_ns += repeat.period_ns
         bucket.wall_ns += repeat.wall_ns
-        if drops_labels:
+        if last.drops_labels:
             self.dropped_labels[DataType.CPU] += repeat.snapshot_count
 
-    def add_unattributed(self, unattributed_time: UnattributedTime) -> None:
+    def add_unattributed(self, *unattributed: UnattributedTime) -> None:
         """Count time that is in no sample."""
-        reason, wall_ns, cpu_ns = unattributed_time.reason, unattributed_time.wall_ns, unattributed_time.cpu_ns
-        if (known := self.unattributed.get(reason)) is not None:
-            wall_ns, cpu_ns = known.wall_ns + wall_ns, known.cpu_ns + cpu_ns
-        self.unattributed[reason] = UnattributedTime(reason, wall_ns, cpu_ns)
+        for reason, wall_ns, cpu_ns in unattributed:
+            known = self.unattributed.get(reason, UnattributedTime(reason, 0, 0))
+            self.unattributed[reason] = UnattributedTime(reason, known.wall_ns + wall_ns, known.cpu_ns + cpu_ns)
+
+    def drop_excess(self) -> list[UnattributedTime]:
+        """Leave no negative CPU time at the end; return it, for the next window.
+
+        Samples have more than the process when the sample of a thread that was missing has what was unattributed in
+        an earlier window.
+        """
+        negative = [total._replace(wall_ns=0) for total in self.unattributed.values() if total.cpu_ns < 0]
+        for excess in negative:
+            self.add_unattributed(excess._replace(cpu_ns=-excess.cpu_ns))
+        return negative
 
     def buckets(self) -> Iterable[tuple[BucketKey, Bucket]]:
         """Yield all buckets with their keys."""
+        yield from self._complete.values()
         for level in self._levels:
             yield from level.items()
         for event, bucket in self._merged.items():
             yield BucketKey(MERGED_STACK, event=event), bucket
+        if self.live is not None:
+            yield from self.live.buckets()
 
     def _add(self, sample: Sample) -> None:
-        bucket, drops_labels = self._bucket_of(sample)
-        event, thread_sample = sample.event, sample.thread
-        if drops_labels:
+        thread_sample = sample.thread
+        index = thread_sample.thread.index
+        last = self._last.get(index)
+        if last is None or not last.is_equal(sample):
+            last = self._find_bucket(sample, last)
+            if sample.event is None and sample.source is InstrumentationSource.CONTINUOUS:
+                self._last[index] = last
+        bucket, event = last.bucket, sample.event
+        if last.drops_labels:
             self.dropped_labels[DataType.CPU if event is None else event.kind.data_type] += 1
         if event is not None:
             bucket.event_count += event.count
@@ -170,49 +209,43 @@ class Window:
             bucket.cpu_ns += thread_sample.cpu_delta_ns
         else:
             runnable_ns = thread_sample.wall_delta_ns if thread_sample.running else 0
-            self._shares.add(
-                thread_sample.thread.index, bucket, thread_sample.cpu_delta_ns, thread_sample.cpu_weight_ns, runnable_ns
-            )
-        if sample.source is InstrumentationSource.CONTINUOUS:
-            self._last_buckets[thread_sample.thread.index] = (bucket, drops_labels)
+            self._shares.add(index, bucket, thread_sample.cpu_delta_ns, thread_sample.cpu_weight_ns, runnable_ns)
 
-    def _bucket_of(self, sample: Sample) -> tuple[Bucket, bool]:
-        """Return the bucket with room for a sample; True if the sample loses labels in it."""
-        stack = self._shared_stack(sample)
-        if stack is not None:
-            thread, span = sample.thread.thread, sample.span
-            key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running, sample.labels)
-            if sample.event is not None:
-                key += (sample.event.kind.name, sample.event.labels)
-            if span is not None:
-                key += (span.trace_id, span.span_id, span.local_root_id)
-            known = self._buckets_by_sample_key.get(key)
-            if known is not None:
-                return known, False
-            full_key = _key_of(sample, stack)
-            for level, (buckets, capacity) in enumerate(zip(self._levels, self._level_capacities, strict=True)):
-                bucket_key = _coarsen(full_key, level)
-                bucket = buckets.get(bucket_key)
-                if bucket is None and len(buckets) < capacity:
-                    bucket = buckets[bucket_key] = Bucket(sample.time_ns)
-                    if level == 0:
-                        self._buckets_by_sample_key[key] = bucket
-                if bucket is not None:
-                    return bucket, bucket_key != full_key
-        return self._merged.setdefault(_event_of(sample), Bucket(sample.time_ns)), True
+    def _find_bucket(self, sample: Sample, last: _LastSample | None) -> _LastSample:
+        """Return the bucket with room for a sample."""
+        if last is not None and last.sample.thread.stack is sample.thread.stack:
+            stack = last.shared_stack
+        else:
+            stack = self._shared_stack(sample.thread.stack)
+        if stack is None:
+            return _LastSample(sample, None, self._merged.setdefault(_event_of(sample), Bucket(sample.time_ns)), True)
+        key = _fast_key_of(sample, stack)
+        known = self._complete.get(key)
+        if known is not None:
+            return _LastSample(sample, stack, known[1], False)
+        full_key = _key_of(sample, stack)
+        # Events of many spans leave half of the room to the threads.
+        if len(self._complete) < (self._max_complete if sample.event is None else self._max_complete // 2):
+            bucket = Bucket(sample.time_ns)
+            self._complete[key] = (full_key, bucket)
+            return _LastSample(sample, stack, bucket, False)
+        bucket, drops_labels = self._find_coarser_bucket(full_key, sample.time_ns)
+        return _LastSample(sample, stack, bucket, drops_labels)
 
-    def _shared_stack(self, sample: Sample) -> Stack | None:
+    def _find_coarser_bucket(self, full_key: BucketKey, time_ns: int) -> tuple[Bucket, bool]:
+        """Return a bucket with fewer labels; True if the sample loses labels in it."""
+        for level, (buckets, capacity) in enumerate(zip(self._levels, self._level_capacities, strict=True), 1):
+            key = _coarsen(full_key, level)
+            bucket = buckets.get(key)
+            if bucket is None and len(buckets) < capacity:
+                bucket = buckets[key] = Bucket(time_ns)
+            if bucket is not None:
+                return bucket, key != full_key
+        return self._merged.setdefault(full_key.event, Bucket(time_ns)), True
+
+    def _shared_stack(self, stack: Stack) -> Stack | None:
         """Return the one stack for all samples with these frames; None without room for it."""
-        stack, index = sample.thread.stack, sample.thread.thread.index
-        last = self._last_stacks.get(index)
-        if last is not None and last[0] is stack:
-            return last[1]
-        shared = self._shared_stacks.get((stack.frames, stack.truncated)) or self._add_stack(stack)
-        if shared is not None and sample.event is None:
-            if len(self._last_stacks) >= _MAX_LAST_STACKS:
-                self._last_stacks.clear()
-            self._last_stacks[index] = (stack, shared)
-        return shared
+        return self._shared_stacks.get((stack.frames, stack.truncated)) or self._add_stack(stack)
 
     def _add_stack(self, stack: Stack) -> Stack | None:
         if len(stack.frames) > max(self._frames_left - self._frames_for_shallow_stacks, _MAX_SHALLOW_FRAMES):
@@ -225,14 +258,26 @@ class Window:
         return shared
 
 
+def _fast_key_of(sample: Sample, stack: Stack) -> tuple[object, ...]:
+    thread, span, event = sample.thread.thread, sample.span, sample.event
+    key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running, sample.labels)
+    if event is not None:
+        key += (event.kind.name, event.labels)
+    if span is not None:
+        key += (span.trace_id, span.span_id, span.local_root_id)
+    return key
+
+
 def _key_of(sample: Sample, stack: Stack) -> BucketKey:
     thread_sample, span = sample.thread, sample.span
-    endpoint = ""
-    if span is not None:
-        endpoint = span.endpoint
-        span = SpanRef(span.trace_id, span.span_id, span.trace_flags, span.local_root_id)
-    state = "RUNNABLE" if thread_sample.running else "WAITING"
-    return BucketKey(stack, thread_sample.thread, state, endpoint, span, sample.labels, _event_of(sample))
+    endpoint = "" if span is None else span.endpoint
+    return BucketKey(stack, thread_sample.thread, _state_of(sample), endpoint, span, sample.labels, _event_of(sample))
+
+
+def _state_of(sample: Sample) -> str:
+    if sample.event is not None and any(name == "thread.state" for name, _ in sample.event.labels):
+        return ""  # the event has another one
+    return "RUNNABLE" if sample.thread.running else "WAITING"
 
 
 def _event_of(sample: Sample) -> EventKey | None:
@@ -240,8 +285,6 @@ def _event_of(sample: Sample) -> EventKey | None:
 
 
 def _coarsen(full_key: BucketKey, level: int) -> BucketKey:
-    if level == 0:
-        return full_key
     if level == 1:
         return full_key._replace(span=None)
     if level == 2:

@@ -25,7 +25,10 @@ class CapturedThread:
 
 
 class ThreadState(NamedTuple):
-    """A thread at a capture, as `stream.records.ThreadEntry` describes it; `state` is None if not known."""
+    """A thread at a capture, as `stream.records.ThreadEntry` describes it; `state` is None if not known.
+
+    `is_steady`: it has neither entered nor left a context since the previous snapshot of all threads.
+    """
 
     info: CapturedThread
     stack: Stack
@@ -34,6 +37,7 @@ class ThreadState(NamedTuple):
     cpu_ns: int
     state: int | None
     nice: int
+    is_steady: bool = False
 
     @property
     def number(self) -> int:
@@ -51,6 +55,7 @@ class CapturedSnapshot(NamedTuple):
         period_ns: time since the previous deadline of its kind; 0 without a deadline.
         since_previous_ns: time since the previous capture of any kind; 0 for the first.
         process_cpu_ns: CPU time of the process, read before that of its threads.
+        gil_wait_ns: time that the ticker waited until a thread took the snapshot.
         is_focused: True if it has only threads of selected traces, and says nothing of others.
         is_complete: True if it has all threads; else it has those that differ from the previous snapshot.
         threads: in the order of `Thread.index`, as far as they are listed.
@@ -63,6 +68,7 @@ class CapturedSnapshot(NamedTuple):
     period_ns: int
     since_previous_ns: int
     process_cpu_ns: int
+    gil_wait_ns: int
     is_focused: bool
     is_complete: bool
     threads: list[ThreadState]
@@ -70,12 +76,19 @@ class CapturedSnapshot(NamedTuple):
 
 
 class CapturedEvent(NamedTuple):
-    """An event, with its thread as it was then."""
+    """An event, with its thread as it was then; `live_id` is that of `stream.records.EventRecord`."""
 
     time_ns: int
     instant_ns: int
     thread: ThreadState
     event: Event
+    live_id: int = 0
+
+
+class BlocksEnded(NamedTuple):
+    """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
+
+    live_ids: list[int]
 
 
 class TraceSelected(NamedTuple):
@@ -117,12 +130,8 @@ class CaptureEnded(NamedTuple):
 
 
 class ProcessStarted(NamedTuple):
-    """The process whose captures follow; `settings` are those of its profiler, without secrets."""
+    """The process whose captures follow; `settings` are those of its profiler, without secrets in files."""
 
-    pid: int
-    time_ns: int
-    all_period_ns: int
-    focused_period_ns: int
     settings: dict[str, object]
 
 
@@ -139,6 +148,7 @@ Item = (
     | ResourceChanged
     | CapturedSnapshot
     | CapturedEvent
+    | BlocksEnded
     | TraceSelected
     | TraceEnded
     | EndpointNamed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from struct import Struct, error, pack, unpack
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from struct import Struct, calcsize, error, pack, unpack_from
+from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from splunk_profiler.stream.records import HEADER, MAX_RECORD_BYTES, RECORD_TYPES, Record
 
@@ -20,34 +21,6 @@ _LENGTH = Struct("<I")
 _PREFIX = Struct("<IB")  # length of the rest, type
 
 
-class _Cursor:
-    """A position in the bytes of one record. A read past the end raises `StreamError`."""
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self._data = data
-        self.position = position
-
-    def take(self, size: int) -> bytes:
-        end = self.position + size
-        if end > len(self._data):
-            raise StreamError(f"it ends {end - len(self._data)} bytes too early")
-        taken, self.position = self._data[self.position : end], end
-        return taken
-
-    def number(self) -> int:
-        return int(_LENGTH.unpack(self.take(4))[0])
-
-    def text(self) -> str:
-        taken = self.take(self.number())
-        try:
-            return taken.decode()
-        except UnicodeDecodeError as problem:
-            raise StreamError(f"a text is not UTF-8 ({problem.reason})") from None
-
-    def texts(self) -> list[str]:
-        return [self.text() for _ in range(self.number())]
-
-
 class _Layout(Generic[_T]):
     """The encoding of one type of records."""
 
@@ -58,7 +31,7 @@ class _Layout(Generic[_T]):
         fixed_count = sum(code is not None for code in codes)
         if None in codes[:fixed_count]:
             raise TypeError(f"{record_type.__name__} must have its fields of fixed size first")
-        self._make: Callable[..., _T] = record_type
+        self._make = maker(record_type)
         self._fixed = Struct("<" + "".join(code or "" for code in codes))
         self._trace_id = names.index("trace_id") if "trace_id" in names else None
         self._fixed_count = fixed_count
@@ -75,12 +48,15 @@ class _Layout(Generic[_T]):
         parts += [encode(value) for encode, value in zip(self._encoders, record[self._fixed_count :], strict=True)]
         return b"".join(parts)
 
-    def decode(self, cursor: _Cursor) -> _T:
-        values: list[Any] = list(self._fixed.unpack(cursor.take(self._fixed.size)))
+    def decode(self, data: bytes, position: int, end: int) -> tuple[_T, int]:
+        after = _check_end(position + self._fixed.size, end)
+        values = list(self._fixed.unpack_from(data, position))
         if self._trace_id is not None:
             values[self._trace_id] = int.from_bytes(values[self._trace_id], "big")
-        values += [decode(cursor) for decode in self._decoders]
-        return self._make(*values)
+        for decode in self._decoders:
+            value, after = decode(data, after, end)
+            values.append(value)
+        return self._make(values), after
 
 
 def encode(record: Record) -> bytes:
@@ -89,14 +65,19 @@ def encode(record: Record) -> bytes:
     Raises:
         StreamError: a number does not fit into its field, or the record is larger than `MAX_RECORD_BYTES`.
     """
-    number, layout = _LAYOUT_BY_TYPE[type(record)]
+    number = _NUMBERS[type(record)]
     try:
-        body = layout.encode(record)
+        body = _LAYOUTS[number - 1].encode(record)
     except (error, OverflowError) as problem:
         raise StreamError(f"{type(record).__name__} cannot be written: {problem}") from None
-    if len(body) >= MAX_RECORD_BYTES:
-        raise StreamError(f"{type(record).__name__} of {len(body)} bytes is larger than a record may be")
+    check_size(body, type(record))
     return _PREFIX.pack(len(body) + 1, number) + body
+
+
+def check_size(encoded: bytes, record_type: type[Any]) -> None:
+    """Raise `StreamError` if a record is larger than readers take."""
+    if len(encoded) >= MAX_RECORD_BYTES:
+        raise StreamError(f"{record_type.__name__} of {len(encoded)} bytes is larger than a record may be")
 
 
 class RecordDecoder:
@@ -122,16 +103,19 @@ class RecordDecoder:
         try:
             while len(data) - start >= len(HEADER):
                 position = self._position + start
-                if not self._has_header or data.startswith(_MAGIC, start):
+                size, number = _PREFIX.unpack_from(data, start)
+                if not self._has_header or size > MAX_RECORD_BYTES:
+                    if self._has_header and not data.startswith(_MAGIC, start):
+                        self._refuse_prefix(size, number, position)
                     self._check_header(data[start : start + len(HEADER)], position)
                     start += len(HEADER)
                     continue
-                size, number = _PREFIX.unpack_from(data, start)
-                self._check_prefix(size, number, position)
+                if not 0 < number <= len(RECORD_TYPES) or size < 1:
+                    self._refuse_prefix(size, number, position)
                 end = start + _LENGTH.size + size
                 if end > len(data):
                     return
-                record = self._decode(data[start + _PREFIX.size : end], number, position)
+                record = self._decode(data, start + _PREFIX.size, end, number, position)
                 start = end
                 yield record
         except StreamError as error:
@@ -150,23 +134,34 @@ class RecordDecoder:
         self._has_header = True
 
     @staticmethod
-    def _check_prefix(size: int, number: int, position: int) -> None:
+    def _refuse_prefix(size: int, number: int, position: int) -> NoReturn:
         if not 1 <= number <= len(RECORD_TYPES):
             raise StreamError(f"byte {position}: a record of the unknown type {number}")
-        if not 1 <= size <= MAX_RECORD_BYTES:
-            raise StreamError(f"byte {position}: a {RECORD_TYPES[number - 1].__name__} of {size} bytes")
+        raise StreamError(f"byte {position}: a {RECORD_TYPES[number - 1].__name__} of {size} bytes")
 
     @staticmethod
-    def _decode(body: bytes, number: int, position: int) -> Record:
-        cursor = _Cursor(body, 0)
-        record_type = RECORD_TYPES[number - 1]
+    def _decode(data: bytes, start: int, end: int, number: int, position: int) -> Record:
         try:
-            record: Record = _LAYOUT_BY_TYPE[record_type][1].decode(cursor)
-            if cursor.position != len(body):
-                raise StreamError(f"it has {len(body) - cursor.position} bytes too many")
+            record: Record
+            record, after = _LAYOUTS[number - 1].decode(data, start, end)
+            if after != end:
+                raise StreamError(f"it has {end - after} bytes too many")
         except StreamError as problem:
-            raise StreamError(f"byte {position}: {record_type.__name__}: {problem}") from None
+            raise StreamError(f"byte {position}: {RECORD_TYPES[number - 1].__name__}: {problem}") from None
         return record
+
+
+def _check_end(position: int, end: int) -> int:
+    """Return `position`, which must not be beyond the end of the record."""
+    if position > end:
+        raise StreamError(f"it ends {position - end} bytes too early")
+    return position
+
+
+def maker(record_type: type[_T]) -> Callable[[Iterable[Any]], _T]:
+    """Return the constructor of a named tuple from its values, without the Python code of `_make`."""
+    new: Any = tuple.__new__
+    return partial(new, record_type)
 
 
 def _code(hint: Any) -> str | None:
@@ -174,22 +169,28 @@ def _code(hint: Any) -> str | None:
     return hint.__metadata__[0] if get_origin(hint) is Annotated else None
 
 
-def _variable(hint: Any) -> tuple[Callable[[Any], bytes], Callable[[_Cursor], Any]]:
+_Decoder = Callable[[bytes, int, int], tuple[Any, int]]  # data, position, end of the record → value, position after it
+
+
+def _variable(hint: Any) -> tuple[Callable[[Any], bytes], _Decoder]:
     """Return the encoder and the decoder of a text or a list."""
     if hint is str:
-        return _encode_text, _Cursor.text
+        return _encode_text, _decode_text
     (item,) = get_args(hint)
     if item is str:
-        return lambda texts: _LENGTH.pack(len(texts)) + b"".join(map(_encode_text, texts)), _Cursor.texts
+        return lambda texts: _LENGTH.pack(len(texts)) + b"".join(map(_encode_text, texts)), _decode_texts
     if (code := _code(item)) is not None:
-        return lambda numbers: pack(f"<I{len(numbers)}{code}", len(numbers), *numbers), _decode_numbers
+        return lambda numbers: pack(f"<I{len(numbers)}{code}", len(numbers), *numbers), partial(_decode_numbers, code)
     layout = Struct("<" + "".join(_code(field) or "" for field in get_type_hints(item, include_extras=True).values()))
+    make = maker(item)
 
     def encode_items(items: list[Any]) -> bytes:
         return _LENGTH.pack(len(items)) + b"".join([layout.pack(*each) for each in items])
 
-    def decode_items(cursor: _Cursor) -> list[Any]:
-        return list(map(item._make, layout.iter_unpack(cursor.take(cursor.number() * layout.size))))
+    def decode_items(data: bytes, position: int, end: int) -> tuple[list[Any], int]:
+        count, start = _decode_count(data, position, end)
+        after = _check_end(start + count * layout.size, end)
+        return list(map(make, layout.iter_unpack(data[start:after]))), after
 
     return encode_items, decode_items
 
@@ -199,11 +200,34 @@ def _encode_text(text: str) -> bytes:
     return _LENGTH.pack(len(encoded)) + encoded
 
 
-def _decode_numbers(cursor: _Cursor) -> list[int]:
-    count = cursor.number()
-    return list(unpack(f"<{count}I", cursor.take(count * 4)))
+def _decode_count(data: bytes, position: int, end: int) -> tuple[int, int]:
+    after = _check_end(position + _LENGTH.size, end)
+    return _LENGTH.unpack_from(data, position)[0], after
 
 
-_LAYOUT_BY_TYPE: dict[type[Any], tuple[int, _Layout[Any]]] = {
-    record_type: (number, _Layout(record_type)) for number, record_type in enumerate(RECORD_TYPES, 1)
-}
+def _decode_text(data: bytes, position: int, end: int) -> tuple[str, int]:
+    size, start = _decode_count(data, position, end)
+    after = _check_end(start + size, end)
+    try:
+        return data[start:after].decode(), after
+    except UnicodeDecodeError as problem:
+        raise StreamError(f"a text is not UTF-8 ({problem.reason})") from None
+
+
+def _decode_texts(data: bytes, position: int, end: int) -> tuple[list[str], int]:
+    count, after = _decode_count(data, position, end)
+    texts = []
+    for _ in range(count):
+        text, after = _decode_text(data, after, end)
+        texts.append(text)
+    return texts, after
+
+
+def _decode_numbers(code: str, data: bytes, position: int, end: int) -> tuple[list[int], int]:
+    count, start = _decode_count(data, position, end)
+    after = _check_end(start + count * calcsize(f"<{code}"), end)
+    return list(unpack_from(f"<{count}{code}", data, start)), after
+
+
+_LAYOUTS: list[_Layout[Any]] = [_Layout(record_type) for record_type in RECORD_TYPES]
+_NUMBERS = {record_type: number for number, record_type in enumerate(RECORD_TYPES, 1)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from splunk_profiler.model import DataType, Event, EventKind, Frame, SpanRef, Stack, Thread, ValueType
 from splunk_profiler.stream import records
 from splunk_profiler.stream.captured import (
+    BlocksEnded,
     CapturedEvent,
     CapturedSnapshot,
     CapturedThread,
@@ -24,48 +25,78 @@ from splunk_profiler.stream.captured import (
     TraceEnded,
     TraceSelected,
 )
-from splunk_profiler.stream.codec import RecordDecoder, StreamError
+from splunk_profiler.stream.codec import RecordDecoder, StreamError, maker
 from splunk_profiler.stream.records import CAPACITY, COMPLETE, FOCUSED, ThreadEntry
 from splunk_profiler.system.printable import printable
 
 Labels = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
-_MAX_DEFINITIONS = 1 << 20  # of one kind, from one snapshot to the next
+_MAX_MEMORY_BYTES = 128 << 20  # of all kinds; 33 threads with stacks of 43 frames take less than 1 MiB
+_MAX_SHARED_BYTES = 16 << 20
+_DEFINITION_BYTES = 128  # beside its texts and references
 
 
-class _Definitions(Generic[_T]):
-    """The valid definitions of one kind, by number."""
+class _MemoryEstimate:
+    """An estimate of the memory of a reader's definitions.
 
-    def __init__(self, kind: str) -> None:
+    It is counted in generations of each kind: as many definitions as stay valid.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, list[int]] = {}  # of the last generation and of this one
+
+    def add(self, kind: str, size: int) -> None:
+        """Count a definition."""
+        generations = self._bytes.setdefault(kind, [0, 0])
+        generations[1] += _DEFINITION_BYTES + size
+        if sum(map(sum, self._bytes.values())) > _MAX_MEMORY_BYTES:
+            raise StreamError(f"definitions of more than {_MAX_MEMORY_BYTES >> 20} MiB")
+
+    def start_generation(self, kind: str) -> None:
+        """Count the definitions of the last generation no more."""
+        self._bytes[kind] = [self._bytes[kind][1], 0]
+
+    def clear(self) -> None:
+        """Count no definition any more."""
+        self._bytes.clear()
+
+
+_new_state = maker(ThreadState)
+
+
+class _Definitions(dict[int, _T]):
+    """The valid definitions of one kind, by number, oldest first."""
+
+    def __init__(self, kind: str, memory: _MemoryEstimate) -> None:
+        super().__init__()
+        self._memory = memory
+        self._added_count = 0  # in this generation
         self._kind = kind
         self._capacity = CAPACITY[kind]
-        self._values: dict[int, _T] = {}  # oldest first
 
-    def add(self, number: int, value: _T) -> None:
-        """Define a number, or define it anew."""
-        self._values.pop(number, None)
-        if len(self._values) >= _MAX_DEFINITIONS:
-            raise StreamError(f"more than {_MAX_DEFINITIONS} definitions of a {self._kind}, and no snapshot")
-        self._values[number] = value
+    def add(self, number: int, value: _T, size: int) -> None:
+        """Define a number, or define it anew; `size` is that of its texts and references in memory."""
+        self._memory.add(self._kind, size)
+        self._added_count += 1
+        self.pop(number, None)
+        self[number] = value
 
     def trim(self) -> None:
         """Drop the oldest definitions."""
-        for number in list(islice(self._values, max(len(self._values) - self._capacity, 0))):
-            del self._values[number]
-
-    def get(self, number: int) -> _T | None:
-        """Return a definition, or None for a number that is new."""
-        return self._values.get(number)
+        if self._added_count >= self._capacity:
+            self._added_count = 0
+            self._memory.start_generation(self._kind)
+        if len(self) > self._capacity:
+            for number in list(islice(self, len(self) - self._capacity)):
+                del self[number]
 
     def clear(self) -> None:
         """Drop all definitions."""
-        self._values.clear()
+        super().clear()
+        self._added_count = 0
 
-    def __getitem__(self, number: int) -> _T:
-        try:
-            return self._values[number]
-        except KeyError:
-            raise StreamError(f"{self._kind} {number} is not defined") from None
+    def __missing__(self, number: int) -> _T:
+        raise StreamError(f"{self._kind} {number} is not defined")
 
 
 class StreamReader:
@@ -76,14 +107,16 @@ class StreamReader:
 
     def __init__(self) -> None:
         self._decoder = RecordDecoder()
-        self._frames: _Definitions[Frame] = _Definitions("frame")
-        self._stacks: _Definitions[Stack] = _Definitions("stack")
-        self._threads: _Definitions[CapturedThread] = _Definitions("thread")
-        self._spans: _Definitions[SpanRef] = _Definitions("span")
-        self._labels: _Definitions[Labels] = _Definitions("label set")
-        self._kinds: _Definitions[EventKind] = _Definitions("kind")
+        self._memory = _MemoryEstimate()
+        self._frames: _Definitions[Frame] = _Definitions("frame", self._memory)
+        self._stacks: _Definitions[Stack] = _Definitions("stack", self._memory)
+        self._threads: _Definitions[CapturedThread] = _Definitions("thread", self._memory)
+        self._spans: _Definitions[SpanRef] = _Definitions("span", self._memory)
+        self._labels: _Definitions[Labels] = _Definitions("label set", self._memory)
+        self._kinds: _Definitions[EventKind] = _Definitions("kind", self._memory)
         self._all = (self._frames, self._stacks, self._threads, self._spans, self._labels, self._kinds)
         self._texts: dict[str, str] = {}  # one object for each text of a frame
+        self._shared_bytes = 0
         self._read: dict[type[Any], Callable[[Any], Item | None]] = {
             records.StartRecord: self._read_start,
             records.ResourceRecord: lambda one: ResourceChanged(
@@ -102,6 +135,7 @@ class StreamReader:
             records.TraceEndRecord: lambda one: TraceEnded(*one),
             records.LostRecord: lambda one: CapturesLost(*one),
             records.EndRecord: lambda one: CaptureEnded(*one),
+            records.EndedRecord: lambda one: BlocksEnded(*one),
         }
 
     @property
@@ -120,34 +154,38 @@ class StreamReader:
                 item = self._read[type(record)](record)
             except StreamError as error:
                 raise StreamError(f"{type(record).__name__}: {error}") from None
+            if item is None:
+                continue
             if isinstance(record, records.TRIMMING):
                 for known in self._all:
                     known.trim()
-            if item is not None:
-                yield item
+            yield item
 
     def _read_start(self, record: records.StartRecord) -> ProcessStarted:
         for known in self._all:
             known.clear()  # the stream may begin anew
-        settings = _json_object(record.settings)
-        return ProcessStarted(record.pid, record.time_ns, record.all_period_ns, record.focused_period_ns, settings)
+        self._memory.clear()
+        return ProcessStarted(_json_object(record.settings))
 
     def _add_frame(self, record: records.FrameRecord) -> None:
-        namespace, function, file = map(self._share, record[3:])
-        self._frames.add(record.id, Frame(namespace, function, file, record.line or None, record.first_line))
+        namespace, function, file, call = map(self._share, record[3:])
+        frame = Frame(namespace, function, file, record.line or None, record.first_line, call)
+        self._frames.add(record.id, frame, _size(record[3:]))
 
     def _share(self, text: str) -> str:
         """Return one object for equal texts, safe to print."""
         shared = self._texts.get(text)
         if shared is None:
-            if len(self._texts) >= 2 * CAPACITY["frame"]:
+            self._shared_bytes += len(text)
+            if len(self._texts) >= 2 * CAPACITY["frame"] or self._shared_bytes > _MAX_SHARED_BYTES:
                 self._texts.clear()
+                self._shared_bytes = len(text)
             shared = self._texts[text] = printable(text)
         return shared
 
     def _add_stack(self, record: records.StackRecord) -> None:
         frames = tuple(map(self._frames.__getitem__, record.frames))
-        self._stacks.add(record.id, Stack(frames, truncated=bool(record.truncated)))
+        self._stacks.add(record.id, Stack(frames, truncated=bool(record.truncated)), 8 * len(frames))
 
     def _add_thread(self, record: records.ThreadRecord) -> None:
         thread = Thread(record.id, record.name, record.ident, record.native_id)
@@ -157,55 +195,67 @@ class StreamReader:
         else:
             start = StartTime(record.earliest_start_ns, record.latest_start_ns) if record.latest_start_ns else None
             known = CapturedThread(thread, start)
-        self._threads.add(record.id, known)
+        self._threads.add(record.id, known, len(record.name))
 
     def _add_span(self, record: records.SpanRecord) -> None:
-        self._spans.add(record.id, SpanRef(*record[1:]))
+        self._spans.add(record.id, SpanRef(*record[1:]), len(record.endpoint))
 
     def _add_labels(self, record: records.LabelsRecord) -> None:
         names, values = record.texts[::2], record.texts[1::2]
         if len(names) != len(values):
             raise StreamError("a name has no value")
-        self._labels.add(record.id, tuple(zip(names, values, strict=True)))
+        self._labels.add(record.id, tuple(zip(names, values, strict=True)), _size(record.texts) + 64 * len(names))
 
     def _add_kind(self, record: records.EventKindRecord) -> None:
         try:
             data_type = DataType(record.data_type)
         except ValueError:
             raise StreamError(f"{record.data_type!r} is no type of data") from None
-        count, amount = ValueType(record.count_name, record.count_unit), ValueType(*record[4:6])
-        self._kinds.add(record.id, EventKind(record.name, count, amount, data_type))
+        count = ValueType(record.count_name, record.count_unit)
+        amount = ValueType(record.amount_name, record.amount_unit) if record.amount_name else None
+        self._kinds.add(record.id, EventKind(record.name, count, amount, data_type), _size(record[1:]))
 
     def _read_snapshot(self, record: records.SnapshotRecord) -> CapturedSnapshot:
         if record.scope > FOCUSED:
             raise StreamError(f"the unknown scope {record.scope}")
         return CapturedSnapshot(
-            *record[:6],
+            *record[:7],
             record.scope == FOCUSED,
             record.scope == COMPLETE,
-            [self._thread_state(entry) for entry in record.threads],
+            self._thread_states(record.threads),
             record.ended,
         )
 
-    def _thread_state(self, entry: ThreadEntry) -> ThreadState:
-        thread, stack, span, labels, cpu_ns, state, nice = entry
-        return ThreadState(
-            self._threads[thread],
-            self._stacks[stack],
-            self._spans[span] if span else None,
-            self._labels[labels] if labels else (),
-            cpu_ns,
-            None if state < 0 else state,
-            nice,
-        )
+    def _thread_states(self, entries: list[ThreadEntry]) -> list[ThreadState]:
+        threads, stacks, spans, label_sets = self._threads, self._stacks, self._spans, self._labels
+        return [
+            _new_state(
+                (
+                    threads[thread],
+                    stacks[stack],
+                    spans[span] if span else None,
+                    label_sets[labels] if labels else (),
+                    cpu_ns,
+                    None if state < 0 else state,
+                    nice,
+                    steady > 0,
+                )
+            )
+            for thread, stack, span, labels, cpu_ns, state, nice, steady in entries
+        ]
 
     def _read_event(self, record: records.EventRecord) -> CapturedEvent:
-        entry = ThreadEntry(record.thread, record.stack, record.span, record.labels, 0, -1, 0)
+        entry = ThreadEntry(record.thread, record.stack, record.span, record.labels, 0, -1, 0, 0)
         labels = tuple(_json_object(record.event_labels).items())
         if any(type(value) not in (str, int) for _, value in labels):
             raise StreamError("a label of an event is neither text nor number")
         event = Event(self._kinds[record.kind], labels, record.event_count, record.event_amount)
-        return CapturedEvent(record.time_ns, record.instant_ns, self._thread_state(entry), event)
+        (state,) = self._thread_states([entry])
+        return CapturedEvent(record.time_ns, record.instant_ns, state, event, record.live_id)
+
+
+def _size(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, get_args
 
-HEADER = b"SPLPROF\x01"  # the last byte is the version
+HEADER = b"SPLPROF\x02"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
 
@@ -30,12 +30,8 @@ TraceId = Annotated[int, "16s"]  # big-endian, as in trace headers
 
 
 class StartRecord(NamedTuple):
-    """The process, the periods of its two kinds of captures (0: none), and settings as a JSON object."""
+    """The start of the stream of a process, with its settings as a JSON object."""
 
-    pid: U32
-    time_ns: I64
-    all_period_ns: U64
-    focused_period_ns: U64
     settings: str
 
 
@@ -51,7 +47,7 @@ class ResourceRecord(NamedTuple):
 
 
 class FrameRecord(NamedTuple):
-    """Definition of a frame; `line` and `first_line` are 0 if not known."""
+    """Definition of a frame; `line` and `first_line` are 0 if not known, `call` is that of `Frame`."""
 
     id: U32
     line: U32
@@ -59,6 +55,7 @@ class FrameRecord(NamedTuple):
     namespace: str
     function: str
     file: str
+    call: str
 
 
 class StackRecord(NamedTuple):
@@ -99,7 +96,7 @@ class LabelsRecord(NamedTuple):
 
 
 class EventKindRecord(NamedTuple):
-    """Definition of a kind of events: names and units of its two values, and the subject of its profile."""
+    """Definition of a kind of events: names and units of one or two values, and the subject of its profile."""
 
     id: U32
     name: str
@@ -111,7 +108,10 @@ class EventKindRecord(NamedTuple):
 
 
 class ThreadEntry(NamedTuple):
-    """A thread of a snapshot; `state` is -1 if not known, else as in `RawThread`; `nice` is its nice value."""
+    """A thread of a snapshot; `state` is -1 if not known, else as in `RawThread`; `nice` is its nice value.
+
+    `steady` is 1 if it has neither entered nor left a context since the previous snapshot of all threads.
+    """
 
     thread: U32
     stack: U32
@@ -120,6 +120,7 @@ class ThreadEntry(NamedTuple):
     cpu_ns: U64
     state: I8
     nice: I8
+    steady: U8
 
 
 CHANGES, COMPLETE, FOCUSED = 0, 1, 2  # `SnapshotRecord.scope`
@@ -128,9 +129,9 @@ CHANGES, COMPLETE, FOCUSED = 0, 1, 2  # `SnapshotRecord.scope`
 class SnapshotRecord(NamedTuple):
     """Threads at one instant.
 
-    Of scope `CHANGES` it lists the threads that differ from the previous snapshot and those that have
-    ended; `idle` others are as they were. Of scope `COMPLETE` it lists all threads, of scope `FOCUSED`
-    those of selected traces.
+    Its request for the GIL waited `gil_wait_ns`. Of scope `CHANGES` it lists the threads that differ from
+    the previous snapshot and those that have ended; `idle` others are as they were. Of scope `COMPLETE` it
+    lists all threads, of scope `FOCUSED` those of selected traces.
     """
 
     time_ns: I64
@@ -139,6 +140,7 @@ class SnapshotRecord(NamedTuple):
     period_ns: U64
     since_previous_ns: U64
     process_cpu_ns: U64
+    gil_wait_ns: U64
     scope: U8
     idle: U32
     threads: list[ThreadEntry]
@@ -146,7 +148,10 @@ class SnapshotRecord(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """An event, with its thread as it was then; `event_labels` is a JSON object."""
+    """An event, with its thread as it was then; `event_labels` is a JSON object.
+
+    `live_id` is the number of what it has allocated, until an `EndedRecord` has that; 0: its end is not recorded.
+    """
 
     time_ns: I64
     instant_ns: I64
@@ -157,7 +162,14 @@ class EventRecord(NamedTuple):
     kind: U32
     event_count: U64
     event_amount: U64
+    live_id: U64
     event_labels: str
+
+
+class EndedRecord(NamedTuple):
+    """The end of blocks: the memory of these events is no longer in use."""
+
+    live_ids: list[U64]
 
 
 class EndpointRecord(NamedTuple):
@@ -217,6 +229,7 @@ Record = (
     | TraceEndRecord
     | LostRecord
     | EndRecord
+    | EndedRecord
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped
 RECORD_TYPES: tuple[type[Any], ...] = get_args(Record)  # the number of a type is its place, from 1

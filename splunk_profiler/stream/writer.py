@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TypeVar
 
 from splunk_profiler.model import EventKind, Frame, SpanRef, Stack
-from splunk_profiler.stream.codec import encode
+from splunk_profiler.stream.codec import check_size, encode
 from splunk_profiler.stream.records import (
     CAPACITY,
     HEADER,
@@ -20,6 +20,7 @@ from splunk_profiler.stream.records import (
     FrameRecord,
     LabelsRecord,
     Record,
+    SnapshotRecord,
     SpanRecord,
     StackRecord,
     ThreadRecord,
@@ -30,12 +31,13 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class _Numbers(dict[_Key, int]):
-    """The numbers of the definitions that a reader knows, oldest first."""
+    """The numbers of the definitions that a reader knows, oldest first; none that is below `floor`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self._capacity = CAPACITY[kind]
-        self._last = 0
+        self._last = 0  # stays 0 for threads, whose numbers are given
+        self.floor = 1
 
     def next(self) -> int:
         """Return the number for a new definition, which is added once it is written."""
@@ -44,8 +46,14 @@ class _Numbers(dict[_Key, int]):
 
     def trim(self) -> None:
         """Forget what a reader drops."""
-        for key in list(islice(self, max(len(self) - self._capacity, 0))):
-            del self[key]
+        if len(self) > self._capacity:
+            for key in list(islice(self, len(self) - self._capacity)):
+                self.floor = max(self.floor, self.pop(key) + 1)
+
+    def clear(self) -> None:
+        """Forget all."""
+        super().clear()
+        self.floor = self._last + 1
 
 
 class StreamWriter:
@@ -78,12 +86,26 @@ class StreamWriter:
         for numbers in self._all:
             numbers.clear()
 
+    @property
+    def floors(self) -> tuple[int, int, int, int]:
+        """The numbers below which no thread, stack, span and set of labels is valid any more."""
+        return self._threads.floor, self._stacks.floor, self._spans.floor, self._labels.floor
+
     def write(self, record: Record) -> None:
         """Add a record; `StreamError` if it is too large."""
         self._pending += encode(record)
         if isinstance(record, TRIMMING):
-            for numbers in self._all:
-                numbers.trim()
+            self._trim()
+
+    def write_snapshot(self, encoded: bytes) -> None:
+        """Add a `SnapshotRecord` that is encoded already; `StreamError` if it is too large."""
+        check_size(encoded, SnapshotRecord)
+        self._pending += encoded
+        self._trim()
+
+    def _trim(self) -> None:
+        for numbers in self._all:
+            numbers.trim()
 
     def knows_thread(self, number: int) -> bool:
         """Return True if the definition of a thread is valid."""
@@ -135,14 +157,16 @@ class StreamWriter:
         number = self._kinds.get(kind)
         if number is None:
             number = self._kinds.next()
-            self.write(EventKindRecord(number, kind.name, *kind.count, *kind.amount, kind.data_type.value))
+            self.write(
+                EventKindRecord(number, kind.name, *kind.count, *(kind.amount or ("", "")), kind.data_type.value)
+            )
             self._kinds[kind] = number
         return number
 
     def _define_frame(self, frame: Frame) -> int:
         number = self._frames.next()
         line, first_line = frame.line or 0, frame.first_line
-        self.write(FrameRecord(number, line, first_line, frame.namespace, frame.function, frame.file))
+        self.write(FrameRecord(number, line, first_line, frame.namespace, frame.function, frame.file, frame.call))
         self._frames[frame] = number
         return number
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's states of a thread that waits
 _THREADING_LOCK_TIMEOUT_S, _POLL_INTERVAL_S = 0.1, 0.002
+_LONG_OFFER_S = 0.002
+_LOADING_SWITCH_INTERVAL_S = 50e-6
 _STALL_TIMEOUTS_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
@@ -220,9 +223,56 @@ def active_threads() -> dict[int, threading.Thread]:
     return active
 
 
-def yield_gil() -> None:
-    """Offer the GIL to waiting threads; long work calls this after less than a millisecond each."""
-    real("time", "sleep")(0)
+class GilOffer:
+    """An offer of the GIL to waiting threads; long work makes it after less than a millisecond each.
+
+    Busy threads keep the GIL for 5 ms each, and CPython takes it from a thread of ours after 5 ms as well. So after an
+    offer that took long, none is made for ten times as long: else the work would get no further beside busy threads.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] | None = None
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._next_s = 0.0
+
+    def __call__(self) -> None:
+        """Make an offer, unless the last one took long."""
+        before_s = self._clock()
+        if before_s >= self._next_s:
+            (self._sleep or real("time", "sleep"))(0)
+            after_s = self._clock()
+            if after_s - before_s > _LONG_OFFER_S:
+                self._next_s = after_s + 10 * (after_s - before_s)
+
+
+yield_gil = GilOffer()
+
+
+class ShortTurns:
+    """A time in which threads take the GIL from each other after 50 µs, not 5 ms; at most about a second.
+
+    An import gives the GIL up at each file. Beside eight busy threads, loading gRPC would take half a minute.
+    """
+
+    def __init__(self) -> None:
+        self._before_s = self._own_s = 0.0
+
+    def __enter__(self) -> None:
+        """Shorten the turns."""
+        self._before_s = sys.getswitchinterval()
+        sys.setswitchinterval(_LOADING_SWITCH_INTERVAL_S)
+        self._own_s = sys.getswitchinterval()
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.end()
+
+    def end(self) -> None:
+        """Restore their length, unless the application has set another one, or nothing has begun."""
+        if self._own_s and sys.getswitchinterval() == self._own_s:
+            sys.setswitchinterval(self._before_s)
+        self._own_s = 0.0
 
 
 def sleep_cooperatively(seconds: float) -> None:
@@ -257,6 +307,18 @@ def is_patch_pending() -> bool:
     if "eventlet.patcher" in sys.modules:
         return not import_module("eventlet.patcher").is_monkey_patched("thread")
     return False
+
+
+def is_patch_possible() -> bool:
+    """Return True if gevent or eventlet is installed and has not replaced `threading`."""
+    return not threads_are_greenlets() and any(_is_installed(name) for name in ("gevent", "eventlet"))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # of an import hook, or of a module without a specification
+        return name in sys.modules
 
 
 def real(module: str, name: str) -> Any:

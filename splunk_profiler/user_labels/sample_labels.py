@@ -15,9 +15,17 @@ MAX_VALUE_CHARACTERS = 128
 # Names of the profiler's own labels, and their prefixes. The user's labels of such names are renamed, so that a reader
 # does not take them for measurements. The second half replaces some names for Datadog (`formats/datadog_pprof.py`).
 RESERVED_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_span_id", "endpoint"}) | frozenset(
-    {"thread id", "thread native id", "thread name", "span id", "local root span id", "trace endpoint"}
+    {
+        "thread id",
+        "thread native id",
+        "thread name",
+        "span id",
+        "local root span id",
+        "trace endpoint",
+        "exception type",
+    }
 )
-RESERVED_PREFIXES = ("source.event.", "thread.", "gc.", "profiling.")
+RESERVED_PREFIXES = ("source.event.", "thread.", "gc.", "wait.", "task.", "exception.", "profiling.")
 USER_PREFIX = "user."
 
 Labels = tuple[tuple[str, str], ...]

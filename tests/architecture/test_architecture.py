@@ -75,7 +75,7 @@ NEVER: dict[str, set[str]] = {
     **{f"capture.{name}": {"config"} for name in ("sampler", "walker", "portable", "symbolizer")},
     "capture.recorder": {"config"},
     "capture.thread_registry": {"config", "model", "stream"},
-    "capture.idle_tracker": {"config", "model", "system", "stream"},
+    "capture.snapshot_writer": {"config", "model"},
     "capture.portable_gc": {"config", "model", "system.guard"},
     "capture.schedule": {"config", "model", "system"},
     "capture.overhead": {"config", "model", "system", "time"},
@@ -111,7 +111,7 @@ NEVER: dict[str, set[str]] = {
     "exporter_process.__main__": {"config", "system", "pipeline", "export"},
     "inspector": {*ROWS} - {"inspector"},
     "cli": {"lifecycle"},
-    "cli.run": {"opentelemetry", "grpc", "rich"},
+    **{f"cli.{name}": {"opentelemetry", "grpc", "rich"} for name in ("container_init", "run")},
     "cli.output": {"rich", "cli.terminal"},
     "cli.autostart": {"opentelemetry", "grpc", "click"},
 }
@@ -137,11 +137,13 @@ PROCESS_WIDE = [
         {"config", "activation", "cli.autostart", "exporter_process.__main__"},
     ),
     ProcessWide("os", {"register_at_fork"}, {"activation"}),
+    ProcessWide("sys", {"setswitchinterval"}, {"system.threads"}),
+    ProcessWide("sys", {"monitoring"}, {"capture.events.exceptions"}),
     ProcessWide("atexit", {"register", "unregister"}, {"lifecycle.process"}),
     ProcessWide(
         "signal",
         {"signal", "set_wakeup_fd", "siginterrupt", "setitimer"},
-        {"lifecycle.sigterm", "cli.run", "cli.demo"},
+        {"lifecycle.sigterm", "cli.container_init", "cli.run", "cli.demo"},
     ),
 ]
 THREAD_STARTERS = ("threading.Thread", "threading.Timer", "_thread.start_new_thread")

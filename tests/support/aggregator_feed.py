@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.model import (
     Aggregate,
@@ -41,7 +39,7 @@ def sample(thread: ThreadSample, span: SpanRef | None = None, time_ns: int = 0, 
 
 def collection(generation: int = 0, *, count: int = 1, ms: int = 2, thread: int = 1, stack: Stack = STACK) -> Sample:
     event = Event(GC_KIND, (("gc.generation", str(generation)),), count, ms * MS)
-    return replace(sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0)), event=event)
+    return sample(seen(stack, thread=thread, wall_ms=0, cpu_ms=0))._replace(event=event)
 
 
 class Feed:
@@ -71,7 +69,7 @@ class Feed:
         self, *samples: Sample, unattributed: tuple[UnattributedTime, ...] = (), after_ns: int = SECOND_NS
     ) -> None:
         self.now_ns += after_ns
-        timed = tuple(replace(taken, time_ns=self.now_ns) for taken in samples)
+        timed = tuple(taken._replace(time_ns=self.now_ns) for taken in samples)
         self.aggregator.take(Snapshot(self.now_ns, SECOND_NS, timed, unattributed))
 
     def close(self, *unattributed: UnattributedTime) -> Profile:

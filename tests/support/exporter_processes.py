@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from splunk_profiler.exporter_process.connection import ExporterConnection
-from splunk_profiler.exporter_process.launch import Launcher
+from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
 
 FACTORY = "echo_session:EchoSession"  # in `targets`, which has to be on the path
 _TITLE = b"splunk-profiler exporter for PID "
@@ -81,10 +81,15 @@ def exporter_pid(connection: ExporterConnection) -> int:
     return int(ask(connection, b"pid").split()[0])
 
 
+def new_connection(factory: str = FACTORY, token: str = "") -> ExporterConnection:
+    """Return a connection to an exporter with these sessions; by default to one that no other process knows."""
+    return ExporterConnection(Launcher(find_interpreter(), factory), token or os.urandom(16).hex())
+
+
 @contextlib.contextmanager
-def connected() -> Iterator[ExporterConnection]:
-    """Make a connection to an exporter of `EchoSession`; no exporter may be left behind in the end."""
-    connection = ExporterConnection(Launcher(FACTORY))
+def connected(factory: str = FACTORY) -> Iterator[ExporterConnection]:
+    """Make a connection to an exporter, by default of `EchoSession`; no exporter may be left behind in the end."""
+    connection = new_connection(factory)
     try:
         yield connection
     finally:

@@ -10,6 +10,15 @@ from typing import Any
 from profile_schema import decode
 
 Label = str | int
+_EVENT_VALUES = {  # field of a sample → type and unit; a profile lacks those that are off
+    "collections": ("collections", "count"),
+    "gc_ns": ("gc", "nanoseconds"),
+    "tasks": ("tasks", "count"),
+    "task_wait_ns": ("task_wait", "nanoseconds"),
+    "exceptions": ("exceptions", "count"),
+    "loop_blocks": ("loop_blocks", "count"),
+    "loop_blocked_ns": ("loop_blocked", "nanoseconds"),
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,11 @@ class ProfileSample:
     labels: dict[str, Label]
     collections: int = 0
     gc_ns: int = 0
+    tasks: int = 0
+    task_wait_ns: int = 0
+    exceptions: int = 0
+    loop_blocks: int = 0
+    loop_blocked_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,13 +58,10 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
     """Parse the profile in a log record."""
     message = decode(gzip.decompress(base64.b64decode(record["body"], validate=True)))
     texts = list(message.string_table)
-    assert [(texts[kind.type], texts[kind.unit]) for kind in message.sample_type] == [
-        ("samples", "count"),
-        ("wall", "nanoseconds"),
-        ("cpu", "nanoseconds"),
-        ("collections", "count"),
-        ("gc", "nanoseconds"),
-    ]
+    types = [(texts[kind.type], texts[kind.unit]) for kind in message.sample_type]
+    assert types[:3] == [("samples", "count"), ("wall", "nanoseconds"), ("cpu", "nanoseconds")]
+    fields = {types.index(value): name for name, value in _EVENT_VALUES.items() if value in types}
+    assert len(types) == 3 + len(fields)
     functions = {function.id: texts[function.name] for function in message.function}
     places = {place.id: functions[place.line[0].function_id] for place in message.location}
     samples = tuple(
@@ -60,8 +71,10 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
             sample.value[1],
             sample.value[2],
             {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
-            sample.value[3],
-            sample.value[4],
+            **{
+                name if unit == "count" else f"{name}_ns": value
+                for (name, unit), value in zip(types[3:], sample.value[3:], strict=True)
+            },
         )
         for sample in message.sample
     )

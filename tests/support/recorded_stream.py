@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
+from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import choose_walker, make_ticker
 from splunk_profiler.model import Event, SpanRef
 from splunk_profiler.raw import Periods, RawEvent, RawSnapshot
@@ -76,22 +76,25 @@ class _Run:
     def __init__(self) -> None:
         choice = choose_walker()
         self._spans: dict[int, SpanRef] = {}
-        self._ticker = make_ticker(choice, _CONTEXT, self._spans.get, 20, labels_var=_LABELS)
+        traces = TraceFilter({}, "span", lambda span: span.trace_id)
+        self._traces = traces.traces
+        self._ticker = make_ticker(choice, _CONTEXT, self._spans.get, 20, labels_var=_LABELS, trace_filter=traces)
         contexts = ContextReader(lambda context: context, lambda labels: labels, lambda _root: ("GET /cart", False))
-        self.recorder = StreamRecorder(contexts, make_idle_tracker(native=choice.name == "native"))
-        self.recorder.start(PERIODS, {"service": "shop"})
+        self.recorder = StreamRecorder(contexts, is_native=choice.name == "native")
+        self.recorder.start({"service": "shop"})
         self.recorder.resource({"service.name": "shop"}, "", is_final=True)
         self.pieces: list[bytes] = []
         self.count = 0
 
-    def raw(self) -> RawSnapshot:
+    def raw(self, *, is_focused: bool = False) -> RawSnapshot:
         sum(range(20_000))
-        self._ticker.capture()
+        self._ticker.capture(is_focused=is_focused)
         (raw,) = self._ticker.drain(0)
         return raw
 
     def take(self, rounds: int = _ROUNDS) -> None:
         for _ in range(rounds):
+            self.recorder.renamed_threads()
             self.recorder.snapshot(self.raw())
             self.recorder.endpoints()
             self.pieces.append(self.recorder.take())
@@ -99,13 +102,15 @@ class _Run:
 
     def note(self, holding: threading.Thread) -> None:
         """Record a trace with a focused snapshot, and an event."""
-        raw = self.raw()
-        (thread,) = [one for one in raw.threads if one.ident == holding.ident]
-        thread = thread._replace(context=SPAN)  # the portable walker cannot see it there
+        self._traces[SPAN.trace_id] = None
+        self._spans[holding.ident or 0] = SPAN  # for the portable walker
+        raw = self.raw(is_focused=True)
+        (thread,) = raw.threads
+        self._traces.clear()
         self.recorder.trace_selected(SPAN.trace_id, raw.time_ns - 5_000_000, thread.ident, 0)
-        self.recorder.snapshot(raw._replace(is_focused=True, threads=(thread,)))
+        self.recorder.snapshot(raw)
         event: Any = Event(GC_KIND, (("gc.generation", 2),), 3, 4_000_000)
-        self.recorder.events([RawEvent(raw.time_ns, thread, event)])
+        self.recorder.event(RawEvent(raw.time_ns, thread, event))
         self.recorder.trace_ended(SPAN.trace_id, raw.time_ns)
 
 

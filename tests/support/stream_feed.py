@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.model import IdleRepeat, Sample, Snapshot, SpanRef, UnattributedTime
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
@@ -28,12 +27,13 @@ class StreamedBuilder:
         labels_of: Callable[[Any], tuple[tuple[str, str], ...]] = lambda _value: (),
     ) -> None:
         contexts = ContextReader(span_of, labels_of)
-        self.recorder = StreamRecorder(contexts, make_idle_tracker(native=native), reads_nice=True)
+        self.recorder = StreamRecorder(contexts, is_native=native, reads_nice=True)
         self.reader = StreamReader()
         self.builder = SnapshotBuilder(period_ns, skips_idle=skips_idle, include_internal=include_internal)
 
     def captured(self, raw: RawSnapshot) -> CapturedSnapshot:
         """Return a snapshot as it comes out of the stream."""
+        self.recorder.renamed_threads()
         self.recorder.snapshot(raw)
         (captured,) = (item for item in self.reader.feed(self.recorder.take()) if isinstance(item, CapturedSnapshot))
         return captured
@@ -52,7 +52,8 @@ class StreamedBuilder:
 
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """Return the samples of events."""
-        self.recorder.events(events)
+        for event in events:
+            self.recorder.event(event)
         found = list(self.reader.feed(self.recorder.take()))
         return [self.builder.event_sample(event) for event in found if isinstance(event, CapturedEvent)]
 

@@ -21,16 +21,16 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from exporter_processes import FACTORY, ask, exporter_pid, send
+from exporter_processes import ask, exporter_pid, new_connection, send
 from marked_work import say
 
 from splunk_profiler._walker import set_after_fork_in_child
-from splunk_profiler.exporter_process.connection import ExporterConnection
-from splunk_profiler.exporter_process.launch import Launcher
+from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter
 
 _FORKS = 50
 _NOBODY = 65534
-CONNECTION = ExporterConnection(Launcher(FACTORY))
+_TOKEN = os.urandom(16).hex()
+CONNECTION = new_connection(token=_TOKEN)
 
 
 def _connect() -> None:
@@ -144,22 +144,31 @@ def fork_often(fork: Callable[[], int]) -> None:
     say("statuses", [os.waitpid(child, 0)[1] for child in children])
     over.set()
     sender.join()
-    say("restarts", CONNECTION.restarts)
+    say("connected", exporter_pid(CONNECTION))
     _greet("parent")
+
+
+def _find_obstacle() -> str:
+    """Return the reason why this process can have no exporter; empty if it can."""
+    try:
+        choose_interpreter("auto", is_native=True)
+    except LaunchError as error:
+        return str(error)
+    return ""
 
 
 def start_in_chroot() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chroot(folder)
-        say("started", [CONNECTION.start(), CONNECTION.failure])
+        say("obstacle", _find_obstacle())
 
 
 def start_as_process_1() -> None:
     say("pid", os.getpid())
-    say("started", [CONNECTION.start(), CONNECTION.failure])
+    say("obstacle", _find_obstacle())
     child = os.fork()
     if child == 0:
-        say("child", [CONNECTION.start(), CONNECTION.failure])
+        say("child", _find_obstacle())
         os._exit(0)
     os.waitpid(child, 0)
     say("left", _find_child())
@@ -170,12 +179,12 @@ def fork_to_another_user() -> None:
     child = os.fork()
     if child == 0:
         CONNECTION.reset_after_fork()
+        other = new_connection(token=_TOKEN)  # while the interpreter is in reach
         os.setuid(_NOBODY)
         say("same user", CONNECTION.send(b"before\n"))
         CONNECTION.close(30)
-        other = ExporterConnection(Launcher(FACTORY), CONNECTION.name.split(b"-")[2].decode())
         # The interpreter may be out of reach of this user.
-        say("other user", exporter_pid(other) if other.start() else other.failure)
+        say("other user", exporter_pid(other) if other.send(b"") else other.failure)
         other.close(30)
         os._exit(0)
     os.waitpid(child, 0)

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 from splunk_profiler import _walker as walker
 
@@ -94,6 +96,14 @@ def collected(_sampled: Sampled) -> None:
     assert alive == 1, alive
 
 
+def another_interpreter(sampled: Sampled) -> None:
+    module: Any = import_module("_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters")
+    other = module.create()
+    for _ in range(40):
+        assert sampled.ticker.drain(10_000_000_000)
+    module.destroy(other)
+
+
 WHILE_A_WORKER_DRAINS: dict[str, Callable[[], object]] = {
     "return": lambda: None,
     "sys.exit": lambda: sys.exit(0),
@@ -104,6 +114,7 @@ ALONE: dict[str, Callable[[Sampled], None]] = {
     "main thread first": main_thread_first,
     "stopped and dropped": stopped_and_dropped,
     "collected": collected,
+    "another interpreter": another_interpreter,
 }
 
 

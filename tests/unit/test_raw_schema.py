@@ -16,7 +16,7 @@ from splunk_profiler import raw
 pytest.importorskip("splunk_profiler._walker")
 pytest.importorskip("splunk_profiler._context")
 
-TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "TickerCounters", "ThreadChanges"]
+TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "RawException", "RawAllocation", "TickerCounters"]
 PROGRAM = """
 import sys
 from collections import namedtuple

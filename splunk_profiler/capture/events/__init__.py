@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from splunk_profiler.capture.events.allocations import (
+    ALLOCATION_KIND,
+    AllocationEventSource,
+    make_allocation_source,
+)
+from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND, make_exception_source
 from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
+from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_source
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
-from splunk_profiler.model import EventKind
-from splunk_profiler.raw import RawEvent
+from splunk_profiler.model import DataType, EventKind
+from splunk_profiler.raw import RawBlocksEnded, RawEvent
 from splunk_profiler.system.guard import Guard
 
 
@@ -25,8 +32,8 @@ class EventSource(Protocol):
     def stop(self) -> None:
         """Stop recording and leave nothing behind in the interpreter. Idempotent; also in a forked child."""
 
-    def drain(self) -> Sequence[RawEvent]:
-        """Return the events since the last call, oldest first, at most a few hundred."""
+    def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
+        """Return the events since the last call, oldest first, at most some thousand."""
 
 
 class RegisteredSource(NamedTuple):
@@ -35,18 +42,25 @@ class RegisteredSource(NamedTuple):
     Attributes:
         make_source: called with the settings, the ticker, which may run already or never, and True if
             it is the native one. Returns None where the kind is off or not possible.
+        is_listed: called with the settings; returns True if profiles have values of the kind, in use or not.
     """
 
     kind: EventKind
     make_source: Callable[[Config, Ticker, bool], EventSource | None]
+    is_listed: Callable[[Config], bool] = lambda _config: True
 
 
-REGISTERED_SOURCES: tuple[RegisteredSource, ...] = (RegisteredSource(GC_KIND, make_gc_source),)
+REGISTERED_SOURCES: tuple[RegisteredSource, ...] = (
+    RegisteredSource(GC_KIND, make_gc_source),
+    RegisteredSource(TASK_KIND, make_task_source, lambda config: config.max_tasks > 0),
+    RegisteredSource(EXCEPTION_KIND, make_exception_source, lambda config: config.samples_exceptions),
+    RegisteredSource(ALLOCATION_KIND, make_allocation_source, lambda config: config.memory_enabled),
+)
 
 
-def registered_kinds() -> tuple[EventKind, ...]:
-    """Return all registered kinds, in use or not."""
-    return tuple(each.kind for each in REGISTERED_SOURCES)
+def registered_kinds(config: Config) -> tuple[EventKind, ...]:
+    """Return the kinds that profiles have values for with these settings, in use or not."""
+    return tuple(each.kind for each in REGISTERED_SOURCES if each.is_listed(config))
 
 
 class EventSources:
@@ -67,9 +81,16 @@ class EventSources:
             with guard.catching():
                 source.stop()
 
-    def drain(self) -> list[RawEvent]:
+    def stretch(self, ratio: float) -> None:
+        """Have sources that cost much record less often by this ratio, of at least 1, than at the start."""
+        for source, guard in self._sources:
+            if isinstance(source, AllocationEventSource):
+                with guard.catching():
+                    source.stretch(ratio)
+
+    def drain(self) -> list[RawEvent | RawBlocksEnded]:
         """Return the events of all sources, oldest first of each."""
-        drained: list[RawEvent] = []
+        drained: list[RawEvent | RawBlocksEnded] = []
         for source, guard in self._sources:
             with guard.catching():
                 drained += source.drain()
@@ -77,10 +98,12 @@ class EventSources:
 
 
 def make_sources(config: Config, ticker: Ticker, *, native: bool) -> EventSources:
-    """Make the sources of the kinds that are on; none without profiles of all threads."""
+    """Make the sources of the kinds that are on; none unless all threads are sampled."""
     sources = []
-    if config.enabled and config.sends_profiles:  # records of samples have no place for events
-        for kind, make_source in REGISTERED_SOURCES:
+    if config.enabled:
+        for kind, make_source, _ in REGISTERED_SOURCES:
+            if kind.data_type is DataType.CPU and not config.sends_profiles:
+                continue  # records of samples have no place for it
             with Guard(f"what notices events ({kind.name})").catching():
                 source = make_source(config, ticker, native)
                 if source is not None:

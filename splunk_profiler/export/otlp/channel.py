@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +197,8 @@ def _credentials(transport: Transport) -> grpc.ChannelCredentials:
 
 
 def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
+    from importlib.metadata import entry_points  # noqa: PLC0415  # with what it imports, 1.5 MB
+
     found: list[Any] = list(entry_points(group=_CREDENTIAL_PROVIDER_GROUP, name=name))
     if not found:
         raise LookupError(f"no entry point of that name in the group {_CREDENTIAL_PROVIDER_GROUP}")

@@ -22,7 +22,6 @@ from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
 from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector
-from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body
@@ -196,6 +195,8 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
     assert endpoint is not None
     encode: Callable[[Sequence[Any]], bytes]
     if resolved.config.sends_profiles:
+        from splunk_profiler.export.otlp.profile_records import ProfileEncoder  # noqa: PLC0415  # needless for text
+
         encode = ProfileEncoder(context.resource, context.classifier).encode
     else:
         encode = SampleEncoder(context.resource, body).encode

@@ -9,13 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.sample_records import (
     DATA_TYPE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     RequestBuilder,
     attributes,
-    record_template,
+    encode_end,
+    encode_record,
+    record_attributes,
 )
 from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import pprof
@@ -37,8 +41,8 @@ class ProfileEncoder:
         self._request_builder = RequestBuilder(resource)
         self._classifier = classifier or CodeClassifier()
         self._time_ns = time_ns
-        self._templates = {
-            (source, data_type): record_template(
+        self._attributes = {
+            (source, data_type): record_attributes(
                 DATA_FORMAT, {SOURCE_ATTRIBUTE: source.value, DATA_TYPE_ATTRIBUTE: data_type.value}
             )
             for source in InstrumentationSource
@@ -47,17 +51,12 @@ class ProfileEncoder:
 
     def encode(self, profiles: Iterable[Profile]) -> bytes:
         """Encode one request with the records of `profiles`, in their order."""
-        request = self._request_builder.build()
-        records = request.resource_logs[0].scope_logs[0].log_records
-        observed_ns = self._time_ns()
+        end = encode_end(self._time_ns())
         origin_of = self._classifier.refresh(yield_gil)
+        records = []
         for profile in profiles:
             for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
-                record = records.add()
-                record.CopyFrom(self._templates[profile.source, profile.data_type])
-                record.attributes.extend(attributes({"profiling.data.total.frame.count": part.frame_count}))
-                record.time_unix_nano = max(profile.time_ns, 0)  # an unset clock may be before 1970
-                record.observed_time_unix_nano = observed_ns
-                record.body.string_value = pprof.body(part)
-        message: bytes = request.SerializeToString()
-        return message
+                count = LogRecord(attributes=attributes({"profiling.data.total.frame.count": part.frame_count}))
+                rest = self._attributes[profile.source, profile.data_type] + count.SerializeToString() + end
+                records.append(encode_record(profile.time_ns, pprof.body(part), rest))
+        return self._request_builder.build(records)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Any
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
 from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.model import DataType, InstrumentationSource, Sample
+from splunk_profiler.formats.wire import field, tag, varint
+from splunk_profiler.model import DataType, Event, InstrumentationSource, Sample, SpanRef
 from splunk_profiler.system.threads import yield_gil
 
 _NAME = "otel.profiling"
@@ -26,89 +27,120 @@ SOURCE_ATTRIBUTE = "profiling.instrumentation.source"
 DATA_TYPE_ATTRIBUTE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
 
+# Parts of messages on the wire: records are joined of them, since message objects cost several times that.
+_RESOURCE_LOGS, _SCOPE_LOGS = b"\x0a", b"\x12"  # of ExportLogsServiceRequest, of ResourceLogs
+_RECORD = b"\x12"  # of ScopeLogs
+_TIME_TAG, _OBSERVED_TIME_TAG, _FLAGS_TAG, _TRACE_ID_TAG, _SPAN_ID_TAG = 0x09, 0x59, 0x45, 0x4A, 0x52  # of LogRecord
+_BODY, _EVENT_NAME = b"\x2a", field(tag(12), _NAME.encode())  # of LogRecord; older versions of its class lack the name
+_STRING_VALUE = b"\x0a"  # of AnyValue
+_TIME, _SPAN = Struct("<BQ"), Struct("<BIBB16sBB8s")
+
 
 class RequestBuilder:
-    """A builder of requests without records; calls `resource`, the process's, for each."""
+    """A builder of requests; calls `resource`, the process's, for each."""
 
     def __init__(self, resource: Callable[[], Resource]) -> None:
         self._resource = resource
-        self._encoded_resource: tuple[Resource, bytes] | None = None
+        self._encoded_resource: tuple[Resource, bytes, bytes] | None = None
 
-    def build(self) -> ExportLogsServiceRequest:
-        """Return a request with a resource and a scope."""
-        request = ExportLogsServiceRequest()
-        request.resource_logs.add().MergeFromString(self._encode_resource())
-        return request
+    def build(self, records: list[bytes]) -> bytes:
+        """Return a request with a resource, a scope and the encoded `records`."""
+        head, scope = self._encode_resource()
+        size = len(scope) + sum(map(len, records))
+        encoded_size = varint(size)
+        whole_size = varint(len(head) + len(_SCOPE_LOGS) + len(encoded_size) + size)
+        return b"".join([_RESOURCE_LOGS, whole_size, head, _SCOPE_LOGS, encoded_size, scope, *records])
 
-    def _encode_resource(self) -> bytes:
+    def _encode_resource(self) -> tuple[bytes, bytes]:
         """Encode resource and scope, once for each resource: it is immutable."""
         resource = self._resource()
         if self._encoded_resource is None or self._encoded_resource[0] is not resource:
             head = ResourceLogs(
                 resource=ResourceMessage(attributes=attributes(resource.attributes)), schema_url=resource.schema_url
             )
-            head.scope_logs.add(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
-            self._encoded_resource = (resource, bytes(head.SerializeToString()))
-        return self._encoded_resource[1]
+            scope = ScopeLogs(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
+            self._encoded_resource = (resource, head.SerializeToString(), scope.SerializeToString())
+        return self._encoded_resource[1:]
 
 
 class SampleEncoder:
-    """An encoder of samples, which caches the parts that records share; `body` returns the text of a sample."""
+    """An encoder of samples, which caches the parts that records share; `body` returns a sample's text in UTF-8."""
 
     def __init__(
-        self, resource: Callable[[], Resource], body: Callable[[Sample], str], time_ns: Callable[[], int] = time.time_ns
+        self,
+        resource: Callable[[], Resource],
+        body: Callable[[Sample], bytes],
+        time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._request_builder = RequestBuilder(resource)
         self._body = body
         self._time_ns = time_ns
-        self._templates: dict[tuple[int, bool, InstrumentationSource], LogRecord] = {}
+        self._attributes: dict[tuple[int, bool, bool], bytes] = {}
 
     def encode(self, samples: Iterable[Sample]) -> bytes:
         """Encode one request with a record for each of `samples`, in their order."""
-        request = self._request_builder.build()
-        records = request.resource_logs[0].scope_logs[0].log_records
-        observed_ns = self._time_ns()
+        end = encode_end(self._time_ns())
+        records = []
         for sample in iter_with_pauses(samples, yield_gil):
-            record = records.add()
-            record.CopyFrom(self._template(sample))
-            record.time_unix_nano = sample.time_ns
-            record.observed_time_unix_nano = observed_ns
-            if (span := sample.span) is not None:
-                record.trace_id = span.trace_id.to_bytes(16, "big")
-                record.span_id = span.span_id.to_bytes(8, "big")
-                record.flags = span.trace_flags
-            text = self._body(sample)
-            try:
-                record.body.string_value = text
-            except UnicodeEncodeError:
-                record.body.string_value = _escape_surrogates(text)
-        message: bytes = request.SerializeToString()
-        return message
+            span = b"" if sample.span is None else _encode_span(sample.span)
+            rest = self._encode_attributes(sample) + span + end
+            records.append(encode_record(sample.time_ns, self._body(sample), rest))
+        return self._request_builder.build(records)
 
-    def _template(self, sample: Sample) -> LogRecord:
-        key = (sample.period_ns, sample.thread.stack.truncated, sample.source)
-        template = self._templates.get(key)
-        if template is None:
+    def _encode_attributes(self, sample: Sample) -> bytes:
+        if sample.event is not None:
+            return _encode_event_attributes(sample, sample.event)
+        is_continuous = sample.source is InstrumentationSource.CONTINUOUS
+        key = (sample.period_ns, sample.thread.stack.truncated, is_continuous)  # an enum's hash is Python code
+        encoded = self._attributes.get(key)
+        if encoded is None:
             own: dict[str, Any] = {"source.event.period": max(sample.period_ns // 1_000_000, 1)}
             if sample.thread.stack.truncated:
                 own["thread.stack.truncated"] = True
-            if sample.source is not InstrumentationSource.CONTINUOUS:
+            if not is_continuous:
                 own[SOURCE_ATTRIBUTE] = sample.source.value
-            template = self._templates[key] = record_template("text", own)
-        return template
+            encoded = self._attributes[key] = record_attributes("text", own)
+        return encoded
 
 
-def record_template(data_format: str, extra_attributes: Mapping[str, Any]) -> LogRecord:
-    """Return a record with the attributes that all records have, and `extra_attributes`."""
-    common_attributes = {
+def _encode_event_attributes(sample: Sample, event: Event) -> bytes:
+    own: dict[str, Any] = {
+        DATA_TYPE_ATTRIBUTE: event.kind.data_type.value,
+        "source.event.name": event.kind.name,
+        "memory.allocated": event.amount,
+    }
+    if sample.thread.stack.truncated:
+        own["thread.stack.truncated"] = True
+    return record_attributes("text", own)
+
+
+def record_attributes(data_format: str, own: Mapping[str, Any]) -> bytes:
+    """Encode the attributes that all records have and `own`, as the part of a record."""
+    common = {
         "com.splunk.sourcetype": _NAME,
         DATA_TYPE_ATTRIBUTE: DataType.CPU.value,
         "profiling.data.format": data_format,
     }
-    record = LogRecord(attributes=attributes({**common_attributes, **extra_attributes}))
-    if "event_name" in LogRecord.DESCRIPTOR.fields_by_name:  # older versions lack it
-        record.event_name = _NAME
-    return record
+    return bytes(LogRecord(attributes=attributes({**common, **own})).SerializeToString())
+
+
+def encode_record(time_ns: int, body: bytes, rest: bytes) -> bytes:
+    """Encode a record, as the part of a request, with a text in UTF-8 as its body; `rest` has its other fields."""
+    text_size = varint(len(body))
+    value_size = varint(len(_STRING_VALUE) + len(text_size) + len(body))
+    size = _TIME.size + len(_BODY) + len(value_size) + len(_STRING_VALUE) + len(text_size) + len(body) + len(rest)
+    time = _TIME.pack(_TIME_TAG, max(time_ns, 0))  # an unset clock may be before 1970
+    return b"".join((_RECORD, varint(size), time, _BODY, value_size, _STRING_VALUE, text_size, body, rest))
+
+
+def encode_end(observed_ns: int) -> bytes:
+    """Encode the fields that all records of a request have last."""
+    return _TIME.pack(_OBSERVED_TIME_TAG, observed_ns) + _EVENT_NAME
+
+
+def _encode_span(span: SpanRef) -> bytes:
+    trace_id, span_id = span.trace_id.to_bytes(16, "big"), span.span_id.to_bytes(8, "big")
+    return _SPAN.pack(_FLAGS_TAG, span.trace_flags, _TRACE_ID_TAG, 16, trace_id, _SPAN_ID_TAG, 8, span_id)
 
 
 def attributes(values: Mapping[str, Any]) -> list[KeyValue]:

@@ -70,7 +70,7 @@ def test_recording_goes_on_in_bounded_memory_while_a_collector_hangs() -> None:
         receiver.exports(1, answer="hang")
         exporter.ask("record 100000")
         counters = exporter.ask("counters")
-        assert counters["waiting"] <= 8192
+        assert counters["waiting"] < 14_000  # 8 MiB of samples with three frames
         assert counters["waiting"] + counters["queue_full"] == 100_005
         receiver.switch("ok")
         newest = receiver.record(lambda record: record["time_ns"] == 100_005)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from exporter_processes import find_exporters, wait_for_end
 from receiver_process import Receiver
-from target_process import Target, profiling_settings
+from target_process import TESTS, Target, profiling_settings
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
@@ -24,9 +28,14 @@ def _is_of_cart(record: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
-def test_service_has_no_grpc_and_its_records_are_its_own(data_format: str) -> None:
+def test_service_has_no_exporter_in_it_and_its_records_are_its_own(data_format: str) -> None:
     with Receiver() as receiver:
-        settings = {"SPLUNK_PROFILER_DATA_FORMAT": data_format, "SPLUNK_PROFILER_EXPORT_INTERVAL": "200"}
+        settings = {
+            "SPLUNK_PROFILER_DATA_FORMAT": data_format,
+            "SPLUNK_PROFILER_EXPORT_INTERVAL": "200",
+            "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": "false",  # its threads are not for profiling
+            "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false",
+        }
         with _service(receiver.url, **settings) as target:
             records = receiver.records(3)
             (exporter,) = find_exporters(target.pid)
@@ -35,10 +44,34 @@ def test_service_has_no_grpc_and_its_records_are_its_own(data_format: str) -> No
             target.tell("stop")
             assert target.finish() == 0, target.output
         wait_for_end(exporter)
-    assert loaded["grpc"] == []
-    assert "splunk-profiler-exporter" not in loaded["threads"]
+    assert loaded["needless"] == []
+    # Two of them work; the third only waits for SIGTERM.
+    assert loaded["threads"] == [f"splunk-profiler-{name}" for name in ("sampler", "sigterm", "ticker")]
     for record in records:
         assert (record["resource"]["service.name"], record["resource"]["process.pid"]) == ("exported", target.pid)
+
+
+def test_exporter_starts_before_the_first_samples_of_a_long_interval() -> None:
+    with Receiver() as receiver, _service(receiver.url, SPLUNK_PROFILER_CALL_STACK_INTERVAL="60000") as target:
+        target.line("ready")
+        deadline_s = time.monotonic() + 30
+        while not (exporters := find_exporters(target.pid)):
+            assert time.monotonic() < deadline_s, target.output
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        wait_for_end(*exporters)
+
+
+def test_loaded_exporter_lets_busy_threads_of_its_hosts_go_first() -> None:
+    with Receiver() as receiver, _service(receiver.url) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        nice_values = {
+            os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path(f"/proc/{exporter}/task").iterdir()
+        }
+        assert nice_values == {os.nice(0) + 5}
+        target.tell("stop")
+        assert target.finish() == 0, target.output
 
 
 def test_killed_exporter_is_started_again_and_records_go_on() -> None:
@@ -72,13 +105,58 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
         assert target.finish() == 0, target.output
 
 
-@pytest.mark.parametrize(("exporter", "reason"), [("auto", "frozen"), ("thread", "SPLUNK_PROFILER_EXPORTER=thread")])
-def test_service_without_an_exporter_process_exports_by_itself(exporter: str, reason: str) -> None:
-    arguments = ["frozen"] if exporter == "auto" else []
-    with Receiver() as receiver, _service(receiver.url, *arguments, SPLUNK_PROFILER_EXPORTER=exporter) as target:
+@pytest.mark.parametrize(
+    ("condition", "exporter", "reason"),
+    [
+        ("frozen", "process", "the application is frozen"),
+        ("subreaper", "process", "this process adopts orphans"),
+        ("", "thread", ""),
+    ],
+)
+def test_service_without_an_exporter_process_exports_by_itself(condition: str, exporter: str, reason: str) -> None:
+    with Receiver() as receiver, _service(receiver.url, condition, SPLUNK_PROFILER_EXPORTER=exporter) as target:
         receiver.record(_is_of_cart)
-        assert find_exporters(target.pid) == [], reason
+        assert find_exporters(target.pid) == []
         target.tell("modules")
         assert "splunk-profiler-exporter" in target.json("modules")["threads"]
+        target.tell("wait")
+        assert target.json("waited") == "no child"
         target.tell("stop")
         assert target.finish() == 0, target.output
+        assert not reason or reason in target.output
+
+
+def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
+    with Receiver() as receiver, _service(receiver.url, "confined") as target:
+        target.line("ready")
+        target.tell("full")
+        target.line("full")
+        target.line("an error in exporting in this process was caught")
+        target.tell("room")
+        target.line("records are made and exported by threads of this process: ")
+        receiver.record(_is_of_cart)
+        target.tell("modules")
+        found = target.json("modules")
+        assert "splunk-profiler-exporter" in found["threads"]
+        assert found["importers"] == ["splunk-profiler-exporter"]
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+
+
+def test_service_without_a_place_to_write_is_exported() -> None:
+    lock = """
+    for place in $(cut -d' ' -f2 /proc/self/mounts | grep -v '^/proc'); do mount -o remount,bind,ro "$place"; done
+    exec "$@"
+    """
+    command = ["unshare", "--mount", "sh", "-c", lock, "sh", sys.executable]
+    probe = "import tempfile\ntry: print(tempfile.gettempdir())\nexcept OSError: print('nowhere')"
+    if b"nowhere" not in subprocess.run([*command, "-c", probe], capture_output=True, check=False).stdout:
+        pytest.skip("the kernel refuses to make file systems read-only")
+    script = str(TESTS / "targets" / "exported_service.py")
+    with Receiver() as receiver:
+        with Target(*command, script, env=profiling_settings(receiver.url, 10)) as target:
+            receiver.record(_is_of_cart)
+            (exporter,) = find_exporters(target.pid)
+            target.tell("stop")
+            assert target.finish() == 0, target.output
+        wait_for_end(exporter)

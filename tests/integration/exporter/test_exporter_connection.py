@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -23,14 +24,15 @@ from exporter_processes import (
     exporter_pid,
     find_exporters,
     listens,
+    new_connection,
     receive,
     send,
     wait_for_end,
 )
 
 from splunk_profiler.exporter_process.connection import MAX_BUFFERED_BYTES, ExporterConnection
-from splunk_profiler.exporter_process.launch import Launcher
-from splunk_profiler.exporter_process.server import MAX_CONNECTIONS
+from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY, Launcher, find_interpreter
+from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, MAX_CONNECTIONS, frame
 from splunk_profiler.system.threads import read_proc_file
 
 _CHUNK = b"drop " + b"x" * 65530 + b"\n"
@@ -54,11 +56,11 @@ def test_connection_carries_data_and_answers_in_order(connection: ExporterConnec
     assert connection.generation == 1
     assert connection.close(30)
     assert not connection.send(b"three\n")
-    assert not connection.start()
+    assert not connection.send(b"")
 
 
 def test_close_without_a_connection_has_nothing_to_send() -> None:
-    connection = ExporterConnection(Launcher(FACTORY))
+    connection = new_connection()
     assert connection.receive() == []
     assert connection.close(0)
     assert not find_exporters(os.getpid())
@@ -73,12 +75,65 @@ def test_close_sends_what_is_buffered(connection: ExporterConnection) -> None:
     assert connection.close(30)
 
 
-def test_second_process_with_the_token_shares_the_exporter(connection: ExporterConnection) -> None:
-    token = connection.name.split(b"-")[2].decode()
-    other = ExporterConnection(Launcher(FACTORY), token)
-    assert exporter_pid(other) == exporter_pid(connection)
+def test_second_process_with_the_token_shares_the_exporter() -> None:
+    connection, other = (new_connection(token="ab" * 16) for _ in range(2))
+    pid = exporter_pid(connection)
+    assert exporter_pid(other) == pid
     assert other.close(30)
     assert ask(connection, b"still here") == b"still here"
+    assert connection.close(30)
+    wait_for_end(pid)
+
+
+def test_process_that_has_taken_the_name_gets_a_challenge_only(connection: ExporterConnection) -> None:
+    with socket.socket(socket.AF_UNIX) as taker:
+        taker.bind(connection.name)
+        taker.listen()
+        assert connection.send(b"secret\n")
+        assert connection.receive() == []
+        accepted, _ = taker.accept()
+        with accepted:
+            accepted.sendall(frame(bytes(16)))
+            assert connection.receive() == []
+            assert "does not know its secret" in connection.failure
+            assert connection.generation == 2
+            assert len(accepted.recv(1000)) == CHALLENGE_BYTES
+            assert accepted.recv(1000) == b""
+        assert ask(connection, b"to another") == b"to another"
+        assert exporter_pid(connection) in find_exporters(os.getpid())
+
+
+def test_process_that_has_taken_the_name_and_is_silent_is_left() -> None:
+    now_s = time.monotonic()
+    connection = ExporterConnection(_no_launch, "ab" * 16, lambda: now_s)
+    with socket.socket(socket.AF_UNIX) as taker:
+        taker.bind(connection.name)
+        taker.listen()
+        assert connection.send(b"secret\n")
+        now_s += 29
+        assert connection.send(b"more\n")
+        now_s += 1
+        assert not connection.send(b"more\n")
+        assert "does not answer" in connection.failure
+        accepted, _ = taker.accept()
+        with accepted:
+            assert len(accepted.recv(1000)) == CHALLENGE_BYTES
+    connection.close(0)
+
+
+def _no_launch(_descriptor: int, _token: str) -> None:
+    raise PermissionError("no process here")
+
+
+def test_token_of_a_tree_whose_exporter_has_ended_leads_to_a_new_one() -> None:
+    token = "0123456789abcdef" * 2
+    pids = []
+    for _ in range(2):
+        connection = new_connection(token=token)
+        pids.append(exporter_pid(connection))
+        assert connection.close(30)
+        wait_for_end(pids[-1])
+    assert pids[0] != pids[1]
 
 
 def test_exporter_says_in_ps_what_it_is_and_for_whom(connection: ExporterConnection) -> None:
@@ -138,9 +193,8 @@ def test_killed_exporter_is_started_again_and_counted(
     assert not connection.send(b"lost\n")
     assert connection.generation == 2
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
-        for restarts in (1, 2):
+        for _ in range(2):
             second = exporter_pid(connection)
-            assert connection.restarts == restarts
             os.kill(second, signal.SIGKILL)
             wait_for_end(second)
     assert second != pid
@@ -159,7 +213,6 @@ def test_socket_that_the_application_closed_is_replaced(connection: ExporterConn
             assert connection.generation == 2
             assert connection.receive() == []
             assert exporter_pid(connection) == pid
-            assert connection.restarts == 0
             assert connection.close(30)
             os.fstat(ours)  # it was not closed
             assert (tmp_path / "file").read_bytes() == b""
@@ -200,8 +253,17 @@ def test_session_that_fails_loses_its_connection_and_says_why(connection: Export
     assert ask(connection, b"third") == b"third"
 
 
+def test_host_is_told_why_its_stream_cannot_be_read() -> None:
+    with connected(DEFAULT_FACTORY) as connection:
+        send(connection, b"no stream of a profiler")
+        message = json.loads(receive(connection)[0])
+    assert message["level"] == logging.WARNING
+    assert "an error in a session of the exporter was caught" in message["text"]
+    assert 'StreamError("byte 0: this is no stream of the profiler' in message["text"]
+
+
 def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
-    connection = ExporterConnection(Launcher("no_such_module:make"))
+    connection = new_connection("no_such_module:make")
     assert connection.send(b"data\n")
     assert b"No module named 'no_such_module'" in receive(connection)[0]
     connection.close(0)
@@ -221,16 +283,17 @@ def test_strangers_cannot_disturb_other_connections(connection: ExporterConnecti
     assert connection.generation == 1
 
 
-def test_connections_beyond_the_limit_are_refused(connection: ExporterConnection) -> None:
+def test_connections_beyond_the_limit_are_told_why_they_are_refused(connection: ExporterConnection) -> None:
     pid = exporter_pid(connection)
     others = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CONNECTIONS)]
     try:
         for other in others:
             other.connect(connection.name)
             other.settimeout(30)
-        others[-2].sendall(b"pid\n")
+        others[-2].sendall(bytes(CHALLENGE_BYTES))
         assert others[-2].recv(100)
-        assert others[-1].recv(100) == b""
+        with others[-1].makefile("rb") as stream:
+            assert stream.read().endswith(b"serves 256 others already")
         assert exporter_pid(connection) == pid
     finally:
         for other in others:
@@ -283,10 +346,10 @@ def test_name_taken_by_another_user_is_given_up(connection: ExporterConnection) 
 
 def test_exporter_without_any_connection_ends() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        connection = ExporterConnection(Launcher(FACTORY))
+        connection = new_connection()
         listener.bind(connection.name)
         listener.listen()
-        Launcher(FACTORY)(listener.fileno())
+        Launcher(find_interpreter(), FACTORY)(listener.fileno(), "ab" * 16)
     while not (pids := find_exporters(os.getpid())):  # it has no command line for a moment
         assert listens(connection)
     for pid in pids:

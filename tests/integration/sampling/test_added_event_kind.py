@@ -31,11 +31,11 @@ def test_events_of_another_data_type_come_in_records_of_their_own() -> None:
     message = decode(gzip.decompress(base64.b64decode(by_type["allocation"]["body"], validate=True)))
     text = message.string_table
     types = [(text[kind.type], text[kind.unit]) for kind in message.sample_type]
-    assert types == [("objects", "count"), ("space", "bytes")]
+    assert types[-2:] == [("objects", "count"), ("space", "bytes")]
     functions = {place.id: text[message.function[place.line[0].function_id - 1].name] for place in message.location}
     for sample in message.sample:
-        sums["objects"] += sample.value[0]
-        sums["bytes"] += sample.value[1]
+        sums["objects"] += sample.value[-2]
+        sums["bytes"] += sample.value[-1]
         assert "__main__.fill_cache" in [functions[place] for place in sample.location_id]
         labels = {text[label.key]: text[label.str] for label in sample.label if label.str}
         said = {"span_id": ledger["span"], "endpoint": "GET /pages", "tenant": "acme", "thread.name": "MainThread"}

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from ledger_run import run_target
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
@@ -24,13 +25,8 @@ def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tu
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
         "SPLUNK_PROFILER_GC_EVENTS_ENABLED": "true",
     }
-    with Receiver() as receiver:
-        env = {**profiling_settings(receiver.url, 10, walker), **settings, **more}
-        with Target("garbage_work.py", scenario, str(seconds), env=env) as target:
-            ledger = target.json("ledger")
-            assert target.finish() == 0, target.output
-        records = receiver.records(1)
-    return [read(record) for record in records], ledger
+    run = run_target("garbage_work.py", scenario, str(seconds), walker=walker, **{**settings, **more})
+    return [read(record) for record in run.records], run.ledger
 
 
 def _collections(profiles: list[ReceivedProfile]) -> list[ProfileSample]:

@@ -43,17 +43,18 @@ def _assert_adds_up(profiles: list[ReceivedProfile], ledger: dict[str, Any], wal
     Within 3 % for the portable walker, which leaves threads out of a snapshot if they run meanwhile.
     """
     samples = all_samples(profiles)
-    _assert_between(ledger, "cpu_ns", sum(sample.cpu_ns for sample in samples), 0.03)
+    cpu_ns = [(profile.pid, sum(sample.cpu_ns for sample in profile.samples)) for profile in profiles]
+    _assert_between(ledger, "cpu_ns", sum(each for _, each in cpu_ns), 0.03, cpu_ns)
     threads = ledger["ended"] if walker == "native" else ledger["started"]
     unknown = _unknown_ns(profiles, threads) / ledger["before"]["wall_ns"]
     tolerance = max(0.01 if walker == "native" else 0.03, unknown)
     _assert_between(ledger, "wall_ns", sum(sample.wall_ns for sample in samples), tolerance)
 
 
-def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance: float) -> None:
+def _assert_between(ledger: dict[str, Any], what: str, found_ns: int, tolerance: float, parts: object = ()) -> None:
     """The accounts were closed somewhere in the profiler's stop, which takes a while on a machine that is busy."""
     before, after = ledger["before"][what], ledger["after"][what]
-    assert before * (1 - tolerance) <= found_ns <= after * (1 + tolerance), (before, found_ns, after)
+    assert before * (1 - tolerance) <= found_ns <= after * (1 + tolerance), (before, found_ns, after, parts)
 
 
 def _unknown_ns(profiles: list[ReceivedProfile], threads: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,18 @@ def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go(threads: i
         assert last[1] == "ok"
         counters = json.loads(last[0])
     assert counters["captured"] + counters["missed"] == counters["due"]
-    any_thread_runs_calls = sys.version_info >= (3, 12)  # else the ticker takes the GIL for each snapshot
+    any_thread_runs_calls = sys.version_info >= (3, 12)  # else the ticker pauses Python for each snapshot
     assert (counters["by_pending_call"] > 0) == any_thread_runs_calls
 
 
-@pytest.mark.parametrize(
-    "ending",
-    ["return", "sys.exit", "os._exit", "unhandled", "main thread first", "stopped and dropped", "collected"],
+ENDINGS = ["return", "sys.exit", "os._exit", "unhandled", "main thread first", "stopped and dropped", "collected"]
+HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
+needs_interpreters = pytest.mark.skipif(
+    not HAS_INTERPRETERS, reason="this interpreter has no module for subinterpreters"
 )
+
+
+@pytest.mark.parametrize("ending", [*ENDINGS, pytest.param("another interpreter", marks=needs_interpreters)])
 def test_a_process_ends_as_it_would_without_the_walker(ending: str) -> None:
     with Target("walker_endings.py", ending) as target:
         target.line("ready")

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder, to_boottime_ns
 from splunk_profiler.model import Event, Frame, SpanRef, Stack
-from splunk_profiler.raw import Periods, RawEvent, RawSnapshot, RawThread
+from splunk_profiler.raw import RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.captured import (
     CapturedEvent,
     CapturedSnapshot,
@@ -27,8 +26,8 @@ from splunk_profiler.stream.captured import (
 )
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import CAPACITY
+from splunk_profiler.system.clocks import boottime_ns
 
-PERIODS = Periods(100, 10)
 STACK = Stack((Frame("shop", "work", "shop.py", 7),), truncated=False)
 SPAN = SpanRef(1, 2, 1, 3, "GET /")
 GC = Event(GC_KIND, (("gc.generation", 2),), 3, 4)
@@ -39,7 +38,7 @@ def thread(key: int, *, cpu_ns: int = 5, state: int | None = 0, **more: Any) -> 
 
 
 def snapshot(*threads: RawThread, is_focused: bool = False) -> RawSnapshot:
-    return RawSnapshot(time.time_ns(), 0, threads, 100, is_focused, 100, 7)
+    return RawSnapshot(time.time_ns(), 0, threads, 100, is_focused, 100, 7, boottime_ns())
 
 
 class Bench:
@@ -47,9 +46,9 @@ class Bench:
 
     def __init__(self, contexts: ContextReader | None = None, *, reads_nice: bool = False) -> None:
         contexts = contexts or ContextReader(lambda context: context)
-        self.recorder = StreamRecorder(contexts, make_idle_tracker(native=False), reads_nice=reads_nice)
+        self.recorder = StreamRecorder(contexts, is_native=False, reads_nice=reads_nice)
         self.reader = StreamReader()
-        self.recorder.start(PERIODS, {})
+        self.recorder.start({})
         assert [type(item) for item in self.read()] == [ProcessStarted]
 
     def read(self) -> list[Any]:
@@ -57,11 +56,12 @@ class Bench:
 
     def see(self, *threads: RawThread, is_focused: bool = False) -> CapturedSnapshot:
         self.recorder.snapshot(snapshot(*threads, is_focused=is_focused))
+        self.recorder.renamed_threads()
         (found,) = (item for item in self.read() if isinstance(item, CapturedSnapshot))
         return found
 
     def hear(self, raw_thread: RawThread) -> CapturedEvent:
-        self.recorder.events([RawEvent(time.time_ns(), raw_thread, GC)])
+        self.recorder.event(RawEvent(time.time_ns(), raw_thread, GC))
         (found,) = self.read()
         assert isinstance(found, CapturedEvent)
         return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from types import CodeType, FunctionType
@@ -172,7 +173,7 @@ def test_every_deadline_is_captured_or_counted_as_missed() -> None:
     assert counters.gil_held_ns_sum > 0
 
 
-ANY_THREAD_RUNS_CALLS = sys.version_info >= (3, 12)  # else the ticker takes the GIL for each snapshot
+ANY_THREAD_RUNS_CALLS = sys.version_info >= (3, 12)  # else the ticker pauses Python for each snapshot
 
 
 def test_samples_beside_a_busy_thread_are_taken_by_it_or_the_ticker() -> None:
@@ -193,6 +194,62 @@ def test_samples_beside_a_busy_thread_are_taken_by_it_or_the_ticker() -> None:
         other.join()
         worker.join()
     assert (ticker.counters().by_pending_call > 0) == ANY_THREAD_RUNS_CALLS
+
+
+@pytest.fixture
+def no_switches() -> Iterator[None]:
+    """Let no thread that waits for the GIL ask for it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1_000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("no_switches")
+def test_samples_beside_busy_threads_wait_for_no_switch_of_threads() -> None:
+    ticker = make(ring_size=64)
+
+    def busy() -> None:
+        while ticker.counters().captured < 20:
+            sum(range(100))
+
+    with running(ticker, 10_000_000):
+        threads = [threading.Thread(target=busy) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.usefixtures("no_switches")
+def test_sample_due_in_c_code_with_the_gil_shows_the_caller_of_it() -> None:
+    ticker, keep_gil = make(ring_size=64), ctypes.PyDLL(None).usleep
+    callers: list[str] = []
+
+    def call_keeping_gil() -> None:
+        keep_gil(30_000)
+
+    def top_frames() -> list[str]:
+        drained = [thread for snapshot in ticker.drain(0) for thread in snapshot.threads]
+        return [thread.stack[0][0] for thread in drained if thread.ident == threading.get_ident()]
+
+    with running(ticker, 20_000_000):
+        while callers.count("call_keeping_gil") < 5:
+            call_keeping_gil()
+            callers += top_frames()
+    assert callers.count("call_keeping_gil") > len(callers) / 2
+
+
+def test_wait_for_the_gil_counts_from_the_first_deadline_in_it() -> None:
+    ticker, keep_gil = make(ring_size=64), ctypes.PyDLL(None).usleep
+    with running(ticker, 10_000_000):
+        assert ticker.drain(LONG_NS)
+        keep_gil(200_000)  # no deadline is served meanwhile
+        waits = [snapshot.gil_wait_ns for snapshot in ticker.drain(LONG_NS)]
+        assert all(snapshot.gil_wait_ns < LONG_NS for snapshot in ticker.drain(LONG_NS))
+    assert max(waits) > 150_000_000
+    ticker.capture()
+    assert [snapshot.gil_wait_ns for snapshot in ticker.drain(0)][-1] == 0, "nothing was due"
 
 
 def test_the_ticker_takes_the_sample_itself_if_no_thread_runs_python() -> None:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_factory import large_profile, message, origin_in_shop, small_profile
 
+from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.profiles import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError, Profiles
@@ -21,6 +24,8 @@ from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.pipeline.blocked_loops import LOOP_BLOCKED
+from splunk_profiler.pipeline.gil_waits import GilWaits
 
 SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
 RANK = Frame("shop.pricing", "rank", "/srv/shop/pricing.py", 9)
@@ -40,7 +45,7 @@ def profile(*aggregates: Aggregate) -> Profile:
 
 
 def bodies(*profiles: Profile) -> list[str]:
-    return [body(part) for each in profiles for part in parts(each, origin_of=origin_in_shop)]
+    return [body(part).decode() for each in profiles for part in parts(each, origin_of=origin_in_shop)]
 
 
 def added(*profiles: Profile) -> Profiles:
@@ -85,6 +90,39 @@ def test_times_of_equal_endpoints_add_up_over_all_profiles() -> None:
     assert found.last_ns - found.first_ns == 10 * SECOND
 
 
+def raised(count: int, error: str, *frames: Frame) -> Aggregate:
+    labels = (("source.event.name", "exception"), ("exception.type", error), ("endpoint", "GET /search"))
+    return Aggregate(Stack(frames, truncated=False), labels, 0, 0, 0, EXCEPTION_KIND, event_count=count)
+
+
+def test_exceptions_add_up_by_type_and_nearest_line_of_the_application(tmp_path: Path) -> None:
+    aggregates = (
+        raised(3, "shop.NoStock", RANK, SEARCH),
+        raised(4, "requests.ConnectTimeout", GET, RANK, SEARCH),
+        raised(1, "requests.ConnectTimeout", WAIT, GET, RANK),
+        raised(2, "KeyError", WAIT),
+        aggregate(SEARCH, cpu_s=2, endpoint="GET /search"),
+    )
+    found = added(*[replace(profile(*aggregates), kinds=(GC_KIND, EXCEPTION_KIND))] * 2)
+    counted = [(name, place.function, place.line, count) for (name, place), count in found.exceptions.most_common()]
+    assert counted == [
+        ("requests.ConnectTimeout", "shop.pricing.rank", 9, 10),
+        ("shop.NoStock", "shop.pricing.rank", 9, 6),
+        ("KeyError", "threading.Condition.wait", 355, 4),
+    ]
+    assert found.endpoints["GET /search"].spent.cpu == 4 * SECOND
+    analysis = saved(tmp_path, *bodies(replace(profile(*aggregates), kinds=(GC_KIND, EXCEPTION_KIND))))
+    text = drawn(analysis)
+    assert "requests.ConnectTimeout in shop.pricing.rank" in text
+    assert text.index("requests.ConnectTimeout in") < text.index("shop.NoStock in") < text.index("KeyError in")
+    first, *_ = to_dict(analysis, tmp_path)["profiles"]["exceptions"]
+    assert (first["type"], first["count"], first["line"]) == ("requests.ConnectTimeout", 5, 9)
+
+
+def test_where_nothing_was_raised_the_report_does_not_speak_of_it(tmp_path: Path) -> None:
+    assert "exception" not in drawn(saved(tmp_path, *bodies(profile(aggregate(SEARCH)))))
+
+
 def test_library_time_counts_for_the_application_function_that_called_it() -> None:
     found = added(
         profile(
@@ -110,7 +148,7 @@ def test_library_time_counts_for_the_application_function_that_called_it() -> No
 
 def test_code_of_senders_that_do_not_say_whose_it_is_is_known_by_its_path() -> None:
     found = Profiles()
-    found.add(body(parts(profile(aggregate(GET, RANK, INTERNAL)))[0]), "shop")
+    found.add(body(parts(profile(aggregate(GET, RANK, INTERNAL)))[0]).decode(), "shop")
     kinds = {name: each.place.kind for name, each in found.endpoints[OUTSIDE].functions.items()}
     assert kinds == {"requests.api.get": "library", "shop.pricing.rank": "application", "[process].internal": ""}
 
@@ -118,13 +156,58 @@ def test_code_of_senders_that_do_not_say_whose_it_is_is_known_by_its_path() -> N
 def test_a_split_profile_is_read_as_what_it_was() -> None:
     whole = large_profile(300)
     split, one = Profiles(), Profiles()
-    texts = [body(part) for part in parts(whole, max_body_bytes=20_000, origin_of=origin_in_shop)]
+    texts = [body(part).decode() for part in parts(whole, max_body_bytes=20_000, origin_of=origin_in_shop)]
     assert len(texts) > 1
     for text in texts:
         split.add(text, "shop")
-    one.add(body(parts(whole, origin_of=origin_in_shop)[0]), "shop")
+    one.add(body(parts(whole, origin_of=origin_in_shop)[0]).decode(), "shop")
     assert split.endpoints == one.endpoints
     assert split.spent == one.spent
+
+
+def test_waits_for_the_gil_of_all_profiles_are_in_the_report(tmp_path: Path) -> None:
+    waits = GilWaits(10, 13_000_000, 8_000_000, 1), GilWaits(30, 6_000_000, 2_000_000, 0)
+    profiles = [replace(small_profile(), comments=("other", each.describe())) for each in waits]
+    analysis = saved(tmp_path, *bodies(*profiles))
+    assert analysis.profiles.gil_waits == GilWaits(40, 19_000_000, 8_000_000, 1)
+    assert "wait for the GIL  0.47 ms on average, 8.0 ms at most, over 5 ms in 2.5 %" in drawn(analysis)
+    assert to_dict(analysis, tmp_path)["profiles"]["gil_waits"]["max_ns"] == 8_000_000
+
+
+def test_functions_that_blocked_the_loop_are_listed_by_their_time(tmp_path: Path) -> None:
+    def blocked(*frames: Frame, count: int, ms: int, **labels: str) -> Aggregate:
+        stack = Stack(frames, truncated=False)
+        return Aggregate(stack, tuple(labels.items()), 0, 0, 0, LOOP_BLOCKED, count, ms * 1_000_000)
+
+    blocks = (
+        blocked(WAIT, RANK, SEARCH, count=2, ms=700, endpoint="GET /search"),
+        blocked(SEARCH, count=1, ms=900),
+        blocked(RANK, count=1, ms=300, endpoint="GET /search"),
+    )
+    analysis = saved(tmp_path, *bodies(replace(profile(aggregate(SEARCH), *blocks), kinds=(LOOP_BLOCKED,))))
+    assert [line.split() for line in section(drawn(analysis), "Functions that blocked the event loop")] == [
+        ["shop.pricing.rank", "1.00", "s", "3", "0.33", "s", "GET", "/search"],
+        ["shop.app.search", "0.90", "s", "1", "0.90", "s", "(outside", "of", "spans)"],
+    ]
+    (first, _) = to_dict(analysis, tmp_path)["profiles"]["loop_blocks"]
+    assert (first["function"], first["count"], first["blocked_ns"]) == ("shop.pricing.rank", 3, SECOND)
+    assert analysis.profiles.samples == 10
+
+
+def test_waits_for_locks_are_listed_without_those_for_work(tmp_path: Path) -> None:
+    waits = profile(
+        aggregate(WAIT, GET, RANK, cpu_s=0, wall_s=3, **{"wait.kind": "condition"}),
+        aggregate(SEARCH, cpu_s=0, wall_s=1, **{"wait.kind": "lock"}),
+        aggregate(WAIT, cpu_s=0, wall_s=9, **{"wait.kind": "idle"}),
+        aggregate(SEARCH),
+    )
+    analysis = saved(tmp_path, *bodies(waits))
+    assert [line.split() for line in section(drawn(analysis), "Waits for locks and the like")] == [
+        ["requests.api.get", "60", "condition", "3.00", "s", "75", "%", "shop.pricing.rank"],
+        ["shop.app.search", "4", "lock", "1.00", "s", "25", "%"],
+    ]
+    (idle, _, _) = to_dict(analysis, tmp_path)["profiles"]["waits"]
+    assert (idle["kind"], idle["wall_ns"]) == ("idle", 9 * SECOND)
 
 
 def packed(content: bytes) -> str:

@@ -151,16 +151,16 @@ def test_records_of_selected_traces_are_counted_and_in_no_other_number(tmp_path:
 @pytest.mark.parametrize("kind", ["text", "pprof-gzip-base64"])
 def test_records_of_another_data_type_are_counted_and_in_no_other_number(tmp_path: Path, kind: str) -> None:
     allocated = record(BUSY, "00000000000000aa")
-    said = {"profiling.data.type": "allocation", "profiling.data.format": kind}
+    said = {"profiling.data.type": "other", "profiling.data.format": kind}
     allocated["attributes"] += [{"key": key, "value": {"stringValue": value}} for key, value in said.items()]
-    line = "2 records of type allocation"
+    line = "2 records of type other"
     analysis = saved(tmp_path, logs(record(BUSY), allocated, allocated))
     assert (analysis.samples, analysis.in_spans, analysis.snapshots, analysis.unread) == (1, 0, 0, 0)
     assert (analysis.services, analysis.profiles.records) == ({"shop": 1}, 0)
     assert line in drawn(analysis)
     alone = saved(tmp_path, logs(allocated, allocated))
     assert line in drawn(alone)
-    assert to_dict(alone, tmp_path)["records_by_other_type"] == {"allocation": 2}
+    assert to_dict(alone, tmp_path)["records_by_other_type"] == {"other": 2}
 
 
 def test_records_that_lack_a_time_a_period_or_a_body_do_not_end_the_report(tmp_path: Path) -> None:

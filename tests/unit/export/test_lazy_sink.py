@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from sample_factory import make_sample
 
+from splunk_profiler.export import deferred_sink, lazy_sink
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 
@@ -94,6 +96,19 @@ def test_it_is_not_made_while_another_thread_imports(slow_module: Gate) -> None:
         importing.join()
         opening.join()
     assert imports_were_over == [True]
+
+
+def test_it_is_made_within_5_seconds_beside_an_endless_import(slow_module: Gate) -> None:
+    importing = threading.Thread(target=__import__, args=("slow_to_import",))
+    importing.start()
+    slow_module.here.wait()
+    made: list[bool] = []
+    started_s = time.monotonic()
+    LazySink(lambda: made.append(True) or Taking()).open()  # type: ignore[func-returns-value]
+    assert made
+    assert time.monotonic() - started_s < 5
+    slow_module.over.set()
+    importing.join()
 
 
 def test_it_is_not_made_while_the_process_forks() -> None:
@@ -190,6 +205,68 @@ def test_a_fork_inside_an_import_that_is_waited_for_goes_on(slow_module: Gate) -
     assert late.export(BATCH).export_status is ExportStatus.DELIVERED
 
 
+@pytest.fixture
+def no_gevent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_sink, "is_patch_possible", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_modules_are_loaded_at_the_start_if_nothing_imports(slow_module: Gate) -> None:
+    slow_module.over.set()
+    late = LazySink(Taking, load=lambda: __import__("slow_to_import"))
+    late.load()
+    assert "slow_to_import" in sys.modules
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_modules_that_fail_at_the_start_are_reported_by_the_export(slow_module: Gate) -> None:
+    slow_module.inside = lambda: 1 / 0
+    late = LazySink(Taking, load=lambda: __import__("slow_to_import"))
+    late.load()
+    assert "division by zero" in late.export(BATCH).detail
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_nothing_is_loaded_at_the_start_while_a_thread_imports(slow_module: Gate) -> None:
+    loaded: list[bool] = []
+    importing = threading.Thread(target=__import__, args=("slow_to_import",))
+    importing.start()
+    slow_module.here.wait()
+    LazySink(Taking, load=lambda: loaded.append(True)).load()
+    slow_module.over.set()
+    importing.join()
+    assert not loaded
+
+
+def test_nothing_is_loaded_at_the_start_before_gevent_may_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_sink, "is_patch_possible", lambda: True)
+    loaded: list[bool] = []
+    LazySink(Taking, load=lambda: loaded.append(True)).load()
+    assert not loaded
+
+
+def test_loading_beside_busy_threads_takes_short_turns() -> None:
+    before_s = sys.getswitchinterval()
+    seen_s: list[float] = []
+    late = LazySink(Taking, load=lambda: seen_s.append(sys.getswitchinterval()))
+    late.export(BATCH)
+    assert seen_s[0] < before_s / 10
+    assert sys.getswitchinterval() == before_s
+
+
+def test_child_forked_while_its_parent_loads_has_usual_turns() -> None:
+    before_s = sys.getswitchinterval()
+    in_child_s: list[float] = []
+
+    def load() -> None:
+        late.abandon()  # as in the child
+        in_child_s.append(sys.getswitchinterval())
+
+    late = LazySink(Taking, load=load)
+    late.export(BATCH)
+    assert in_child_s == [before_s]
+
+
 def test_nothing_is_sent_until_the_service_is_known() -> None:
     asked = threading.Semaphore(0)
     described = threading.Event()
@@ -222,20 +299,35 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
     opening.join()
 
 
-def test_a_sink_that_cannot_be_made_is_reported_per_batch_and_tried_once() -> None:
+def _make_failing_sink() -> tuple[LazySink[Sample], list[int]]:
+    """Return a sink that can be made the second time only, and the list of its tries."""
     tries: list[int] = []
 
     def make() -> Taking:
         tries.append(1)
-        raise RuntimeError("no gRPC here")
+        if len(tries) == 1:
+            raise RuntimeError("no gRPC here")
+        return Taking()
 
-    late = LazySink(make)
+    return LazySink(make), tries
+
+
+def test_a_sink_that_cannot_be_made_is_reported_per_batch() -> None:
+    late, tries = _make_failing_sink()
     late.open()
     outcomes = [late.export(BATCH), late.export(BATCH)]
     assert {(outcome.export_status, outcome.detail) for outcome in outcomes} == {
         (ExportStatus.REJECTED, "the exporter cannot be made: no gRPC here")
     }
     assert len(tries) == 1
+
+
+def test_a_sink_that_could_not_be_made_is_tried_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred_sink, "_RETRY_PAUSE_S", 0.0)
+    late, tries = _make_failing_sink()
+    late.open()
+    assert late.export(BATCH).export_status is ExportStatus.DELIVERED
+    assert len(tries) == 2
 
 
 def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from splunk_profiler.exporter_process.__main__ import VARIABLE
-from splunk_profiler.exporter_process.launch import Launcher, LaunchError, find_interpreter
+from splunk_profiler.exporter_process.launch import ALLOCATION, Launcher, LaunchError, find_interpreter
 
+LAUNCHER = Launcher(find_interpreter())
 NAME = f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
 
 
@@ -112,18 +113,27 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
         **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
     }
-    made = Launcher().environment({**needed, **other})
-    assert made.keys() - {VARIABLE} == needed.keys()
+    made = LAUNCHER.environment({**needed, **other}, "token")
+    assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
+
+
+@pytest.mark.parametrize("kind", ["", "LOGS_"])
+def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
+    name = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER"
+    needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
+    other = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME"), "1")
+    assert LAUNCHER.environment({**needed, **other}, "token").keys() - {VARIABLE, *ALLOCATION} == needed.keys()
+    assert LAUNCHER.environment({**needed, name: " "}, "token").keys() - {VARIABLE, *ALLOCATION} == {name}
 
 
 def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "a:b", "/ü", 1])
-    path = json.loads(Launcher().environment({})[VARIABLE])["path"]
+    path = json.loads(LAUNCHER.environment({}, "token")[VARIABLE])["path"]
     assert path[:3] == [str(tmp_path), str(tmp_path / "a:b"), "/ü"]
     assert (Path(path[3]) / "splunk_profiler" / "exporter_process").is_dir()
     shutil.rmtree(tmp_path)
-    assert json.loads(Launcher().environment({})[VARIABLE])["path"][0] == "/ü"  # there is no working directory
+    assert json.loads(LAUNCHER.environment({}, "token")[VARIABLE])["path"][0] == "/ü"  # there is no working directory
 
 
 @pytest.mark.parametrize(
@@ -138,10 +148,10 @@ def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatc
 )
 def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", argv)
-    assert Launcher().arguments()[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
+    assert LAUNCHER.arguments()[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
 
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_exporter_writes_bytecode_as_its_host_does(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", not is_written)
-    assert ("-B" in Launcher().arguments()) is not is_written
+    assert ("-B" in LAUNCHER.arguments()) is not is_written

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import suppress
 
 import pytest
 
@@ -17,7 +19,7 @@ class FailingLaunch:
         self.now_s = 1000.0
         self.attempts_s: list[float] = []
 
-    def __call__(self, descriptor: int) -> None:
+    def __call__(self, descriptor: int, _token: str) -> None:
         self.attempts_s.append(self.now_s)
         raise PermissionError(f"no process for {descriptor}")
 
@@ -31,7 +33,7 @@ def launch() -> FailingLaunch:
 
 
 def test_launch_is_tried_again_after_growing_pauses(launch: FailingLaunch) -> None:
-    connection = ExporterConnection(launch, clock=launch.clock)
+    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
     for _ in range(800):
         assert not connection.send(b"data")
         launch.now_s += 0.25
@@ -40,23 +42,41 @@ def test_launch_is_tried_again_after_growing_pauses(launch: FailingLaunch) -> No
 
 
 def test_pause_is_short_again_after_a_long_time(launch: FailingLaunch) -> None:
-    connection = ExporterConnection(launch, clock=launch.clock)
+    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
     for pause_s in (0, 1, 2, 4, 100, 1):
         launch.now_s += pause_s
-        connection.start()
+        connection.send(b"")
     assert len(launch.attempts_s) == 6
 
 
 def test_failed_launch_is_said_and_logged_once_a_minute(
     launch: FailingLaunch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = ExporterConnection(launch, clock=launch.clock)
+    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         for _ in range(480):
-            assert not connection.start()
+            assert not connection.send(b"")
             assert connection.failure.startswith("no process for ")
             launch.now_s += 0.25
     assert len(launch.attempts_s) == 7
     assert len(caplog.records) == 2
-    assert connection.restarts == 0
     assert connection.close(0)
+
+
+def test_child_that_is_forked_during_a_launch_closes_the_listener() -> None:
+    statuses: list[int] = []
+
+    def fork(descriptor: int, _token: str) -> None:
+        child = os.fork()
+        if child == 0:
+            _ = connection.generation  # as each use in a child does first
+            with suppress(OSError):
+                os.fstat(descriptor)
+                os._exit(1)
+            os._exit(0)
+        statuses.append(os.waitpid(child, 0)[1])
+        raise PermissionError(f"no process for {descriptor}")
+
+    connection = ExporterConnection(fork, "ab" * 16)
+    assert not connection.send(b"data")
+    assert statuses == [0]

@@ -32,6 +32,7 @@ from splunk_profiler.model import (
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
+COUNTED = EventKind("exception", ValueType("exceptions", "count"))
 LOCKS = EventKind("lock", ValueType("waits", "count"), ValueType("delay", "nanoseconds"))
 OBJECTS = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
 PAGES = EventKind("page", ValueType("pages", "count"), ValueType("mapped", "bytes"), data_type=DataType.ALLOCATION)
@@ -63,7 +64,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     stack = st.builds(Stack, st.lists(st.sampled_from(frames), max_size=200).map(tuple), st.booleans())
     stacks = draw(st.lists(stack, min_size=1, max_size=4))
     data_type = draw(st.sampled_from(DataType))
-    kinds = draw(st.permutations((GC_KIND, LOCKS) if data_type is DataType.CPU else (OBJECTS, PAGES)).map(tuple))
+    kinds = draw(
+        st.permutations((GC_KIND, COUNTED, LOCKS) if data_type is DataType.CPU else (OBJECTS, PAGES)).map(tuple)
+    )
     own = st.sampled_from(kinds) if data_type is not DataType.CPU else st.none() | st.sampled_from(kinds)
     aggregates = st.builds(Aggregate, st.sampled_from(stacks), LABELS, *[NUMBERS] * 3, own, AMOUNTS, AMOUNTS)
     return draw(
@@ -106,7 +109,8 @@ def recorded(aggregate: Aggregate, profile: Profile) -> tuple[Any, ...]:
     timed = profile.data_type is DataType.CPU
     values = [aggregate.count, aggregate.wall_ns, aggregate.cpu_ns] if timed else []
     for kind in profile.kinds:
-        values += (aggregate.event_count, aggregate.event_amount) if kind == aggregate.kind else (0, 0)
+        own = (aggregate.event_count, aggregate.event_amount) if kind == aggregate.kind else (0, 0)
+        values += own[: len(kind.values)]
     return frames, labels, tuple(values)
 
 
@@ -225,6 +229,13 @@ def test_labels_that_were_dropped_are_counted_in_a_comment() -> None:
     decoded = decode(message(large_profile(2, dropped_labels=12)))
     assert [decoded.string_table[index].split()[0] for index in decoded.comment] == ["12"]
     assert not decode(message(large_profile(2))).comment
+
+
+def test_comments_of_a_profile_are_those_of_its_first_part() -> None:
+    found = parts(replace(large_profile(300), comments=("gil.wait: long",)), max_body_bytes=20_000)
+    messages = [decode(gzip.decompress(part.gzipped)) for part in found]
+    comments = [[each.string_table[index] for index in each.comment] for each in messages]
+    assert comments == [["gil.wait: long"], *[[]] * (len(found) - 1)]
 
 
 def test_a_body_is_the_gzipped_message_in_base64_and_the_same_each_time() -> None:

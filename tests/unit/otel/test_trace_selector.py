@@ -295,6 +295,25 @@ gevent.spawn(serve).get()
 """
 
 
+def test_more_changes_than_are_kept_leave_no_trace_selected_that_has_ended(all_of_them: Bench) -> None:
+    told = SelectedTraces()
+    ends, lives = all_of_them.start(), all_of_them.start()
+    all_of_them.tell(told)
+    ends.end()
+    for _ in range(5000):
+        all_of_them.start().end()
+    late = all_of_them.start()
+    changes = all_of_them.tell(told)
+    assert len(changes) == 3
+    now_ns = time.time_ns() + 1
+    assert not told.is_selected(ends.get_span_context().trace_id, now_ns)
+    for span in (lives, late):
+        assert told.is_selected(span.get_span_context().trace_id, now_ns)
+        span.end()
+    all_of_them.tell(told)
+    assert not told.has_selected(time.time_ns() + 1)
+
+
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
 def test_entry_with_a_greenlet_ident_begins_on_the_real_thread() -> None:
     done = subprocess.run([sys.executable, "-c", _GREENLETS], capture_output=True, text=True, timeout=60, check=False)

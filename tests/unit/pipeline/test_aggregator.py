@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.model import (
+    Frame,
     InstrumentationSource,
     Sample,
     Snapshot,
@@ -89,6 +88,14 @@ def test_unsampled_span_is_flagged_and_an_unknown_root_is_left_out() -> None:
     assert not {"local_root_span_id", "endpoint"} & labels(aggregate).keys()
 
 
+def test_wait_kind_is_a_label_of_waiting_samples_only() -> None:
+    feed = Feed()
+    stack = Stack((Frame("shop", "take", "shop.py", 7, 5, "with"), MAIN), truncated=False)
+    feed.tick(sample(seen(stack, running=False)), sample(seen(stack, thread=2)), sample(seen(running=False, thread=3)))
+    found = {labels(each)["thread.id"]: labels(each).get("wait.kind") for each in feed.close().aggregates}
+    assert found == {0x7001: "lock", 0x7002: None, 0x7003: None}
+
+
 def test_a_truncated_stack_is_labelled() -> None:
     feed = Feed()
     feed.tick(sample(seen(Stack((WORK,), truncated=True))))
@@ -106,10 +113,23 @@ def test_a_profile_goes_at_the_snapshot_nearest_to_the_end_of_the_interval() -> 
     assert second.period_ns == SECOND_NS
 
 
+def test_waits_for_the_gil_are_those_of_the_snapshots_of_the_profile() -> None:
+    feed = Feed(interval_s=2)
+    for wait_ms in (1, 9, 4):
+        feed.now_ns += SECOND_NS
+        feed.aggregator.take(Snapshot(feed.now_ns, SECOND_NS, (sample(seen()),), gil_wait_ns=wait_ms * MS))
+    feed.aggregator.take(Snapshot(feed.now_ns, 0, (collection(),)))
+    feed.close()
+    assert [profile.comments for profile in feed.profiles] == [
+        ("gil.wait: mean 5.000 ms, max 9.000 ms, 1 of 2 over 5 ms",),
+        ("gil.wait: mean 4.000 ms, max 4.000 ms, 0 of 1 over 5 ms",),
+    ]
+
+
 def test_samples_of_different_periods_report_the_average_period() -> None:
     feed = Feed()
     for period_ns in (SECOND_NS, 3 * SECOND_NS):
-        feed.tick(replace(sample(seen()), period_ns=period_ns))
+        feed.tick(sample(seen())._replace(period_ns=period_ns))
     assert labels(feed.close().aggregates[0])["source.event.period"] == 2000
 
 
@@ -152,6 +172,14 @@ def test_what_is_in_no_sample_is_in_the_profile_as_well() -> None:
     assert (unsampled.count, unsampled.wall_ns, unsampled.cpu_ns) == (0, 400 * MS, 1 * MS)
     assert labels(unsampled)["source.event.time"] == profile.time_ns // MS
     assert totals(profile) == (2, 2400, 26)
+
+
+def test_cpu_time_that_samples_have_again_is_deducted_from_later_windows() -> None:
+    feed = Feed(interval_s=2)
+    for cpu_ms in (8, -11, 5, 0):
+        unsampled = UnattributedTime(UnattributedReason.UNSAMPLED, 0, cpu_ms * MS)
+        feed.tick(sample(seen()), unattributed=(unsampled,))
+    assert [totals(profile)[2] for profile in feed.profiles] == [20, 20 + 5 - 3]
 
 
 def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from scripted_sink import SECOND_NS, Enough, ScriptedSink, samples
 
-from splunk_profiler.model import ExportResult, ExportStatus, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits
+from splunk_profiler.model import ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.system.threads import WakeEvent
 
 DELIVERED = ExportResult(ExportStatus.DELIVERED)
@@ -70,23 +70,26 @@ def run_until_idle(batch_exporter: BatchExporter[Sample], clock: Clock) -> None:
 
 
 def test_samples_are_gathered_for_the_interval_and_sent_oldest_first() -> None:
-    sink, clock = ScriptedSink(DELIVERED), Clock()
+    sink, clock = ScriptedSink(DELIVERED, DELIVERED), Clock()
     batch_exporter = make(sink, clock)
-    batch_exporter.record(samples(1, 2))
+    batch_exporter.record(samples(0, 0))
 
     def more(wait: int) -> bool:
         if wait == 1:
+            batch_exporter.record(samples(1, 2))
+            return True
+        if wait == 2:
             batch_exporter.record(samples(3, 3))
             return True
-        if wait == 3:
+        if wait == 4:
             raise Enough
         return False
 
     clock.at_wait = more
     run(batch_exporter)
-    assert sink.batches == [[1, 2, 3]]
-    assert clock.waits[:2] == [1.0, 1.0]  # later records did not prolong the wait
-    assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
+    assert sink.batches == [[0], [1, 2, 3]]  # the first one goes at once
+    assert clock.waits[1:3] == [1.0, 1.0]  # later records did not prolong the wait
+    assert batch_exporter.counters() == RecordCounters(recorded=4, delivered=4)
 
 
 def test_a_full_batch_goes_out_at_once() -> None:
@@ -115,19 +118,20 @@ def test_one_record_larger_than_a_batch_still_goes_out() -> None:
     assert sink.batches == [[1]]
 
 
-@pytest.mark.parametrize("bounds", [{"max_records": 5}, {"max_bytes": 500}])
-def test_a_full_queue_drops_the_oldest_and_counts_them(bounds: dict[str, int]) -> None:
+@pytest.mark.parametrize("max_bytes", [500, 1500])
+def test_a_full_queue_drops_the_oldest_and_counts_them(max_bytes: int) -> None:
     sink, clock = ScriptedSink(DELIVERED), Clock()
-    batch_exporter = make(sink, clock, **bounds)
+    batch_exporter = make(sink, clock, max_bytes=max_bytes)
+    batch_exporter.set_max_bytes(500)
     batch_exporter.record(samples(1, 12))
     run_until_idle(batch_exporter, clock)
     assert sink.batches == [[8, 9, 10, 11, 12]]
-    assert batch_exporter.counters() == Counters(recorded=12, delivered=5, queue_full=7)
+    assert batch_exporter.counters() == RecordCounters(recorded=12, delivered=5, queue_full=7)
 
 
 def test_a_batch_that_is_to_be_retried_counts_within_the_bound() -> None:
     sink, clock = ScriptedSink(RETRY, DELIVERED), Clock()
-    batch_exporter = make(sink, clock, max_records=4)
+    batch_exporter = make(sink, clock, max_bytes=400)
     batch_exporter.record(samples(1, 3))
 
     def more(wait: int) -> bool:
@@ -140,7 +144,7 @@ def test_a_batch_that_is_to_be_retried_counts_within_the_bound() -> None:
     clock.at_wait = more
     run(batch_exporter)
     assert sink.batches == [[1, 2, 3], [3, 4, 5, 6]]
-    assert batch_exporter.counters() == Counters(recorded=6, delivered=4, queue_full=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=6, delivered=4, queue_full=2)
 
 
 def test_retries_back_off_to_four_seconds() -> None:
@@ -175,7 +179,7 @@ def test_a_rejected_batch_is_dropped_and_counted_and_the_next_one_is_tried() -> 
     batch_exporter.record(samples(1, 4))
     run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1, 2], [3, 4]]
-    assert batch_exporter.counters() == Counters(recorded=4, delivered=2, rejected=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=4, delivered=2, rejected=2)
 
 
 def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
@@ -183,7 +187,7 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     batch_exporter = make(sink, clock)
     batch_exporter.record(samples(1, 5))
     run_until_idle(batch_exporter, clock)
-    assert batch_exporter.counters() == Counters(recorded=5, delivered=3, rejected=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=5, delivered=3, rejected=2)
 
 
 def test_profile_with_several_rejected_parts_counts_as_one_rejected() -> None:
@@ -191,7 +195,7 @@ def test_profile_with_several_rejected_parts_counts_as_one_rejected() -> None:
     batch_exporter = make(sink, clock)
     batch_exporter.record(samples(1, 1))
     run_until_idle(batch_exporter, clock)
-    assert batch_exporter.counters() == Counters(recorded=1, rejected=1)
+    assert batch_exporter.counters() == RecordCounters(recorded=1, rejected=1)
 
 
 def test_too_large_batch_is_split_and_only_the_too_large_record_is_lost() -> None:
@@ -201,7 +205,7 @@ def test_too_large_batch_is_split_and_only_the_too_large_record_is_lost() -> Non
     batch_exporter.record(samples(1, 4))
     run_until_idle(batch_exporter, clock)
     assert sink.batches == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
-    assert batch_exporter.counters() == Counters(recorded=4, delivered=3, rejected=1)
+    assert batch_exporter.counters() == RecordCounters(recorded=4, delivered=3, rejected=1)
 
 
 def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,5 +213,5 @@ def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog
     batch_exporter = make(sink, clock, batch_records=1)
     batch_exporter.record(samples(1, 3))
     run_until_idle(batch_exporter, clock)
-    assert batch_exporter.counters() == Counters(recorded=3, delivered=1, rejected=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=3, delivered=1, rejected=2)
     assert len([record for record in caplog.records if record.exc_info]) == 1

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from profile_factory import large_profile
 from sample_factory import make_sample
 from scripted_sink import wait_until_sent
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, RecordCounters, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 
 
 class ProfileSink:
@@ -41,7 +42,7 @@ class ProfileSink:
         """Do nothing: exports take no time."""
 
 
-def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
+def counters_after(profile: Profile, sink: ProfileSink) -> RecordCounters:
     """Return the counters after an export of `profile`."""
     batch_exporter: BatchExporter[Profile] = BatchExporter(
         sink, export_interval_ns=0, size_of=lambda _: 1, limits=QueueLimits(batch_records=1)
@@ -56,19 +57,20 @@ def counters_after(profile: Profile, sink: ProfileSink) -> Counters:
 
 
 def test_too_large_profile_is_sent_in_parts_that_have_all_of_it_once() -> None:
-    whole = large_profile(9, dropped_labels=4)
+    whole = replace(large_profile(9, dropped_labels=4), comments=("gil",))
     sink = ProfileSink(lambda profile: len(profile.aggregates) <= 3)
-    assert counters_after(whole, sink) == Counters(recorded=4, delivered=4)
+    assert counters_after(whole, sink) == RecordCounters(recorded=4, delivered=4)
     assert sink.sizes == [9, 4, 2, 2, 5, 2, 3]
     assert tuple(aggregate for part in sink.taken for aggregate in part.aggregates) == whole.aggregates
     assert sum(part.dropped_labels for part in sink.taken) == 4
+    assert [part.comments for part in sink.taken] == [("gil",), (), (), ()]
     assert {(part.time_ns, part.duration_ns) for part in sink.taken} == {(whole.time_ns, whole.duration_ns)}
 
 
 def test_of_a_profile_only_what_is_too_large_by_itself_is_lost() -> None:
     whole = large_profile(4)
     sink = ProfileSink(lambda profile: whole.aggregates[1] not in profile.aggregates)
-    assert counters_after(whole, sink) == Counters(recorded=3, delivered=2, rejected=1)
+    assert counters_after(whole, sink) == RecordCounters(recorded=3, delivered=2, rejected=1)
     assert sink.sizes == [4, 2, 1, 1, 2]
 
 

@@ -8,8 +8,9 @@ from queue import SimpleQueue
 import pytest
 from scripted_sink import ScriptedSink, samples, wait_until_sent
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
-from splunk_profiler.pipeline.batch_exporter import BatchExporter, Counters, QueueLimits, estimate_size
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+from splunk_profiler.pipeline.record_memory import estimate_size
 
 DELIVERED = ExportResult(ExportStatus.DELIVERED)
 RETRY = ExportResult(ExportStatus.RETRY, "nobody there")
@@ -63,7 +64,7 @@ def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> 
     assert wait_until_sent(batch_exporter, 60)
     batch_exporter.stop(60)
     thread.join()
-    assert batch_exporter.counters() == Counters(recorded=3, delivered=3)
+    assert batch_exporter.counters() == RecordCounters(recorded=3, delivered=3)
 
 
 def test_stop_sends_what_is_queued(blocking: Blocking) -> None:
@@ -75,7 +76,7 @@ def test_stop_sends_what_is_queued(blocking: Blocking) -> None:
     sink.begun.get()
     batch_exporter.stop(60)
     thread.join()
-    assert batch_exporter.counters() == Counters(recorded=5, delivered=5)
+    assert batch_exporter.counters() == RecordCounters(recorded=5, delivered=5)
 
 
 def test_a_record_whose_export_outlives_the_stop_is_lost_and_nothing_else(blocking: Blocking) -> None:
@@ -88,7 +89,7 @@ def test_a_record_whose_export_outlives_the_stop_is_lost_and_nothing_else(blocki
     at_the_stop = batch_exporter.counters()
     sink.answers.put(DELIVERED)
     thread.join()
-    assert at_the_stop == batch_exporter.counters() == Counters(recorded=3, lost_at_exit=3)
+    assert at_the_stop == batch_exporter.counters() == RecordCounters(recorded=3, lost_at_exit=3)
 
 
 def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
@@ -100,7 +101,7 @@ def test_stop_ends_an_export_that_hangs_and_counts_what_is_lost(
     sink.begun.get()
     batch_exporter.stop(0.01)
     thread.join()  # hangs if the export was not ended
-    assert batch_exporter.counters() == Counters(recorded=3, lost_at_exit=3)
+    assert batch_exporter.counters() == RecordCounters(recorded=3, lost_at_exit=3)
     assert "3 profiling records were not delivered before the process ended" in caplog.text
 
 
@@ -122,7 +123,7 @@ def test_stop_without_a_running_thread_returns_and_counts() -> None:
     batch_exporter = BatchExporter(sink, export_interval_ns=1, size_of=estimate_size)
     batch_exporter.record(samples(1, 2))
     batch_exporter.stop(60)
-    assert batch_exporter.counters() == Counters(recorded=2, lost_at_exit=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=2, lost_at_exit=2)
     assert sink.closed == 1
 
 
@@ -140,7 +141,7 @@ def test_fork_waits_for_the_export_in_flight_and_no_other_begins(blocking: Block
     sink.answers.put(DELIVERED)
     batch_exporter.stop(60)
     thread.join()
-    assert batch_exporter.counters() == Counters(recorded=2, delivered=2)
+    assert batch_exporter.counters() == RecordCounters(recorded=2, delivered=2)
 
 
 def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: Blocking) -> None:
@@ -154,7 +155,7 @@ def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: 
     assert wait_until_sent(batch_exporter, 60)
     batch_exporter.stop(60)
     thread.join()
-    assert batch_exporter.counters() == Counters(recorded=1, delivered=1)
+    assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
 
 
 def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ PERIOD_NS = 100 * MS
 STACKS = [Stack((Frame("shop", f"work_{number}", "shop.py", number),), truncated=False) for number in range(3)]
 SPANS = [None, SpanRef(1, 2, 1), SpanRef(3, 4, 1)]
 FIRST_ID = 1 << 30  # above all ids that Linux gives
-BEGAN_NS = time.time_ns() - 30 * PERIOD_NS  # all snapshots of a test lie in the past, but after the machine's start
-CLOCK_JITTER_NS = 20 * MS  # of the real clocks that a snapshot builder reads
+BEGAN_NS, BEGAN_INSTANT_NS = 1_000_000 * PERIOD_NS, 10_000 * PERIOD_NS
 
 
 class Doing(NamedTuple):
@@ -46,7 +44,6 @@ class Observer:
     ) -> None:
         self._cpu_ns: dict[int, int] = {}
         self._now_ns = 0
-        self._began_ns = BEGAN_NS
         self.told = 0
         self.capture = StreamedBuilder(resolve_span, period_ns=PERIOD_NS, skips_idle=skip_idle)
         self.profiles: list[Profile] = []
@@ -68,7 +65,8 @@ class Observer:
             cpu_ns, state = self._cpu_ns[native_id], 2 * doing.ran
             seen.append(RawThread(key, key, native_id, STACKS[doing.stack], SPANS[doing.span], None, cpu_ns, state))
         used_ns = sum(self._cpu_ns.values())
-        raw = RawSnapshot(self._began_ns + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS, used_ns)
+        instant_ns = BEGAN_INSTANT_NS + self._now_ns
+        raw = RawSnapshot(BEGAN_NS + self._now_ns, 0, tuple(seen), PERIOD_NS, False, PERIOD_NS, used_ns, instant_ns)
         if sets_baseline:
             self.capture.set_baseline(raw)
             return
@@ -78,7 +76,7 @@ class Observer:
 
     def end(self) -> list[Profile]:
         """Close and return all profiles."""
-        time_ns = self._began_ns + self._now_ns
+        time_ns = BEGAN_NS + self._now_ns
         self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_repeats()))
         self._aggregator.close(self.capture.unattributed())
         return self.profiles
@@ -130,7 +128,7 @@ def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: li
     assert [facts(profile) for profile in sampled] == [facts(profile) for profile in counted]
     assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
     for one, other in zip(map(walls, sampled), map(walls, counted), strict=True):
-        assert all(abs(one[key] - other[key]) < CLOCK_JITTER_NS for key in one)
+        assert one == other
 
 
 def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
@@ -157,7 +155,7 @@ def test_snapshot_after_a_failed_one_samples_all_threads_with_its_time() -> None
         for aggregate in profile.aggregates:
             name = aggregate.stack.frames[0].function
             walls_ns[name] = walls_ns.get(name, 0) + aggregate.wall_ns
-    assert abs(walls_ns["work_0"] + walls_ns["work_1"] - (2 + 5) * PERIOD_NS) < CLOCK_JITTER_NS
+    assert walls_ns["work_0"] + walls_ns["work_1"] == (2 + 5) * PERIOD_NS
 
 
 def test_idle_threads_lose_nothing_if_a_snapshot_fails_after_the_report() -> None:
@@ -179,7 +177,7 @@ def test_idle_threads_lose_nothing_if_a_snapshot_fails_after_the_report() -> Non
     for _ in range(6):
         observer.see(threads)
     idle = [one for profile in observer.end() for one in profile.aggregates if ("thread.id", 3) in one.labels]
-    assert abs(sum(one.wall_ns for one in idle) - 10 * PERIOD_NS) < CLOCK_JITTER_NS
+    assert sum(one.wall_ns for one in idle) == 10 * PERIOD_NS
     assert 9 <= sum(one.count for one in idle) <= 10
 
 

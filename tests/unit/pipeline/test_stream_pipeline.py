@@ -251,3 +251,20 @@ def test_clock_is_that_of_the_stream_and_of_the_ticks_and_never_goes_back(record
     piped.pipeline.tick(last_ns + 1)
     assert piped.pipeline.now_ns() == last_ns + 1
     piped.pipeline.close()
+
+
+def test_error_at_one_snapshot_does_not_end_the_stream(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
+    taken: list[Any] = []
+
+    class Failing(SamplePipeline):
+        def take(self, snapshot: Any) -> None:
+            taken.append(snapshot)
+            raise ValueError("one snapshot")
+
+    pipeline = StreamPipeline(PipelineSettings(PERIODS, skips_idle=False), lambda _: Failing(taken.extend))
+    pipeline.feed(recorded.data)
+    assert len(taken) > recorded.snapshot_count // 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "an error in the pipeline was caught and the profiler goes on; others like it are counted, not logged"
+    ]
+    caplog.clear()

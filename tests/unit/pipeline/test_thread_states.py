@@ -29,7 +29,7 @@ class Counted:
     ) -> tuple[list[int], list[tuple[int, int, int]], list[int]]:
         """Return the threads to sample, idle times in periods, and the threads that have ended."""
         found = [state(one) if isinstance(one, int) else one for one in listed]
-        snapshot = CapturedSnapshot(0, 0, 0, 0, 0, 0, False, complete, found, ended or [])
+        snapshot = CapturedSnapshot(0, 0, 0, 0, 0, 0, 0, False, complete, found, ended or [])
         changes = self.states.update(snapshot, periods * PERIOD_NS)
         idle = [(one.number, one.snapshot_count, one.period_ns // PERIOD_NS) for one in changes.idle]
         return [one.number for one in changes.changed], idle, changes.ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -100,11 +101,12 @@ def test_a_thread_that_has_waited_for_its_first_step_counts_from_its_birth(world
 def test_thread_new_to_python_only_is_charged_at_most_the_elapsed_time(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 30 * MS
-    delta, _ = world.snapshot(1100, (1, None, 630), (2, StartTime(0, TICK), 80), (3, None, 5000))
+    delta, unattributed = world.snapshot(1100, (1, None, 630), (2, StartTime(0, TICK), 80), (3, None, 5000))
     assert delta[1:] == [ThreadTimeDelta(100 * MS, 80 * MS), ThreadTimeDelta(100 * MS, 100 * MS)]
-    world.cpu_ns += 100 * MS  # the excess is not given a second time
+    assert unattributed == (unsampled(0, 30 - 30 - 80 - 100),)
+    world.cpu_ns += 100 * MS  # the sum of all is the process's again
     _, unattributed = world.snapshot(1200, (1, None, 630), (2, None, 80), (3, None, 5000))
-    assert unattributed == ()
+    assert unattributed == (unsampled(0, 100),)
 
 
 def test_excluded_threads_are_unattributed_cpu_time_without_wall_time(world: World) -> None:
@@ -141,9 +143,9 @@ def test_cpu_time_that_is_used_while_the_clocks_are_read_counts_once(world: Worl
     world.cpu_ns += 8 * MS  # used by the thread before its clock is read
     assert world.thread_times.charge(1, None, 638 * MS) == ThreadTimeDelta(100 * MS, 38 * MS)
     world.cpu_ns += 5 * MS  # used after that
-    assert world.thread_times.end(()) == ()
+    assert world.thread_times.end(()) == (unsampled(0, -8),)  # in advance of the process's clock
     world.cpu_ns += 2 * MS
-    assert world.snapshot(1200, (1, None, 645)) == ([ThreadTimeDelta(100 * MS, 7 * MS)], ())
+    assert world.snapshot(1200, (1, None, 645)) == ([ThreadTimeDelta(100 * MS, 7 * MS)], (unsampled(0, 8),))
     assert world.close(1200) == ()
 
 
@@ -155,13 +157,13 @@ def test_ended_thread_is_charged_half_of_the_time_it_was_not_seen(world: World) 
     assert world.snapshot(1300, (1, None, 600))[1] == ()
 
 
-def test_a_thread_that_was_left_out_of_one_snapshot_has_lost_nothing(world: World) -> None:
+def test_a_thread_that_was_left_out_of_one_snapshot_is_charged_once(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 5))
     world.cpu_ns += 8 * MS
     assert world.snapshot(1100, (1, None, 600))[1] == (unsampled(0, 8),)
     delta, unattributed = world.snapshot(1200, (1, None, 600), (2, None, 13))
     assert delta[1] == ThreadTimeDelta(200 * MS, 8 * MS)
-    assert unattributed == ()
+    assert unattributed == (unsampled(0, -8),)
 
 
 def test_a_thread_with_the_id_of_one_that_has_ended_begins_anew(world: World) -> None:
@@ -277,3 +279,39 @@ def test_wall_time_adds_up_however_late_snapshots_are(life_ms: int) -> None:
                 wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
         wall_ns += sum(time.wall_ns for time in thread_times.end(range(1, len(born_ms) + 1)))
     assert abs(wall_ns / (life_ms * len(born_ms) * MS) - 1) < 0.01
+
+
+@pytest.mark.parametrize("missed", [1, 2, 5])
+def test_thread_that_was_left_out_and_comes_back_is_charged_once(world: World, missed: int) -> None:
+    start_time = StartTime(1050 * MS, 1060 * MS)
+    world.snapshot(1000)
+    charged_ns = cpu_ns = 0
+    for now_ms in range(1100, 2001, 100):
+        world.cpu_ns += 20 * MS
+        threads = [] if 1500 <= now_ms < 1500 + 100 * missed else [(2, start_time, (now_ms - 1050) // 5)]
+        delta, unattributed = world.snapshot(now_ms, *threads)
+        charged_ns += sum(one.wall_ns for one in delta) + sum(one.wall_ns for one in unattributed)
+        cpu_ns += sum(one.cpu_ns for one in delta)
+    assert charged_ns == 945 * MS
+    assert cpu_ns == 190 * MS
+
+
+def test_another_thread_with_the_id_of_an_ended_one_starts_anew(world: World) -> None:
+    world.snapshot(1000, (1, None, 600))
+    world.snapshot(1100, (1, None, 600), (2, StartTime(1050 * MS, 1060 * MS), 20))
+    for now_ms in (1200, 1300):
+        world.snapshot(now_ms, (1, None, 600))
+    delta, _ = world.snapshot(1400, (1, None, 600), (2, StartTime(1380 * MS, 1390 * MS), 30))
+    assert delta[1] == ThreadTimeDelta(100 * MS, 30 * MS)
+
+
+def test_many_ended_threads_are_forgotten(world: World) -> None:
+    for number in range(2000):
+        world.snapshot(1000 + number * 10, (number, StartTime(0, 0), 0))
+    tracemalloc.start()
+    try:
+        for number in range(2000, 6000):
+            world.snapshot(1000 + number * 10, (number, StartTime(0, 0), 0))
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()

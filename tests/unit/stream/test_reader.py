@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections import deque
 from typing import Any
 
 import pytest
@@ -44,27 +46,27 @@ from splunk_profiler.stream.records import (
     TraceRecord,
 )
 
-START = StartRecord(7, 1, 2, 3, '{"service":"shop"}')
+START = StartRecord('{"service":"shop"}')
 KIND = EventKindRecord(1, "lock", "waits", "count", "delay", "nanoseconds", "cpu")
 DEFINED: list[Record] = [
-    FrameRecord(1, 7, 5, "shop", "work", "shop.py"),
+    FrameRecord(1, 7, 5, "shop", "work", "shop.py", ""),
     StackRecord(1, 0, [1]),
     ThreadRecord(1, 0x7000, 100, 10, 20, "worker"),
     SpanRecord(1, 1 << 100, 2, 1, 3, "GET /"),
     LabelsRecord(1, ["tenant", "blue", "route", "/"]),
     KIND,
 ]
-ENTRY = ThreadEntry(1, 1, 1, 1, 900, 2, -5)
+ENTRY = ThreadEntry(1, 1, 1, 1, 900, 2, -5, 1)
 
 
 def snapshot(*entries: ThreadEntry, scope: int = CHANGES, ended: list[int] | None = None) -> SnapshotRecord:
-    return SnapshotRecord(1, 2, 3, 4, 5, 6, scope, 0, list(entries), ended or [])
+    return SnapshotRecord(1, 2, 3, 4, 5, 6, 7, scope, 0, list(entries), ended or [])
 
 
 def event(
     *, thread: int = 1, stack: int = 1, span: int = 0, labels: int = 0, kind: int = 1, text: str = "{}"
 ) -> Record:
-    return EventRecord(8, 9, thread, stack, span, labels, kind, 2, 64, text)
+    return EventRecord(8, 9, thread, stack, span, labels, kind, 2, 64, 0, text)
 
 
 class Fed:
@@ -102,7 +104,7 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
         LostRecord(6),
     ).items
     assert found == [
-        ProcessStarted(7, 1, 2, 3, {"service": "shop"}),
+        ProcessStarted({"service": "shop"}),
         ResourceChanged(True, {"service.name": "shop", "n": [1, 2.5, True]}, "https://schema"),
         EndpointNamed(3, "GET /cart"),
         TraceSelected(1 << 100, 2, 3, 4),
@@ -114,7 +116,7 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
 def test_snapshot_has_the_values_that_its_numbers_stand_for(fed: Fed) -> None:
     (captured,) = fed.feed(snapshot(ENTRY, ENTRY._replace(span=0, labels=0, state=-1), scope=COMPLETE, ended=[4, 5]))
     assert isinstance(captured, CapturedSnapshot)
-    assert captured[:8] == (1, 2, 3, 4, 5, 6, False, True)
+    assert captured[:9] == (1, 2, 3, 4, 5, 6, 7, False, True)
     assert captured.ended == [4, 5]
     first, second = captured.threads
     assert first.number == 1
@@ -152,8 +154,8 @@ def test_event_has_its_thread_kind_and_labels(fed: Fed) -> None:
 
 
 def test_what_is_not_known_is_none() -> None:
-    fed = Fed(FrameRecord(1, 0, 0, "", "", ""), StackRecord(1, 1, [1]), ThreadRecord(1, 0, 0, 0, 0, ""))
-    state = fed.state(ThreadEntry(1, 1, 0, 0, 0, -1, 0))
+    fed = Fed(FrameRecord(1, 0, 0, "", "", "", ""), StackRecord(1, 1, [1]), ThreadRecord(1, 0, 0, 0, 0, ""))
+    state = fed.state(ThreadEntry(1, 1, 0, 0, 0, -1, 0, 0))
     assert state.info.start_time is None
     assert state.stack.frames[0].line is None
     assert state.stack.truncated
@@ -235,7 +237,7 @@ def test_lost_snapshots_leave_the_definitions_valid(fed: Fed) -> None:
 
 def test_definition_of_a_valid_number_replaces_it_from_then_on(fed: Fed) -> None:
     before = fed.state()
-    fed.feed(FrameRecord(1, 8, 5, "shop", "other", "shop.py"))
+    fed.feed(FrameRecord(1, 8, 5, "shop", "other", "shop.py", ""))
     assert fed.state().stack is before.stack
     fed.feed(StackRecord(1, 0, [1, 1]), SpanRecord(1, 5, 6, 0, 0, ""), LabelsRecord(1, ["a", "b"]))
     after = fed.state()
@@ -254,8 +256,8 @@ def test_thread_that_is_renamed_while_idle_keeps_its_number_and_start(fed: Fed) 
 
 def test_equal_texts_of_frames_are_one_object_and_safe_to_print(fed: Fed) -> None:
     fed.feed(
-        FrameRecord(2, 1, 1, "shop", "\x1b[31mred\u202e", "a\nb.py"),
-        FrameRecord(3, 2, 1, "shop", "\x1b[31mred\u202e", "a\nb.py"),
+        FrameRecord(2, 1, 1, "shop", "\x1b[31mred\u202e", "a\nb.py", ""),
+        FrameRecord(3, 2, 1, "shop", "\x1b[31mred\u202e", "a\nb.py", ""),
         StackRecord(2, 0, [2, 3]),
     )
     one, other = fed.state(ENTRY._replace(stack=2)).stack.frames
@@ -293,3 +295,27 @@ def test_stream_that_cannot_be_read_keeps_nothing_of_what_comes_after(fed: Fed) 
         with pytest.raises(StreamError):
             [*fed.reader.feed(bytes(1 << 20))]
         assert fed.reader.pending_bytes < 2 << 20
+
+
+@pytest.mark.parametrize("between", [[], [snapshot()]])
+def test_definitions_of_more_than_128_mib_are_refused(between: list[Record]) -> None:
+    """A host that is broken or hostile must not take the memory of the machine."""
+    fed = Fed()
+    frames = (FrameRecord(number, 7, 5, "", f"{number}".ljust(1 << 20, "x"), "", "") for number in range(1, 1000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StreamError, match="definitions of more than 128 MiB"):
+            deque((fed.feed(frame, *between) for frame in frames), maxlen=0)
+        assert tracemalloc.get_traced_memory()[1] < 320 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_definitions_that_follow_each_other_for_ever_are_read() -> None:
+    fed = Fed()
+    for number in range(1, 40 * CAPACITY["label set"]):
+        fed.feed(LabelsRecord(number, ["order", f"{number}".ljust(400, "x")]))
+        if number % 100 == 0:
+            fed.feed(snapshot())
+        if number % 30_000 == 0:
+            fed.feed(START)

@@ -26,7 +26,7 @@ from splunk_profiler.stream.records import (
 )
 from splunk_profiler.stream.writer import StreamWriter, json_object
 
-START = StartRecord(1, 2, 3, 4, "{}")
+START = StartRecord("{}")
 THREAD = ThreadRecord(1, 7, 8, 0, 0, "worker")
 
 
@@ -59,7 +59,7 @@ def defined(writer: StreamWriter, decoder: RecordDecoder) -> Counter[str]:
 
 
 def write_snapshot(writer: StreamWriter, *entries: ThreadEntry) -> None:
-    writer.write(SnapshotRecord(0, 0, 0, 0, 0, 0, COMPLETE, 0, list(entries), []))
+    writer.write(SnapshotRecord(0, 0, 0, 0, 0, 0, 0, COMPLETE, 0, list(entries), []))
 
 
 @by_kind
@@ -154,7 +154,7 @@ class Agreement:
     def pass_on(self, threads: list[tuple[Stack, SpanRef | None, tuple[tuple[str, str], ...]]]) -> None:
         writer = self.writer
         entries = [
-            ThreadEntry(1, writer.stack(stack), writer.span(span), writer.labels(labels), 0, 0, 0)
+            ThreadEntry(1, writer.stack(stack), writer.span(span), writer.labels(labels), 0, 0, 0, 0)
             for stack, span, labels in threads
         ]
         write_snapshot(writer, *entries)
@@ -223,6 +223,6 @@ def test_event_after_many_snapshots_finds_its_kind(monkeypatch: pytest.MonkeyPat
     for number in range(100):
         wanted = kinds[number * 5 % 9]
         stack, numbered = agreement.writer.stack(stack_of(frame(number))), agreement.writer.kind(wanted)
-        agreement.writer.write(EventRecord(0, 0, 1, stack, 0, 0, numbered, 1, 1, "{}"))
+        agreement.writer.write(EventRecord(0, 0, 1, stack, 0, 0, numbered, 1, 1, 0, "{}"))
         *_, found = agreement.reader.feed(agreement.writer.take())
         assert found.event.kind == wanted  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from splunk_profiler.system.threads import WakeEvent, Worker
+from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -83,7 +83,7 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system.threads import WakeEvent, Worker
+from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = WakeEvent(), []
@@ -114,3 +114,35 @@ def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
 
 def test_worker_is_a_real_thread_if_gevent_patches_threading_afterwards() -> None:
     assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"
+
+
+def test_short_turns_are_restored_once_and_only_if_they_are_ours() -> None:
+    before_s = sys.getswitchinterval()
+    turns = ShortTurns()
+    try:
+        with turns:
+            assert sys.getswitchinterval() < before_s / 10
+        assert sys.getswitchinterval() == before_s
+        with turns:
+            sys.setswitchinterval(0.002)  # by the application
+            application_s = sys.getswitchinterval()
+        turns.end()
+        assert sys.getswitchinterval() == application_s
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+@pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
+def test_gil_is_offered_rarely_where_an_offer_takes_long(offer_s: float, offers: int) -> None:
+    now_s, offered = 1000.0, 0
+
+    def sleep(_: float) -> None:
+        nonlocal now_s, offered
+        offered += 1
+        now_s += offer_s
+
+    offer = GilOffer(lambda: now_s, sleep)
+    for _ in range(100):  # of a second's work
+        now_s += 0.01
+        offer()
+    assert offered == offers

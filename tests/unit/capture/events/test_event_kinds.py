@@ -50,6 +50,10 @@ def ticker() -> Iterator[Ticker]:
     made.stop()
 
 
+def events_of(sources: EventSources) -> list[RawEvent]:
+    return [each for each in sources.drain() if isinstance(each, RawEvent)]
+
+
 def sample(number: int = 1, event: Event | None = None) -> Sample:
     stack = Stack((Frame("shop", f"work_{number}", "shop.py", 7, 5),), truncated=False)
     thread = ThreadSample(Thread(1, "worker-1", 7, 8), stack, 0, 0, 0, running=True, waiting_on="")
@@ -64,7 +68,7 @@ def profiles_of(
         found.extend,
         interval_ns=60 * SECOND_NS,
         bounds=bounds or Bounds(),
-        kinds=events.registered_kinds() if kinds is None else kinds,
+        kinds=events.registered_kinds(PROFILES) if kinds is None else kinds,
         monotonic_ns=lambda: SECOND_NS,
     )
     aggregator.take(Snapshot(SECOND_NS, SECOND_NS, samples))
@@ -87,19 +91,22 @@ def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects()
-    monkeypatch.setattr(events, "REGISTERED_SOURCES", (*events.REGISTERED_SOURCES, registered(objects)))
+    monkeypatch.setattr(events, "REGISTERED_SOURCES", (registered(objects),))
     sources = make_sources(PROFILES, ticker, native=True)
+    monkeypatch.undo()
     sources.start()
     objects.make("page", 3, 4096)
     objects.make("row", 2, 100)
     sources.stop()
     objects.make("late", 1, 1)
     capture = StreamedBuilder()
-    samples = capture.event_samples(sources.drain())
+    samples = capture.event_samples(events_of(sources))
     (timer_type, timer), (own_type, own) = records(profiles_of(sample(), *samples))
     assert (timer_type, own_type) == ("cpu", "allocation")
     text = own.string_table
     assert [(text[kind.type], text[kind.unit]) for kind in own.sample_type] == [
+        ("alloc_samples", "count"),
+        ("alloc_space", "bytes"),
         ("objects", "count"),
         ("space", "bytes"),
     ]
@@ -107,23 +114,25 @@ def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     for each in own.sample:
         labels = {text[label.key]: text[label.str] for label in each.label if label.str}
         assert labels["source.event.name"] == "object"
-        found[labels["source.event.object"]] = [*each.value]
+        found[labels["source.event.object"]] = [*each.value][2:]
     assert found == {"page": [3, 3 * 4096], "row": [2, 200]}
-    assert text[own.default_sample_type] == "space"
+    assert text[own.default_sample_type] == "alloc_space"
     assert [("cpu", timer)] == records(profiles_of(sample()))
     text = timer.string_table
     types = [text[kind.type] for kind in timer.sample_type]
-    assert types == ["samples", "wall", "cpu", "collections", "gc"]
+    kinds = [kind for kind in events.registered_kinds(Config()) if kind.data_type is DataType.CPU]
+    values = [value.name for kind in kinds for value in (kind.count, kind.amount) if value is not None]
+    assert types == ["samples", "wall", "cpu", *values]
 
 
 def test_events_of_another_data_type_alone_give_no_cpu_profile() -> None:
-    (profile,) = profiles_of(sample(1, Event(KIND, (), 2, 64)))
+    (profile,) = profiles_of(sample(1, Event(KIND, (), 2, 64)), kinds=())
     assert (profile.data_type, profile.kinds) == (DataType.ALLOCATION, (KIND,))
     assert [(one.count, one.event_count, one.event_amount) for one in profile.aggregates] == [(0, 2, 64)]
 
 
 def test_event_of_an_unannounced_kind_adds_its_values() -> None:
-    (profile,) = profiles_of(sample(), sample(1, Event(LOCKS, (), 2, 64)))
+    (profile,) = profiles_of(sample(), sample(1, Event(LOCKS, (), 2, 64)), kinds=(GC_KIND,))
     assert profile.kinds == (GC_KIND, LOCKS)
     ((_, message),) = records([profile])
     assert [[*each.value][3:] for each in message.sample] == [[0, 0, 0, 0], [0, 0, 2, 64]]
@@ -147,7 +156,6 @@ def test_labels_that_were_dropped_are_counted_where_the_samples_are() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        Config(enabled=True, memory_enabled=True),  # text
         Config(enabled=False, snapshot_enabled=True, data_format="pprof-gzip-base64", memory_enabled=True),
         Config(enabled=True, data_format="pprof-gzip-base64"),
     ],
@@ -162,6 +170,21 @@ def test_source_works_only_if_wanted_and_all_threads_are_profiled(
     objects.make("page", 1, 1)
     sources.stop()
     assert sources.drain() == []
+
+
+def test_text_has_no_place_for_events_of_the_timers_profile(ticker: Ticker, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(*_: object) -> EventSource | None:
+        made.append("made")
+        return None
+
+    kinds = (RegisteredSource(LOCKS, make), RegisteredSource(KIND, make))
+    monkeypatch.setattr(events, "REGISTERED_SOURCES", kinds)
+    make_sources(Config(enabled=True), ticker, native=True)
+    assert len(made) == 1
+    make_sources(PROFILES, ticker, native=True)
+    assert len(made) == 3
 
 
 def test_failing_source_stops_no_other_and_is_logged_once(
@@ -184,7 +207,7 @@ def test_failing_source_stops_no_other_and_is_logged_once(
         objects.make("page", 1, 1)
         sources.stop()
         objects.make("late", 1, 1)
-        assert [one.event.labels for one in sources.drain()] == [(("source.event.object", "page"),)]
+        assert [one.event.labels for one in events_of(sources)] == [(("source.event.object", "page"),)]
     (line,) = caplog.messages
     assert "noticing events (lock)" in line
 
@@ -202,14 +225,14 @@ def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
     sources.start()
     objects.make("page", 1, 1)
     sources.stop()
-    assert [one.event.kind for one in sources.drain()] == [KIND]
+    assert [one.event.kind for one in events_of(sources)] == [KIND]
     (line,) = caplog.messages
     assert "what notices events (lock)" in line
 
 
 def test_kinds_have_different_names_and_so_have_their_values() -> None:
-    kinds = events.registered_kinds()
+    kinds = [each.kind for each in events.REGISTERED_SOURCES]
     assert GC_KIND in kinds
     assert len({kind.name for kind in kinds} | {"timer"}) == len(kinds) + 1
-    values = [each.name for kind in kinds for each in (kind.count, kind.amount)]
+    values = [each.name for kind in kinds for each in kind.values]
     assert len({*values, "samples", "wall", "cpu"}) == len(values) + 3

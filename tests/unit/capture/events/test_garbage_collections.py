@@ -23,8 +23,8 @@ from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
-from splunk_profiler.model import Event, Sample, Stack
-from splunk_profiler.raw import RawCollection
+from splunk_profiler.model import Sample, Stack
+from splunk_profiler.raw import RawCollection, RawEvent
 from splunk_profiler.system.threads import Worker, active_threads
 
 NEVER_NS = 1 << 62
@@ -357,7 +357,7 @@ def test_a_source_starts_and_stops_once_however_often_it_is_called() -> None:
     assert len(gc.callbacks) == len(before) + 1
     gc.collect()
     (seen,) = events.drain()
-    assert isinstance(seen.event, Event)
+    assert isinstance(seen, RawEvent)
     assert (seen.event.kind.name, seen.event.labels, seen.event.count) == ("gc", (("gc.generation", "2"),), 1)
     gc.callbacks.remove(ticker.on_gc_event)  # the application clears the list
     events.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,13 +43,19 @@ def test_resource_and_scope_are_as_the_convention_says() -> None:
     assert [record.time_unix_nano for record in part.log_records] == [1_000_000_000, 2_000_000_000]
 
 
+def test_request_is_as_long_as_protobuf_would_make_it() -> None:
+    samples = (make_sample(1, span=SpanRef(1, 2, 1)), make_sample(2, frames=300), make_sample(3, truncated=True))
+    encoded = SampleEncoder(lambda: RESOURCE, body, time_ns=lambda: 99).encode(samples)
+    assert len(encoded) == ExportLogsServiceRequest.FromString(encoded).ByteSize()
+
+
 def test_a_record_outside_a_span_has_every_field_but_ids() -> None:
     sample = make_sample(5, period_ns=250_000_000)
     record = only_record(sample)
     assert record.event_name == "otel.profiling"
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (5_000_000_000, 99)
     assert (record.trace_id, record.span_id, record.flags) == (b"", b"", 0)
-    assert record.body.string_value == body(sample)
+    assert record.body.string_value == body(sample).decode()
     assert plain(record.attributes) == {
         "com.splunk.sourcetype": "otel.profiling",
         "profiling.data.type": "cpu",
@@ -73,7 +78,7 @@ def test_only_a_stack_that_was_cut_says_so() -> None:
 
 
 def test_only_a_sample_of_a_snapshot_profile_says_so() -> None:
-    samples = make_sample(), replace(make_sample(), source=InstrumentationSource.SNAPSHOT)
+    samples = make_sample(), make_sample()._replace(source=InstrumentationSource.SNAPSHOT)
     sources = [plain(only_record(sample).attributes).get("profiling.instrumentation.source") for sample in samples]
     assert sources == [None, "snapshot"]
 

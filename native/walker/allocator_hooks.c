@@ -1,0 +1,201 @@
+/* Hooks of CPython's allocators: they count the bytes down to the next sample.
+ *
+ * Allocators belong to the process, and so do the hooks. Another library may hook above ours, and then they stay
+ * below it until the process ends. So their state is static, and without a ticker they only pass calls on.
+ *
+ * The hooked domains need the GIL. Interpreters with a GIL of their own share the counter, without a lock: an update
+ * that is lost there makes a sample early or late.
+ */
+#include "py_compat.h"
+
+#include "allocations.h"
+
+#define MAX_HOOKS 4 /* for each domain, in the life of the process */
+
+typedef struct {
+    PyMemAllocatorEx next; /* GIL to write, before the hook is set; whoever calls the hook reads it */
+    bool is_counting;      /* GIL to write */
+} allocator_hook;
+
+/* One of the hooks counts. Others may be below those of other libraries, and pass calls on: to hook with one of these
+ * again could make a circle. */
+typedef struct {
+    PyMemAllocatorDomain id;
+    allocator_hook *counting; /* NULL: none */
+    size_t used_count;
+    allocator_hook hooks[MAX_HOOKS];
+} hooked_domain;
+
+/* Before 3.12 a thread that allocates there without the GIL could not be told from its holder, and some extensions do
+ * so in the domain of PyMem_Malloc. */
+static hooked_domain domains[] = {
+    {.id = PYMEM_DOMAIN_OBJ},
+#if COMPAT_HAS_OWN_GILS
+    {.id = PYMEM_DOMAIN_MEM},
+#endif
+};
+enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
+
+static atomic_llong left = INT64_MAX;
+static atomic_bool is_probed, was_called; /* by is_called */
+
+void allocator_hooks_set_left(int64_t bytes)
+{
+    atomic_store_explicit(&left, bytes, memory_order_relaxed);
+}
+
+/* Takes the sample of an allocation that counts to 0; NULL: it has failed. */
+static __attribute__((noinline)) void *count_to_end(void *memory, size_t size)
+{
+    if (atomic_load(&is_probed)) {
+        atomic_store(&was_called, true);
+    }
+    else {
+        allocations_take_sample(memory, size);
+    }
+    return memory;
+}
+
+/* Counts before the allocation, so that the call of the next allocator is the last of a hook. */
+static inline bool count_allocation(const allocator_hook *hook, size_t size)
+{
+    if (__builtin_expect(!hook->is_counting, 0)) {
+        return false;
+    }
+    int64_t now_left = atomic_load_explicit(&left, memory_order_relaxed) - (int64_t)size;
+    atomic_store_explicit(&left, now_left, memory_order_relaxed);
+    return __builtin_expect(now_left <= 0, 0);
+}
+
+static void *hook_malloc(void *context, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    return count_allocation(context, size) ? count_to_end(next->malloc(next->ctx, size), size)
+                                           : next->malloc(next->ctx, size);
+}
+
+static void *hook_calloc(void *context, size_t count, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    return count_allocation(context, count * size) ? count_to_end(next->calloc(next->ctx, count, size), count * size)
+                                                   : next->calloc(next->ctx, count, size);
+}
+
+/* The end of a block and the allocation of another one, even where it stays in its place: the size before is known
+ * only for sampled blocks, and each size that a block gets must have its chance to be sampled. */
+static void *hook_realloc(void *context, void *memory, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    bool is_sampled = count_allocation(context, size), may_be_live = live_heap_may_have(memory);
+    if (!is_sampled && !may_be_live) {
+        return next->realloc(next->ctx, memory, size);
+    }
+    void *resized = next->realloc(next->ctx, memory, size);
+    if (resized != NULL && may_be_live) {
+        allocations_end_block(memory);
+    }
+    return is_sampled ? count_to_end(resized, size) : resized;
+}
+
+static void hook_free(void *context, void *memory)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    if (__builtin_expect(live_heap_may_have(memory), 0)) {
+        allocations_end_block(memory);
+    }
+    next->free(next->ctx, memory);
+}
+
+/* Return our hook that is called first, or NULL. */
+static allocator_hook *find_top(hooked_domain *domain)
+{
+    PyMemAllocatorEx found;
+    PyMem_GetAllocator(domain->id, &found);
+    for (size_t i = 0; i < domain->used_count; i++) {
+        if (found.ctx == &domain->hooks[i]) {
+            return &domain->hooks[i];
+        }
+    }
+    return NULL;
+}
+
+static void set_counting(hooked_domain *domain, allocator_hook *hook)
+{
+    if (domain->counting != NULL) {
+        domain->counting->is_counting = false;
+    }
+    domain->counting = hook;
+    if (hook != NULL) {
+        hook->is_counting = true;
+    }
+}
+
+/* Other libraries save and restore allocators, and so remove hooks or bring them back. So try if the hook is called. */
+static bool is_called(hooked_domain *domain)
+{
+    allocator_hook *top = find_top(domain);
+    if (top != NULL) {
+        set_counting(domain, top);
+        domain->used_count = (size_t)(top - domain->hooks) + 1; /* nothing below it was set later */
+    }
+    if (top != NULL || domain->counting == NULL) {
+        return top != NULL;
+    }
+    int64_t left_before = atomic_load_explicit(&left, memory_order_relaxed);
+    atomic_store(&was_called, false);
+    atomic_store(&is_probed, true);
+    allocator_hooks_set_left(0);
+    if (domain->id == PYMEM_DOMAIN_OBJ) {
+        PyObject_Free(PyObject_Malloc(1));
+    }
+    else {
+        PyMem_Free(PyMem_Malloc(1));
+    }
+    atomic_store(&is_probed, false);
+    allocator_hooks_set_left(left_before);
+    return atomic_load(&was_called);
+}
+
+/* A thread with another GIL could see one half of a change. */
+static bool can_change(void)
+{
+    return !COMPAT_HAS_OWN_GILS || compat_is_only_interpreter(PyInterpreterState_Main());
+}
+
+static void add_hook(hooked_domain *domain)
+{
+    allocator_hook *hook = &domain->hooks[domain->used_count++];
+    PyMem_GetAllocator(domain->id, &hook->next);
+    set_counting(domain, hook);
+    PyMemAllocatorEx added = {hook, hook_malloc, hook_calloc, hook_realloc, hook_free};
+    PyMem_SetAllocator(domain->id, &added);
+}
+
+hooks_state allocator_hooks_install(void)
+{
+    hooks_state state = HOOKS_STAYED;
+    for (size_t i = 0; i < DOMAIN_COUNT; i++) {
+        if (is_called(&domains[i])) {
+            continue;
+        }
+        if (!can_change() || domains[i].used_count == MAX_HOOKS) {
+            return HOOKS_REFUSED;
+        }
+        add_hook(&domains[i]);
+        state = HOOKS_ADDED;
+    }
+    return state;
+}
+
+void allocator_hooks_remove(void)
+{
+    for (size_t i = 0; i < DOMAIN_COUNT && can_change(); i++) {
+        hooked_domain *domain = &domains[i];
+        allocator_hook *top = find_top(domain);
+        if (top != NULL) {
+            PyMem_SetAllocator(domain->id, &top->next);
+            set_counting(domain, NULL);
+            domain->used_count = (size_t)(top - domain->hooks);
+        }
+    }
+}

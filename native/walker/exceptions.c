@@ -1,0 +1,198 @@
+/* Records raised exceptions, sampled. CPython calls `exceptions_handle_raise` on the thread that raises, at each frame
+ * that the exception reaches (the event RAISE of sys.monitoring).
+ *
+ * A program may raise 100,000 exceptions a second. So each is kept with a probability of 1 to `interval`, whatever came
+ * before it, and stands for `interval` of them: the sums are right for each type and place. Once a second, the interval is
+ * chosen anew for about KEPT_PER_SECOND, by the number in the last one. It doubles after each KEPT_PER_SECOND: a storm
+ * may begin at any time.
+ *
+ * No reference to an exception is kept, and none of its code runs: a type is enough to name it.
+ */
+#include "public_compat.h"
+
+#include "exceptions.h"
+
+#include <stdlib.h>
+
+#define MAX_EXCEPTIONS  1024
+#define KEPT_PER_SECOND 64
+#define MAX_INTERVAL    (1U << 24) /* chances are multiples of 2^-32 */
+
+typedef struct raw_exception {
+    struct raw_exception *next;
+    int64_t time_ns;
+    PyObject *type; /* owned */
+    uint64_t count; /* number of exceptions that it stands for */
+    raw_thread thread;
+} raw_exception;
+
+struct exception_log {
+    raw_exception *oldest;
+    raw_exception **end; /* where the next one is linked in */
+    size_t count;
+    uint64_t min_interval;    /* as configured */
+    uint64_t interval;        /* as it is now */
+    size_t chosen_count;      /* since the last update of the interval */
+    uint64_t estimated_count; /* exceptions since then */
+    int64_t updated_ns;       /* monotonic */
+    uint64_t unrecorded;      /* exceptions that the next kept one also stands for */
+    uint64_t random;          /* state of the random numbers */
+};
+
+exception_log *exceptions_new(uint64_t interval)
+{
+    exception_log *log = malloc(sizeof(exception_log));
+    if (log != NULL) {
+        *log = (exception_log){.min_interval = interval, .interval = interval, .random = (uint64_t)monotonic_ns() | 1};
+        log->end = &log->oldest;
+    }
+    return log;
+}
+
+/* A generator of its own (xorshift64): that of the application must give it the same numbers as without us. */
+static bool is_chosen(exception_log *log)
+{
+    log->random ^= log->random << 13;
+    log->random ^= log->random >> 7;
+    log->random ^= log->random << 17;
+    return ((log->random >> 32) * log->interval) >> 32 == 0;
+}
+
+/* Return true for an exception, not control flow, in the frame where it was raised. Frames that it reaches later are
+ * the first of a longer traceback; so is one that is raised again. */
+static bool is_counted(PyObject *exception)
+{
+    if (!PyExceptionInstance_Check(exception)) {
+        return false;
+    }
+    PyObject *traceback = ((PyBaseExceptionObject *)exception)->traceback;
+    PyTypeObject *type = Py_TYPE(exception);
+    return traceback != NULL && PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next == NULL
+           && PyType_IsSubtype(type, (PyTypeObject *)PyExc_Exception)
+           && !PyType_IsSubtype(type, (PyTypeObject *)PyExc_StopIteration)
+           && !PyType_IsSubtype(type, (PyTypeObject *)PyExc_StopAsyncIteration);
+}
+
+/* Return false if there is no room. */
+static bool append_exception(ticker_state *ticker, PyTypeObject *type)
+{
+    exception_log *log = ticker->exceptions;
+    raw_exception *kept = log->count < MAX_EXCEPTIONS ? malloc(sizeof(raw_exception)) : NULL;
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread)) {
+        free(kept);
+        return false;
+    }
+    kept->next = NULL;
+    kept->time_ns = clock_ns(CLOCK_REALTIME);
+    kept->type = Py_NewRef((PyObject *)type);
+    kept->count = log->interval + log->unrecorded;
+    *log->end = kept;
+    log->end = &kept->next;
+    log->count++;
+    log->unrecorded = 0;
+    return true;
+}
+
+void exceptions_handle_raise(ticker_state *ticker, PyObject *exception)
+{
+    exception_log *log = ticker->exceptions;
+    if (!is_chosen(log) || ticker_state_is_ended(ticker) || !is_counted(exception)) {
+        return;
+    }
+    if (!append_exception(ticker, Py_TYPE(exception))) {
+        log->unrecorded += log->interval; /* the next one stands for it */
+    }
+    log->estimated_count += log->interval;
+    if (++log->chosen_count % KEPT_PER_SECOND == 0 && log->interval < MAX_INTERVAL) {
+        log->interval *= 2;
+    }
+}
+
+static raw_exception *pop_oldest(exception_log *log)
+{
+    raw_exception *taken = log->oldest;
+    if (taken != NULL) {
+        log->oldest = taken->next;
+        log->end = log->oldest == NULL ? &log->oldest : log->end;
+        log->count--;
+    }
+    return taken;
+}
+
+static void exception_free(ticker_state *ticker, raw_exception *taken)
+{
+    thread_release(ticker, &taken->thread);
+    compat_exception pending = compat_save_exception();
+    Py_DECREF(taken->type);
+    compat_restore_exception(pending);
+    free(taken);
+}
+
+void exceptions_release(ticker_state *ticker)
+{
+    for (raw_exception *taken; (taken = pop_oldest(ticker->exceptions)) != NULL;) {
+        exception_free(ticker, taken);
+    }
+}
+
+int exceptions_traverse(const exception_log *log, visitproc visit, void *arg)
+{
+    int stop = 0;
+    for (const raw_exception *kept = log->oldest; kept != NULL && stop == 0; kept = kept->next) {
+        Py_VISIT(kept->type);
+        stop = thread_traverse(&kept->thread, visit, arg);
+    }
+    return stop;
+}
+
+/* Return a new reference. */
+static PyObject *convert_exception(ticker_state *ticker, const module_state *module, const raw_exception *raw)
+{
+    PyObject *thread = convert_thread(ticker, module, &raw->thread);
+    if (thread == NULL) {
+        return NULL;
+    }
+    PyObject *items[] = {
+        [EXCEPTION_time_ns] = PyLong_FromLongLong(raw->time_ns),
+        [EXCEPTION_thread] = thread,
+        [EXCEPTION_exception_type] = Py_NewRef(raw->type),
+        [EXCEPTION_exception_count] = PyLong_FromUnsignedLongLong(raw->count),
+    };
+    return make_tuple(module->types[RAW_EXCEPTION], items, EXCEPTION_FIELD_COUNT);
+}
+
+static void update_interval(exception_log *log)
+{
+    int64_t now_ns = monotonic_ns(), elapsed_ns = now_ns - log->updated_ns;
+    if (elapsed_ns < SECOND_NS) {
+        return;
+    }
+    double per_second = (double)log->estimated_count * SECOND_NS / (double)elapsed_ns;
+    double interval = per_second / KEPT_PER_SECOND;
+    log->interval = interval < MAX_INTERVAL ? (uint64_t)interval : MAX_INTERVAL;
+    if (log->interval < log->min_interval) {
+        log->interval = log->min_interval;
+    }
+    log->chosen_count = 0;
+    log->estimated_count = 0;
+    log->updated_ns = now_ns;
+}
+
+PyObject *exceptions_drain(ticker_state *ticker, const module_state *module)
+{
+    exception_log *log = ticker->exceptions;
+    update_interval(log);
+    ticker_state_free_unreferenced(ticker);
+    PyObject *drained = PyList_New(0);
+    /* Exceptions that arrive meanwhile are for the next drain. */
+    for (size_t left = log->count; drained != NULL && left > 0; left--) {
+        raw_exception *taken = pop_oldest(log);
+        if (taken == NULL) {
+            break; /* another drain took it meanwhile */
+        }
+        (void)append_item(&drained, convert_exception(ticker, module, taken));
+        exception_free(ticker, taken);
+    }
+    ticker_state_free_unreferenced(ticker);
+    return drained;
+}

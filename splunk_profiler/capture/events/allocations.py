@@ -1,0 +1,71 @@
+"""Sampled allocations as events, by way of hooks of CPython's allocators.
+
+The native ticker takes the samples (`native/walker/allocations.c`). This module starts it and converts
+its records to events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from splunk_profiler.capture.walker import Ticker
+from splunk_profiler.config import Config
+from splunk_profiler.model import DataType, Event, EventKind, ValueType
+from splunk_profiler.raw import RawAllocation, RawBlocksEnded, RawEvent
+from splunk_profiler.system.guard import logger
+
+if TYPE_CHECKING:
+    from splunk_profiler import _walker
+
+ALLOCATION_KIND = EventKind(
+    "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
+)
+
+
+class AllocationEventSource:
+    """The source of sampled allocations, one in `sample_bytes` on average, whether the ticker runs or not.
+
+    With `tracks_live`, it also says which of them are no longer in use.
+    """
+
+    def __init__(self, ticker: _walker.Ticker[Any, Any], sample_bytes: int, *, tracks_live: bool) -> None:
+        self._ticker = ticker
+        self._sample_bytes = sample_bytes
+        self._tracks_live = tracks_live
+
+    def start(self) -> None:
+        """Start sampling."""
+        self._ticker.start_allocations(self._sample_bytes, self._tracks_live)
+
+    def stop(self) -> None:
+        """Stop sampling."""
+        self._ticker.stop_allocations()
+
+    def stretch(self, ratio: float) -> None:
+        """Sample less often by this ratio, of at least 1, than at the start."""
+        self._ticker.set_sample_bytes(round(self._sample_bytes * ratio))
+
+    def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
+        """Return the samples as events, then the blocks that have ended."""
+        allocations, ended = self._ticker.drain_allocations()
+        events: list[RawEvent | RawBlocksEnded] = [event for each in allocations for event in _make_events(each)]
+        return [*events, RawBlocksEnded(ended)] if ended else events
+
+
+def make_allocation_source(config: Config, ticker: Ticker, native: bool) -> AllocationEventSource | None:
+    """Return the source; None if it is off, or with the portable walker."""
+    if not config.memory_enabled:
+        return None
+    if not native:
+        logger.warning("SPLUNK_PROFILER_MEMORY_ENABLED=true has no effect: memory needs the native walker")
+        return None
+    native_ticker: Any = ticker
+    return AllocationEventSource(native_ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)
+
+
+def _make_events(raw: RawAllocation) -> Iterator[RawEvent]:
+    if raw.lost_objects:
+        yield RawEvent(raw.time_ns, raw.thread, Event(ALLOCATION_KIND, (), raw.lost_objects, raw.lost_bytes))
+    event = Event(ALLOCATION_KIND, (), raw.object_count, raw.byte_count)
+    yield RawEvent(raw.time_ns, raw.thread, event, live_id=raw.live_id)

@@ -1,0 +1,151 @@
+"""Suspended asyncio tasks as events: a few of them at a time, each with its stack, span and labels.
+
+The native walker reads their stacks. This module chooses them, on the sampling worker's thread. It reads what asyncio
+knows of its tasks, never imports asyncio, and runs no code of the application's classes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from splunk_profiler.capture.walker import Ticker
+from splunk_profiler.config import Config
+from splunk_profiler.model import Event, EventKind, ValueType
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.printable import printable
+
+if TYPE_CHECKING:
+    from splunk_profiler import _walker
+
+TASK_KIND = EventKind("task", count=ValueType("tasks", "count"), amount=ValueType("task_wait", "nanoseconds"))
+WAITING_LABELS = (("thread.state", "waiting task"),)
+_MIN_PERIOD_NS = 1_000_000_000
+_MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
+_COST_FACTOR = 200  # choosing and capturing takes a 200th of the time at most
+_MAX_NAME_CHARACTERS = 128
+_DEFAULT_NAME = re.compile(r"Task-\d+")
+
+
+class TaskEventSource:
+    """The source of waiting tasks: at most `max_tasks` of them, every `period_ns` or less often.
+
+    Each stands for its share of all tasks, and for the time since they were sampled before.
+    """
+
+    def __init__(
+        self,
+        ticker: _walker.Ticker[Any, Any],
+        max_tasks: int,
+        period_ns: int,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._ticker = ticker
+        self._max_tasks = max_tasks
+        self._period_ns = max(period_ns, _MIN_PERIOD_NS)
+        self._now_ns = monotonic_ns
+        self._random = Random()  # the application may have seeded the shared one
+        self._is_recording = False
+        self._last_ns = self._due_ns = 0
+        self._reads_tasks: bool | None = None  # not tried yet
+
+    def start(self) -> None:
+        """Start recording."""
+        self._last_ns = self._now_ns()
+        self._due_ns = self._last_ns + self._period_ns
+        self._is_recording = True
+
+    def stop(self) -> None:
+        """Stop recording."""
+        self._is_recording = False
+
+    def drain(self) -> Sequence[RawEvent]:
+        """Return tasks that wait now, if they are due."""
+        began_ns = self._now_ns()
+        if not self._is_recording or began_ns < self._due_ns:
+            return ()
+        since_ns, self._last_ns = began_ns - self._last_ns, began_ns
+        events = self._sample(since_ns)
+        self._due_ns = began_ns + max(self._period_ns, _COST_FACTOR * (self._now_ns() - began_ns))
+        return events
+
+    def _sample(self, since_ns: int) -> list[RawEvent]:
+        asyncio_in_c = sys.modules.get("_asyncio")  # without it, tasks are made in Python
+        if asyncio_in_c is None or not self._can_read(asyncio_in_c) or not (loops := self._ticker.running_loops()):
+            return []
+        known, task_type = _known_tasks(asyncio_in_c, loops), asyncio_in_c.Task
+        probed = self._choose(known)
+        tasks = [task for each in probed if (task := each() if type(each) is ref else each) is not None]
+        time_ns = time.time_ns()
+        threads, waiting = self._ticker.capture_tasks(tasks, task_type, self._max_tasks)
+        captured = [(task, thread) for task, thread in zip(tasks, threads, strict=True) if thread is not None]
+        total = waiting * len(known) // max(len(probed), 1)
+        events = []
+        for number, (task, thread) in enumerate(captured):
+            count = (total + number) // len(captured)  # the sum of all is `total`
+            event = Event(TASK_KIND, WAITING_LABELS, count, count * since_ns)
+            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type.get_name(task))))
+        return events
+
+    def _can_read(self, asyncio_in_c: ModuleType) -> bool:
+        """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
+        if self._reads_tasks is None:
+            marker, generator, previous = object(), _suspended_generator(), asyncio_in_c._get_running_loop()
+            asyncio_in_c._set_running_loop(marker)
+            try:
+                self._reads_tasks = self._ticker.reads_tasks(marker, *generator)
+            finally:
+                asyncio_in_c._set_running_loop(previous)
+            if not self._reads_tasks:
+                logger.warning("waiting tasks are not sampled: this build is for another release of CPython; reinstall")
+        return self._reads_tasks
+
+    def _choose(self, known: list[Any]) -> list[Any]:
+        """Return at most `_MAX_PROBED`, evenly spread, from a random one on."""
+        step = -(-len(known) // _MAX_PROBED) or 1
+        probed = known[self._random.randrange(step) :: step]
+        middle = self._random.randrange(len(probed) + 1)
+        return probed[middle:] + probed[:middle]
+
+
+def _suspended_generator() -> tuple[Any, CodeType, int]:
+    """Return a generator, its code and its offset there."""
+    generator: Any = (number for number in (1, 2))
+    next(generator)
+    return generator, generator.gi_code, generator.gi_frame.f_lasti
+
+
+def make_task_source(config: Config, ticker: Ticker, native: bool) -> TaskEventSource | None:
+    """Return the source; None if it is off, or without the native walker."""
+    if not (native and config.max_tasks):
+        return None
+    native_ticker: Any = ticker
+    return TaskEventSource(native_ticker, config.max_tasks, config.period_ns)
+
+
+def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
+    """Return the tasks that have not ended, or weak references to all, even of event loops that do not run.
+
+    Before CPython 3.14 asyncio has these references in a set. Its copy is made in one call into C.
+    """
+    list_tasks = getattr(asyncio_in_c, "all_tasks", None)
+    if list_tasks is not None:
+        return [task for loop in loops for task in list_tasks(loop)]
+    in_python = vars(sys.modules.get("asyncio.tasks"))
+    weak_set = in_python.get("_scheduled_tasks", in_python.get("_all_tasks"))  # CPython 3.12 has renamed it
+    return list(vars(weak_set)["data"])
+
+
+def _name_labels(name: Any) -> tuple[tuple[str, str], ...]:
+    """Return the name that a task was given; those that asyncio gives are different for each task."""
+    text = str.__str__(name)  # a subclass could override its methods
+    if _DEFAULT_NAME.fullmatch(text):
+        return ()
+    return (("task.name", printable(text[:_MAX_NAME_CHARACTERS])),)

@@ -1,0 +1,93 @@
+"""Sums of profiles of allocations: what each line of the application allocates, and what of it is in use.
+
+Runs on the main thread of `report`; draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from splunk_profiler.cli.profiles import Place, ProfileError, decode_body, nearest_place, read_places
+
+_VALUES = ("alloc_space", "inuse_space")
+
+
+class LineMemory(NamedTuple):
+    """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones."""
+
+    place: Place
+    allocated: int
+    in_use: int
+    grown: int
+
+
+@dataclass(slots=True)
+class _HeapAt:
+    """The bytes in use at the end of a profile, by line; a large profile comes in parts of the same time."""
+
+    time_ns: int
+    in_use: Counter[Place] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class MemoryProfiles:
+    """The sums of profiles of allocations, by the application's line nearest to the leaf, of all processes."""
+
+    records: int = 0
+    allocated: Counter[Place] = field(default_factory=Counter)
+    _first: dict[str, _HeapAt] = field(default_factory=dict)  # by process
+    _last: dict[str, _HeapAt] = field(default_factory=dict)
+
+    def add(self, body: str, process: str) -> bool:
+        """Add the profile that is the body of a log record; False if it has no values of allocations.
+
+        Raises:
+            ProfileError: the body is not a profile; nothing was added.
+        """
+        message = decode_body(body)
+        try:
+            kinds = [message.string_table[each.type] for each in message.sample_type]
+            if not set(_VALUES) <= set(kinds):
+                return False
+            found = list(_iter_lines(message, *map(kinds.index, _VALUES)))
+        except (IndexError, KeyError) as error:
+            raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        self.records += 1
+        first = self._first.setdefault(process, _HeapAt(message.time_nanos))
+        last = self._last.setdefault(process, first)
+        if message.time_nanos < first.time_ns:
+            first = self._first[process] = _HeapAt(message.time_nanos)
+        if message.time_nanos > last.time_ns:
+            last = self._last[process] = _HeapAt(message.time_nanos)
+        at_this_time = {id(heap): heap for heap in (first, last) if heap.time_ns == message.time_nanos}
+        for place, allocated, in_use in found:
+            self.allocated[place] += allocated
+            for heap in at_this_time.values():
+                heap.in_use[place] += in_use
+        return True
+
+    def lines(self) -> list[LineMemory]:
+        """Return all lines, the one first that has grown most."""
+        first, last = _sum(self._first), _sum(self._last)
+        found = [
+            LineMemory(place, self.allocated[place], last[place], last[place] - first[place])
+            for place in {**self.allocated, **first, **last}
+        ]
+        return sorted(found, key=lambda line: (-line.grown, -line.in_use, -line.allocated))
+
+
+def _sum(heaps: dict[str, _HeapAt]) -> Counter[Place]:
+    total: Counter[Place] = Counter()
+    for heap in heaps.values():
+        total.update(heap.in_use)
+    return total
+
+
+def _iter_lines(message: Any, allocated_at: int, in_use_at: int) -> Iterator[tuple[Place, int, int]]:
+    places = read_places(message)
+    for sample in message.sample:
+        nearest = nearest_place([places[location] for location in sample.location_id])
+        yield nearest, sample.value[allocated_at], sample.value[in_use_at]

@@ -1,0 +1,32 @@
+"""The variable that holds the secret of a tree of processes, by which they share one exporter process.
+
+`splunk-profiler run` sets it, and the programs that it starts inherit it. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+
+TREE = "SPLUNK_PROFILER_TREE"
+
+
+def inherited_secret() -> str:
+    """Return the secret that this process has inherited; empty if it has none."""
+    return os.environ.get(TREE, "")
+
+
+def hand_on(secret: str) -> None:
+    """Let programs that this process executes from now on inherit the secret, if nothing can go wrong.
+
+    A change of the environment moves it in memory. C code of another thread may read it meanwhile, without the GIL, and
+    crash. So there must be no other thread.
+    """
+    if _has_one_thread():
+        os.environ[TREE] = secret
+
+
+def _has_one_thread() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208  # `config` does without pathlib
+    except OSError:
+        return False

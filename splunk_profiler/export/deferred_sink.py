@@ -1,0 +1,111 @@
+"""A sink that is opened by the exporting thread, before its first export. Imports the model and `system` only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic
+
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record, Sink
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import WakeEvent
+
+_MAX_SERVICE_NAME_WAIT_S = 5.0
+_POLL_INTERVAL_S = 0.05
+_RETRY_PAUSE_S = 30.0  # after a failure to open; each attempt may import
+
+
+class DeferredSink(Generic[Record]):
+    """A sink that opens the real sink before the first export.
+
+    Args:
+        open_sink: makes the real sink; called on the exporting thread, again 30 seconds after it has failed.
+        is_service_known: called after `open_sink`, until it returns True.
+    """
+
+    def __init__(
+        self, open_sink: Callable[[], Sink[Record]], is_service_known: Callable[[], bool] | None = None
+    ) -> None:
+        self._open_sink = open_sink
+        self._is_service_known = is_service_known
+        self._sink: Sink[Record] | None = None
+        self._open_error = ""
+        self._next_open_s = 0.0
+        self._shutdown_begun = WakeEvent()
+        self._shutdown_timeout_s: float | None = None
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Open the sink. Never raises.
+
+        Then waits for the service's name, until 5 seconds after the start: records of
+        ``unknown_service`` would look like those of another service.
+        """
+        start_s = time.monotonic()
+        self._wait_to_open()
+        if self._is_shutting_down():
+            return  # an export opens the sink if there is a batch
+        self._try_to_open()
+        while (
+            not self._is_shutting_down()
+            and time.monotonic() - start_s < _MAX_SERVICE_NAME_WAIT_S
+            and not self._has_known_service()
+        ):
+            self._shutdown_begun.wait(_POLL_INTERVAL_S)
+
+    def export(self, batch: Batch[Record]) -> ExportResult:
+        """Open the sink if necessary and send `batch`."""
+        self._try_to_open()
+        if self._sink is None:
+            return ExportResult(ExportStatus.REJECTED, self._open_error)
+        return self._sink.export(batch)
+
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        """End the waits of `open` and pass the deadline on."""
+        self._shutdown_timeout_s = timeout_s
+        self._shutdown_begun.set()
+        if self._sink is not None:
+            self._sink.set_shutdown_deadline(timeout_s)
+
+    def interrupt(self) -> None:
+        """End an export in flight."""
+        if self._sink is not None:
+            self._sink.interrupt()
+
+    def shutdown(self) -> None:
+        """End an export in flight and refuse later ones."""
+        self._is_closed = True
+        self._shutdown_begun.set()
+        if self._sink is not None:
+            self._sink.shutdown()
+
+    def _wait_to_open(self) -> None:
+        """Wait until the sink may be opened."""
+
+    def _try_to_open(self) -> None:
+        if self._sink is not None or time.monotonic() < self._next_open_s:
+            return
+        try:
+            self._open_steps()
+        except Exception as error:
+            self._next_open_s = time.monotonic() + _RETRY_PAUSE_S
+            self._open_error = f"the exporter cannot be made: {error}"
+            logger.debug("the exporter cannot be made", exc_info=True)
+
+    def _open_steps(self) -> None:
+        sink = self._sink = self._open_sink()
+        # Read after the assignment: who sets one of them later finds the sink.
+        if self._shutdown_timeout_s is not None:
+            sink.set_shutdown_deadline(self._shutdown_timeout_s)
+        if self._is_closed:
+            sink.shutdown()
+
+    def _has_known_service(self) -> bool:
+        try:
+            return self._is_service_known is None or self._is_service_known()
+        except Exception:
+            logger.debug("the service's description cannot be read", exc_info=True)
+            return True
+
+    def _is_shutting_down(self) -> bool:
+        return self._is_closed or self._shutdown_timeout_s is not None

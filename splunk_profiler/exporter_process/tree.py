@@ -1,0 +1,33 @@
+"""The token of a tree of processes, by which they find one exporter process.
+
+Runs in the host, on the thread that starts the profiler. Loads the native walker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from splunk_profiler import __version__
+from splunk_profiler.config.tree import hand_on, inherited_secret
+from splunk_profiler.exporter_process.transport import digest
+
+
+def tree_token() -> str:
+    """Return the token of this process's tree, for this installation of the package.
+
+    Forked workers have the same one, also if their master never starts the profiler. Executed programs have it if they
+    inherit it (`config.tree`). Another installation has its own exporter: it may have other code, or lack what exports.
+    """
+    secret = inherited_secret()
+    if not secret:
+        secret = _secret_of_execution()
+        hand_on(secret)
+    return digest(secret, str(Path(__file__).parents[1]), __version__, str(sys.implementation.cache_tag))
+
+
+def _secret_of_execution() -> str:
+    from splunk_profiler._walker import execution_random  # noqa: PLC0415  # missing on some systems
+
+    return digest("tree", (execution_random() or os.urandom(16)).hex())

@@ -1,0 +1,58 @@
+"""The live heap: sampled allocations whose memory is still in use, as samples at the end of each profile.
+
+One thread runs all of it. Imports the model only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from splunk_profiler.model import DataType, Event, EventKind, Sample, ValueType
+
+LIVE_HEAP = EventKind(
+    "live heap", ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes"), DataType.ALLOCATION
+)
+_MAX_BLOCKS = 16_384  # the capturing side follows 8,192
+_MINUTE_NS = 60_000_000_000
+_AGES_NS = tuple(minutes * _MINUTE_NS for minutes in (1, 10, 60, 6 * 60, 24 * 60))
+_AGE_LABELS = tuple((("heap.age", age),) for age in ("<1m", "1m-10m", "10m-1h", "1h-6h", "6h-1d", ">1d"))
+
+
+class _Block(NamedTuple):
+    """A sampled block in use: the sample of its allocation, and its instant."""
+
+    sample: Sample
+    event: Event
+    instant_ns: int
+
+
+class LiveHeap:
+    """The sampled blocks that are in use, oldest first."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+
+    def add(self, live_id: int, sample: Sample, event: Event, instant_ns: int) -> None:
+        """Add the block of a sampled allocation."""
+        if len(self._blocks) >= _MAX_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        self._blocks[live_id] = _Block(sample, event, instant_ns)
+
+    def end(self, live_ids: Iterable[int]) -> None:
+        """Remove blocks that are no longer in use."""
+        for live_id in live_ids:
+            self._blocks.pop(live_id, None)
+
+    def clear(self) -> None:
+        """Remove all: their ends may have been missed."""
+        self._blocks.clear()
+
+    def samples(self, now_ns: int) -> list[Sample]:
+        """Return a sample of each block, with its age at the instant `now_ns`."""
+        found = []
+        for sample, event, instant_ns in self._blocks.values():
+            labels = _AGE_LABELS[bisect_right(_AGES_NS, now_ns - instant_ns)]
+            found.append(sample._replace(event=Event(LIVE_HEAP, labels, event.count, event.amount)))
+        return found

@@ -1,0 +1,90 @@
+"""A tree of processes has one exporter, however its processes are started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import COMMAND
+from receiver_process import Receiver
+from target_process import TESTS, Target, profiling_settings
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import wait_for_end
+
+_RUN = (*COMMAND, "run", "--")
+_GUNICORN = ("-m", "gunicorn", "--bind", "127.0.0.1:0", "--workers", "4", "wsgi_service:application")
+_UVICORN = ("-m", "uvicorn", "--port", "0", "--workers", "2", "asgi_service:application")
+_CELERY = ("-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork", "--concurrency", "2")
+_CELERY_OPTIONS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+def _exporters(receiver: Receiver) -> list[int]:
+    """Return the exporters that send to this receiver."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            is_exporter = b"splunk-profiler exporter for PID" in (entry / "cmdline").read_bytes()
+            if is_exporter and f"={receiver.url}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def _sender(record: dict[str, Any]) -> int:
+    return int(record["resource"]["process.pid"])
+
+
+def _wait_for_senders(receiver: Receiver, count: int) -> set[int]:
+    """Return the ids of the processes that have sent, once there are so many."""
+    found: set[int] = set()
+    while len(found) < count:
+        known = frozenset(found)
+        found.add(_sender(receiver.record(lambda record, known=known: _sender(record) not in known)))  # type: ignore[misc]
+    return found
+
+
+@contextmanager
+def _sending(words: tuple[str, ...], processes: int, **env: str) -> Iterator[tuple[Target, set[int]]]:
+    """Run a program until so many processes of it have sent; yield their ids. There must be one exporter then."""
+    module = words[words.index("-m") + 1] if "-m" in words else "splunk_profiler"
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not there for this interpreter")
+    with Receiver() as receiver:
+        with Target(*words, env=profiling_settings(receiver.url, 50, **env)) as target:
+            pids = _wait_for_senders(receiver, processes)
+            (exporter,) = _exporters(receiver)
+            yield target, pids
+        wait_for_end(exporter)
+
+
+@pytest.mark.parametrize("before", [(), _RUN], ids=["", "run"])
+def test_gunicorn_workers_have_one_exporter(before: tuple[str, ...]) -> None:
+    # Without the launcher, each worker starts the profiler after its fork, and the master does not.
+    with _sending((*before, sys.executable, *_GUNICORN), 5 if before else 4) as (target, pids):
+        assert (target.pid in pids) is bool(before)
+
+
+def test_uvicorn_workers_under_run_have_one_exporter() -> None:
+    with _sending((*_RUN, sys.executable, *_UVICORN), 3):
+        pass
+
+
+def test_celery_prefork_children_have_one_exporter(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    env = {"CELERY_FOLDER": str(tmp_path), "C_FORCE_ROOT": "1"}
+    with _sending((sys.executable, *_CELERY, *_CELERY_OPTIONS), 3, **env):
+        pass
+
+
+@pytest.mark.parametrize("before", [(), _RUN], ids=["", "run"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_multiprocessing_have_one_exporter(method: str, before: tuple[str, ...]) -> None:
+    # Without the launcher, the parent hands its secret on: it starts the profiler before it has other threads.
+    with _sending((*before, sys.executable, str(TESTS / "targets" / "spawning_service.py"), method), 3) as (target, _):
+        target.tell("stop")
+        assert target.finish() == 0, target.output

@@ -1,0 +1,78 @@
+"""Waits of a real process, as a collector receives them: for the GIL, for locks, and of blocked event loops."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+from received_profiles import ReceivedProfile, all_samples, read
+from receiver_process import Receiver
+from target_process import Target, profiling_settings
+
+from splunk_profiler.pipeline.gil_waits import GilWaits, parse
+
+_NATIVE = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+
+
+def _run(scenario: str, walker: str) -> tuple[list[ReceivedProfile], str]:
+    """Run a scenario to its end and return the profiles received, and the output."""
+    settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "SPLUNK_PROFILER_EXPORT_INTERVAL": "500"}
+    with Receiver() as receiver:
+        env = {**profiling_settings(receiver.url, 10, walker), **settings}
+        with Target("waiting_work.py", scenario, env=env) as target:
+            target.line("stopped")
+            assert target.finish() == 0, target.output
+        return [read(record) for record in receiver.records(1)], target.output
+
+
+@_walkers
+def test_gil_held_by_c_code_shows_as_waits_of_its_length(walker: str) -> None:
+    profiles, _ = _run("hold_gil", walker)
+    waits = GilWaits()
+    for profile in profiles:
+        for comment in profile.comments:
+            waits = waits.plus(parse(comment))
+    assert waits.long_count >= 7, "one snapshot waits each time"
+    assert waits.max_ns > 100_000_000
+    assert waits.sum_ns > 7 * 90_000_000
+
+
+@_NATIVE
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_callback_that_blocks_its_loop_is_an_event_with_stack_and_span(loop: str) -> None:
+    if loop == "uvloop":
+        pytest.importorskip("uvloop", reason="uvloop is not installed for this interpreter")
+    profiles, output = _run(f"block_{loop}", "native")
+    ledger = json.loads(next(line for line in output.splitlines() if line.startswith("blocked")).partition(" ")[2])
+    samples = [sample for sample in all_samples(profiles) if sample.labels.get("source.event.name") == "loop_blocked"]
+    blocked = [sample for sample in samples if "__main__.block" in sample.functions]
+    assert {sample.labels["span_id"] for sample in blocked} == set(ledger["spans"])
+    assert {sample.labels["endpoint"] for sample in blocked} == {"GET /report"}
+    assert sum(sample.loop_blocks for sample in blocked) == 4
+    assert 0.7 * ledger["ns"] < sum(sample.loop_blocked_ns for sample in blocked) <= ledger["ns"]
+    assert all(sample.count == sample.wall_ns == sample.cpu_ns == 0 for sample in samples)
+    others_ns = sum(sample.loop_blocked_ns for sample in samples if sample not in blocked)
+    assert others_ns < 500_000_000, "short steps of one task keep the loop busy, but do not block it"
+
+
+@_walkers
+def test_waits_for_locks_are_labelled_by_kind_and_idle_threads_apart(walker: str) -> None:
+    profiles, _ = _run("wait_for_locks", walker)
+    waited: Counter[tuple[str, str]] = Counter()
+    for sample in all_samples(profiles):
+        if "wait.kind" in sample.labels:
+            waited[str(sample.labels["thread.name"]), str(sample.labels["wait.kind"])] += sample.wall_ns
+    long = {key for key, wall_ns in waited.items() if wall_ns > 600_000_000}
+    assert {
+        ("enter", "lock"),
+        ("acquire", "lock"),
+        ("take_change", "condition"),
+        ("take_work", "idle"),
+        ("pool_0", "idle"),
+    } <= long
+    assert not {kind for name, kind in long if name == "enter"} - {"lock"}

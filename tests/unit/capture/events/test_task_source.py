@@ -1,0 +1,93 @@
+"""The choice of the waiting tasks that are sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from crowded_loop import Sampled, crowd
+
+from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_source
+from splunk_profiler.capture.walker import choose_walker, make_ticker
+from splunk_profiler.config import Config
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+pytest.importorskip("_asyncio", reason="asyncio has no tasks of C here")
+
+NUMBER: ContextVar[int] = ContextVar("NUMBER")
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def ticker() -> Iterator[Any]:
+    made = make_ticker(choose_walker("native"), NUMBER, lambda _: None, 20)
+    yield made
+    made.stop()
+
+
+def test_source_samples_at_most_so_many_that_stand_for_all(ticker: Any) -> None:
+    async def run() -> None:
+        tasks = await crowd(100)
+        sampled = Sampled(ticker, 16)
+        events = sampled.after(2 * SECOND_NS)
+        assert len(events) == 16
+        assert sum(event.event.count for event in events) == 100  # the running one does not wait
+        assert {event.event.count for event in events} == {6, 7}
+        assert all(event.event.amount == 2 * SECOND_NS * event.event.count for event in events)
+        assert {event.event.kind for event in events} == {TASK_KIND}
+        assert all(event.labels == () for event in events)
+        del tasks
+
+    asyncio.run(run())
+
+
+def test_source_samples_all_of_few_tasks_and_names_those_with_names(ticker: Any) -> None:
+    async def run() -> None:
+        tasks = [*await crowd(2), *await crowd(2, name="mine\n" + 200 * "x")]
+        events = Sampled(ticker, 16).after(SECOND_NS)
+        assert [event.event.count for event in events] == [1] * 4
+        named = (("task.name", "mine\\n" + 123 * "x"),)
+        assert sorted(event.labels for event in events) == [(), (), named, named]
+        del tasks
+
+    asyncio.run(run())
+
+
+def test_source_waits_for_its_period_and_for_a_running_loop(ticker: Any) -> None:
+    sampled = Sampled(ticker, 16, 3 * SECOND_NS)
+    assert sampled.after(2 * SECOND_NS) == ()
+    assert sampled.after(SECOND_NS) == []
+
+    async def run() -> None:
+        tasks = await crowd(1)
+        assert sampled.after(SECOND_NS) == ()
+        (event,) = sampled.after(4 * SECOND_NS)
+        assert event.event.amount == 5 * SECOND_NS
+        sampled.source.stop()
+        assert sampled.after(4 * SECOND_NS) == ()
+        del tasks
+
+    asyncio.run(run())
+
+
+def test_source_is_on_only_with_a_limit_and_the_native_walker(ticker: Any) -> None:
+    assert make_task_source(Config(max_tasks=0), ticker, native=True) is None
+    assert make_task_source(Config(), ticker, native=False) is None
+    assert make_task_source(Config(), ticker, native=True) is not None
+
+
+def test_source_probes_some_of_thousands_and_counts_all(ticker: Any) -> None:
+    async def run() -> None:
+        tasks = await crowd(5000)
+        events = Sampled(ticker, 16).after(SECOND_NS)
+        assert len(events) == 16
+        # The running task may be one of the probes, each of which stands for five.
+        assert sum(event.event.count for event in events) == pytest.approx(5000, abs=6)
+        del tasks
+
+    gc.collect()  # ended tasks that wait for the collector are probed as well
+    asyncio.run(run())

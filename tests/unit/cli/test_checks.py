@@ -1,0 +1,31 @@
+"""The doctor's findings on waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from splunk_profiler.cli.checks import check_waits
+from splunk_profiler.config import Config
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "threshold_ms", "fact", "remedy"),
+    [
+        (1000, 100, "for 1000 to 2000 ms", "SPLUNK_PROFILER_CALL_STACK_INTERVAL=20"),
+        (20, 100, "for 100 to 120 ms", ""),
+        (30, 100, "for 120 to 150 ms", ""),
+        (20, 0, "SPLUNK_PROFILER_LOOP_BLOCKED_MS=0", ""),
+    ],
+)
+def test_check_waits_says_which_blocks_are_seen(interval_ms: int, threshold_ms: int, fact: str, remedy: str) -> None:
+    config = Config(data_format="pprof-gzip-base64", call_stack_interval_ms=interval_ms, loop_blocked_ms=threshold_ms)
+    gil, loop = check_waits(config)
+    assert "gil.wait" in gil.fact
+    assert fact in loop.fact
+    assert loop.remedy.startswith(remedy)
+    assert bool(loop.remedy) == bool(remedy)
+
+
+def test_check_waits_says_that_text_has_none() -> None:
+    (finding,) = check_waits(Config())
+    assert "profiles only" in finding.fact

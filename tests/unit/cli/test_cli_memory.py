@@ -1,0 +1,73 @@
+"""Sums of profiles of allocations in the report: which line grew, in which process."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from profile_factory import origin_in_shop
+
+from splunk_profiler.cli.analysis import Analysis
+from splunk_profiler.cli.memory_profiles import MemoryProfiles
+from splunk_profiler.cli.report import draw, to_dict
+from splunk_profiler.cli.terminal import Terminal
+from splunk_profiler.formats.pprof import body, parts
+from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Stack, ValueType
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP
+
+ALLOCATION = EventKind(
+    "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
+)
+FILL = Frame("shop.cache", "fill", "/srv/shop/cache.py", 12)
+SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
+DECODE = Frame("json.decoder", "decode", "/usr/lib/python3.12/json/decoder.py", 337)
+MIB = 1 << 20
+
+
+def profile(second: int, allocated: dict[Frame, int], in_use: dict[Frame, int]) -> str:
+    aggregates = [
+        Aggregate(Stack((DECODE, frame), truncated=False), (), 0, 0, 0, kind, 1, size)
+        for kind, sizes in ((ALLOCATION, allocated), (LIVE_HEAP, in_use))
+        for frame, size in sizes.items()
+    ]
+    made = Profile(second, 1, 1, tuple(aggregates), data_type=DataType.ALLOCATION, kinds=(ALLOCATION, LIVE_HEAP))
+    (part,) = parts(made, origin_of=origin_in_shop)
+    return body(part).decode()
+
+
+def test_line_that_grew_most_comes_first_with_all_processes_added() -> None:
+    memory = MemoryProfiles()
+    late = profile(3, {FILL: 5 * MIB, SEARCH: 90 * MIB}, {FILL: 7 * MIB, SEARCH: 9 * MIB})
+    assert memory.add(late, "shop 1")
+    assert memory.add(profile(1, {FILL: MIB}, {FILL: MIB, SEARCH: 9 * MIB}), "shop 1")
+    assert memory.add(profile(2, {FILL: MIB}, {FILL: 50 * MIB}), "shop 1")
+    assert memory.add(profile(9, {FILL: MIB}, {FILL: 2 * MIB}), "shop 2")
+    found = [(line.place.function, line.allocated, line.in_use, line.grown) for line in memory.lines()]
+    assert found == [
+        ("shop.cache.fill", 8 * MIB, 9 * MIB, 6 * MIB),
+        ("shop.app.search", 90 * MIB, 9 * MIB, 0),
+    ]
+    assert memory.records == 4
+
+
+def test_parts_of_one_profile_are_added_up() -> None:
+    memory = MemoryProfiles()
+    for _ in range(2):
+        memory.add(profile(1, {}, {FILL: MIB}), "shop")
+    for _ in range(2):
+        memory.add(profile(2, {}, {FILL: 3 * MIB}), "shop")
+    (line,) = memory.lines()
+    assert (line.in_use, line.grown) == (6 * MIB, 4 * MIB)
+
+
+def test_report_shows_lines_with_their_place() -> None:
+    analysis = Analysis([])
+    analysis.memory.add(profile(1, {FILL: 3 * MIB, SEARCH: 9 << 30}, {FILL: 2 * MIB}), "shop")
+    output = io.StringIO()
+    draw(analysis, Path("profiles"), console=Terminal(file=output, width=120))
+    text = output.getvalue()
+    assert "Memory in use at the end" in text
+    assert "cache.py:12" in text
+    assert "9.0 GiB" in text
+    lines = to_dict(analysis, Path("profiles"))["memory"]["lines"]
+    assert (lines[0]["function"], lines[0]["in_use_bytes"]) == ("shop.cache.fill", 2 * MIB)

@@ -1,0 +1,57 @@
+"""The file that keeps a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splunk_profiler.export.stream_file import StreamFile
+
+
+def open_files() -> set[str]:
+    """Return what the descriptors of this process lead to."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.is_symlink():
+            found.add(str(entry.readlink()))
+    return found
+
+
+def test_stream_is_appended_and_no_descriptor_stays_open(tmp_path: Path) -> None:
+    output = StreamFile(tmp_path)
+    for piece in (b"one ", b"two ", b"three"):
+        assert output.send(piece)
+        assert output.path is not None
+        assert str(output.path) not in open_files()
+    output.stop(0)
+    assert output.path is not None
+    assert output.path.read_bytes() == b"one two three"
+
+
+def test_data_after_the_stop_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    output = StreamFile(tmp_path)
+    assert output.send(b"one")
+    output.stop(0)
+    assert output.send(b"two")
+    assert output.path is not None
+    assert output.path.read_bytes() == b"one"
+    assert not caplog.records
+
+
+def test_full_file_does_not_have_the_stream_begin_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    output = StreamFile(tmp_path, max_bytes=5)
+    for piece in (b"one", b"two", b"2"):
+        assert output.send(piece)
+    assert output.path is not None
+    assert output.path.read_bytes() == b"one"
+    assert caplog.messages == ["the stream has 0 MiB, and more is not kept (SPLUNK_PROFILER_OUTPUT)"]
+
+
+def test_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    output = StreamFile(tmp_path)
+    assert output.send(b"one")
+    assert output.path is not None
+    output.path.unlink()
+    assert not output.send(b"two")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,48 @@
+"""The stream that a run of sampling writes to its output."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler.capture.walker import choose_walker
+from splunk_profiler.config import Config, from_config
+from splunk_profiler.export.stream_output import StreamOutput
+from splunk_profiler.lifecycle.sampling import PublishingCalls, Sampling
+from splunk_profiler.otel.runtime_id import RuntimeId
+from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, Item
+from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.system.threads import WakeEvent
+
+
+class _LossyOutput(StreamOutput):
+    """An output that loses the first piece that has the end, as a connection that is lost then."""
+
+    def __init__(self) -> None:
+        self._reader = StreamReader()
+        self._has_lost = False
+        self.items: list[Item] = []
+        self.sampled = WakeEvent()
+
+    def send(self, data: bytes) -> bool:
+        items = [*self._reader.feed(data)]
+        if any(isinstance(item, CaptureEnded) for item in items) and not self._has_lost:
+            self._has_lost = True
+            return False
+        self.items += items
+        if any(isinstance(item, CapturedSnapshot) for item in items):
+            self.sampled.set()
+        return True
+
+
+def test_end_that_is_lost_is_sent_again() -> None:
+    resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
+    sampling = Sampling(
+        resolved, lambda: None, PublishingCalls(), RuntimeId.new(), choice=choose_walker("native"), parent=None
+    )
+    output = sampling.output = _LossyOutput()
+    sampling.start()
+    assert output.sampled.wait(30)
+    sampling.stop(10)
+    assert [isinstance(item, CaptureEnded) for item in output.items].count(True) == 1
+    assert isinstance(output.items[-1], CaptureEnded)

@@ -1,0 +1,61 @@
+"""The kind of a wait, by the names on a stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.pipeline.waits import Wait, find_wait, wait_kind
+
+BOOTSTRAP = ["threading.Thread:run", "threading.Thread:_bootstrap_inner", "threading.Thread:_bootstrap"]
+SHOP = ["shop:pay", "shop:serve"]
+CONDITION = "threading.Condition:wait"
+
+
+def places(*calls: str) -> list[tuple[str, str]]:
+    return [(namespace, function) for namespace, _, function in (call.partition(":") for call in calls)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind", "depth"),
+    [
+        ([CONDITION, *SHOP], "condition", 1),
+        ([CONDITION, "threading.Event:wait", *SHOP], "event", 2),
+        ([CONDITION, "threading.Semaphore:acquire", *SHOP], "semaphore", 2),
+        ([CONDITION, "threading.Condition:wait_for", "threading.Barrier:_wait", *SHOP], "barrier", 3),
+        (["threading.Condition:__enter__", *SHOP], "lock", 1),
+        (["threading.Thread:_wait_for_tstate_lock", "threading.Thread:join", *SHOP], "thread", 2),
+        ([CONDITION, "queue.Queue:put", *SHOP], "queue", 2),
+        ([CONDITION, "concurrent.futures._base.Future:result", *SHOP], "future", 2),
+        (
+            [CONDITION, "sqlalchemy.util.queue.Queue:get", "sqlalchemy.pool.impl.QueuePool:_do_get", *SHOP],
+            "pool",
+            3,
+        ),
+        (["asyncio.locks.Lock:acquire", "asyncio.locks.Lock:__aenter__", *SHOP], "lock", 2),
+        ([CONDITION, "queue.Queue:get", "shop:worker", *BOOTSTRAP], "idle", 2),
+        ([CONDITION, "queue.Queue:get", "shop:next_item", "shop:worker", *BOOTSTRAP], "queue", 2),
+        ([CONDITION, "queue.Queue:get", "shop:<module>"], "queue", 2),
+        ([CONDITION, "threading.Event:wait", "threading.Timer:run", *BOOTSTRAP[1:]], "idle", 2),
+        ([CONDITION, "threading.Event:wait", "shop.Worker:run", *BOOTSTRAP[1:]], "idle", 2),
+        (["threading.Condition:__enter__", "shop:worker", *BOOTSTRAP], "lock", 1),
+        (["concurrent.futures.thread:_worker", *BOOTSTRAP], "idle", 1),
+        ([CONDITION], "condition", 0),
+    ],
+)
+def test_find_wait_has_the_outermost_primitive_and_its_caller(calls: list[str], kind: str, depth: int) -> None:
+    assert find_wait(places(*calls)) == Wait(kind, depth)
+
+
+@pytest.mark.parametrize(
+    "calls", [SHOP, ["selectors.EpollSelector:select", *SHOP], ["threading.Condition:notify", *SHOP], []]
+)
+def test_find_wait_knows_nothing_of_other_waits(calls: list[str]) -> None:
+    assert find_wait(places(*calls)) is None
+
+
+def test_wait_kind_of_a_lock_without_a_frame_is_told_by_the_call() -> None:
+    enters, waits = Frame("shop", "pay", "shop.py", 7, 5, "with"), Frame("threading.Condition", "wait", "t.py", 3, 1)
+    assert wait_kind(Stack((enters,), truncated=False)) == "lock"
+    assert wait_kind(Stack((waits, enters), truncated=False)) == "condition"
+    assert wait_kind(Stack((), truncated=False)) == ""
