@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from counting_sink import CountingSink
 from opentelemetry import context
+from profiled_process import run_in_new_process, start
 from result import Result, main, median, middle_half
-from throughput import run_in_new_process, start
 
 import splunk_profiler
 

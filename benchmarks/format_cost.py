@@ -16,6 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.events import registered_kinds
+from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats import pprof, text
 from splunk_profiler.model import Aggregate, Frame, Profile, Sample, SpanRef, Stack, Thread, ThreadSample
@@ -98,7 +99,7 @@ def period(snapshots: int) -> Period:
         wall_ns = count * interval_ns
         aggregates.append(Aggregate(stack, tuple(labels), count, wall_ns, wall_ns if span else 0))
     return Period(
-        tuple(samples), Profile(START_NS, PERIOD_NS, interval_ns, tuple(aggregates), kinds=registered_kinds())
+        tuple(samples), Profile(START_NS, PERIOD_NS, interval_ns, tuple(aggregates), kinds=registered_kinds(Config()))
     )
 
 

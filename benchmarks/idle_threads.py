@@ -10,9 +10,8 @@ from capture_cost import drain_periodically, measure_held_ns, native_ticker
 from population import FRAMES, BlockedThreads
 from result import Result, main, median, middle_half
 
-from splunk_profiler.capture.idle_tracker import make_idle_tracker
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
-from splunk_profiler.formats.text import format_stack
+from splunk_profiler.formats.text import encode_stack
 from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.stream.captured import CapturedSnapshot
@@ -53,14 +52,14 @@ def measure(quick: bool) -> Iterator[Result]:
 def worker(rounds: int) -> Iterator[Result]:
     """Measure the time from a raw snapshot through a stream to samples, and the number of formatted stacks."""
     ticker = native_ticker()
-    recorder = StreamRecorder(ContextReader(lambda _: None), make_idle_tracker(native=True), reads_nice=True)
+    recorder = StreamRecorder(ContextReader(lambda _: None), is_native=True, reads_nice=True)
     reader = StreamReader()
     builder = SnapshotBuilder(1_000_000_000, skips_idle=False)
     formatted: list[Stack] = []
 
     def text(stack: Stack) -> str:
         formatted.append(stack)
-        return format_stack(stack)
+        return encode_stack(stack).decode()
 
     took = []
     for _ in range(rounds):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.events import registered_kinds
+from splunk_profiler.config import Config
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 
@@ -41,7 +42,7 @@ def profile(seed: int) -> Profile:
             ("span_id", f"{source.getrandbits(64):016x}"),
         )
         aggregates.append(Aggregate(source.choice(stacks), labels, 1, PERIOD_NS, PERIOD_NS // 2))
-    return Profile(START_NS, 10_000_000_000, PERIOD_NS, tuple(aggregates), kinds=registered_kinds())
+    return Profile(START_NS, 10_000_000_000, PERIOD_NS, tuple(aggregates), kinds=registered_kinds(Config()))
 
 
 def measure(quick: bool) -> Iterator[Result]:

@@ -4,34 +4,35 @@
 in a process of its own. Text is exported each second, pprof each ten, which are the defaults; a stretch is long enough
 for several exports.
 
-What counts is the CPU time of all threads that were not there before the profiler, gRPC's among them: at 1 s it is less
-than that by which two stretches of the application differ. A capture that one of the application's threads takes, as
-it does on CPython 3.12 and later, is not in it; `capture_cost` has that.
+What counts is the CPU time of the exporter and of all threads that were not there before the profiler: at 1 s it is
+less than that by which two stretches of the application differ. A capture that one of the application's threads takes,
+as it does on CPython 3.12 and later, is not in it; `record_cost` has that.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from counting_sink import CountingSink
+from measured_service import exporters_cpu_s
 from population import FRAMES, BlockedThreads, SteppingThreads
+from profiled_process import run_in_new_process, start, whole_cpu_s
 from record_cost import measure_cpu
 from result import Result, main, median, middle_half, significant
-from throughput import run_in_new_process, start
 
 import splunk_profiler
 
 THREADS, MOVING = 50, 8
 FORMATS = {"text": 1_000, "pprof-gzip-base64": 10_000}  # with their export intervals, in ms
-EXPORTER = "splunk-profiler-exporter"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilingCost:
-    """The cost per second: CPU of all threads, of the exporting one, bytes and records."""
+    """The cost per second: CPU of the profiler's threads and its exporter, of the exporter alone, bytes and records."""
 
     cpu_s: float
     exporter_s: float
@@ -62,10 +63,9 @@ def measure_cost(data_format: str, interval_ms: int, seconds: float, export_ms: 
             logs_endpoint=sink.url,
         )
         start(config, sink)
-        exporters = [thread for thread in threading.enumerate() if thread.name == EXPORTER]
-        before, totals_before = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
+        before, totals_before = (whole_cpu_s() - cpu_s(applications), exporters_cpu_s(os.getpid())), sink.totals()
         _, wall_s = measure_cpu(seconds, population.step)
-        after, totals_after = (time.process_time() - cpu_s(applications), cpu_s(exporters)), sink.totals()
+        after, totals_after = (whole_cpu_s() - cpu_s(applications), exporters_cpu_s(os.getpid())), sink.totals()
         splunk_profiler.stop()
     return ProfilingCost(
         (after[0] - before[0]) / wall_s,
@@ -97,8 +97,8 @@ def measure(quick: bool) -> Iterator[Result]:
                 "middle_half": middle_half(cpu),
                 "text_us_per_sample": median(per_sample * one.cpu_s for one in text),
                 "pprof_us_per_sample": median(per_sample * one.cpu_s for one in pprof),
-                "text_exporting_thread_us": median(per_sample * one.exporter_s for one in text),
-                "pprof_exporting_thread_us": median(per_sample * one.exporter_s for one in pprof),
+                "text_exporter_us": median(per_sample * one.exporter_s for one in text),
+                "pprof_exporter_us": median(per_sample * one.exporter_s for one in pprof),
                 "rounds": rounds,
             },
         )

@@ -25,7 +25,8 @@ class Scenario:
         count: amount of work in `FULL_S`.
         weight: its share of a limited time.
         format: "text" or "pprof".
-        walker: "native" or "portable".
+        walker: "native" or "portable", which has no exporter process.
+        exporter: "auto" or "thread".
         settings: further environment variables.
         disturb: disturbances by the runner.
         is_lossless: True if every record must arrive.
@@ -37,14 +38,15 @@ class Scenario:
     weight: float
     format: str = "text"
     walker: str = "native"
+    exporter: str = "auto"
     settings: dict[str, str] = field(default_factory=dict)
     disturb: Disturb | None = None
     is_lossless: bool = True
 
     @property
     def name(self) -> str:
-        """Program, format and walker."""
-        return f"{self.program} {self.format} {self.walker}"
+        """Program, format and walker, and the exporter where that is not the usual one."""
+        return f"{self.program} {self.format} {self.walker}" + (" thread" if self.exporter == "thread" else "")
 
 
 OUTAGES = (
@@ -90,8 +92,10 @@ SLOW_SAMPLING = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue has 
 SCENARIOS = (
     Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
     Scenario("outages", "turns", 100_000, 2, settings=SLOW_SAMPLING, disturb=outages),
+    Scenario("fork_storm", "forks", 3_000, 3, exporter="thread", settings=PUBLISHING),
     Scenario("fork_storm", "forks", 3_000, 3, "pprof"),
     Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
+    Scenario("outages", "turns", 100_000, 2, exporter="thread", settings=SLOW_SAMPLING, disturb=outages),
     Scenario("outages", "turns", 100_000, 2, "pprof", settings=SLOW_SAMPLING, disturb=outages),
     Scenario("thread_churn", "threads", 50_000, 1),
     Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),

@@ -122,7 +122,7 @@ class Run:
             "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "20",
             "SPLUNK_PROFILER_EXPORT_INTERVAL": "100",
             "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
-            "SPLUNK_PROFILER_EXPORTER": "thread",  # the ledger has the counters of this process
+            "SPLUNK_PROFILER_EXPORTER": scenario.exporter,
             "SPLUNK_PROFILER_WALKER": scenario.walker,
             "SPLUNK_PROFILER_DATA_FORMAT": "text" if scenario.format == "text" else "pprof-gzip-base64",
             "SOAK_SILENT": silent.url,
