@@ -114,6 +114,8 @@ class ProcessProfiler:
                 self._unfinished.stop(max(timeout_s, _MIN_STOP_S))
             self._sigterm.stop()
             atexit.unregister(self._at_exit)
+            if self._profiler is self._unfinished:
+                self._profiler = None
             self._unfinished = None
 
     def _may_run_here(self) -> bool:
@@ -188,7 +190,8 @@ class ProcessProfiler:
         except BaseException:
             self._stop_unfinished(0)
             raise
-        self._unfinished, self._profiler = None, profiler
+        self._profiler = profiler  # before the next line: a signal handler that raises between them must not lose it
+        self._unfinished = None
 
     def _at_exit(self, **_: object) -> None:  # Celery's signal has arguments
         self.stop(_EXIT_TIMEOUT_S)

@@ -38,6 +38,15 @@ def _names() -> set[str]:
     return {thread.name for thread in alive if thread.name.startswith("splunk-profiler-")}
 
 
+def _functions(frame: FrameType | None) -> set[tuple[str, str]]:
+    """Return module and name of the functions on a stack."""
+    functions = set()
+    while frame is not None:
+        functions.add((frame.f_globals["__name__"], frame.f_code.co_name))
+        frame = frame.f_back
+    return functions
+
+
 def _say_done() -> None:
     splunk_profiler.stop(10)
     deadline = threading.Event()
@@ -81,11 +90,7 @@ def handler_in_start() -> None:
     heard: list[bool] = []
 
     def handle(_number: int, frame: FrameType | None) -> None:
-        names = set()
-        while frame is not None:
-            names.add((frame.f_globals["__name__"], frame.f_code.co_name))
-            frame = frame.f_back
-        heard.append(("splunk_profiler.lifecycle.process", "start") in names)
+        heard.append(("splunk_profiler.lifecycle.process", "start") in _functions(frame))
         splunk_profiler.stop()
 
     signal.signal(signal.SIGALRM, handle)
@@ -105,8 +110,11 @@ def handler_in_start() -> None:
 def handler_raises() -> None:
     """Handlers raise in the middle of starts and stops; the next ones work as ever."""
 
-    def handle(*_: object) -> None:
-        raise InterruptedWorkError
+    def handle(_number: int, frame: FrameType | None) -> None:
+        modules = {module for module, _ in _functions(frame)}
+        # An error inside of `logging` may leave a lock of it acquired, for which every other thread waits for ever.
+        if "splunk_profiler.lifecycle.process" in modules and "logging" not in modules:
+            raise InterruptedWorkError
 
     signal.signal(signal.SIGALRM, handle)
     for number in range(_ROUNDS):
