@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -29,10 +30,11 @@ Export = dict[str, Any]
 class Receiver:
     """A running collector. `port` 0 takes a free one; the attribute has its number.
 
-    With a `path` it listens at a Unix socket there, and at no port.
+    With a `path` it listens at a Unix socket there, and at no port. Plaintext at a free port has a random loopback
+    address: the exporter of a test that has ended may still send to a port that the kernel gives out again.
 
     Attributes:
-        port: where it listens on 127.0.0.1.
+        host, port: where it listens.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Receiver:
         client_ca: Path | None = None,
         start_timeout_s: float = 60,
     ) -> None:
-        command = [sys.executable, str(_TARGET), "--port", str(port), "--mode", mode]
+        is_random = not port and path is None and cert is None
+        self.host = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.1" if is_random else "127.0.0.1"
+        command = [sys.executable, str(_TARGET), "--host", self.host, "--port", str(port), "--mode", mode]
         for option, file in (("--unix", path), ("--cert", cert), ("--key", key), ("--client-ca", client_ca)):
             command += [option, str(file)] if file is not None else []
         self._path = path
@@ -70,11 +74,16 @@ class Receiver:
         self.port: int = self._ready
 
     @property
+    def address(self) -> str:
+        """Its host and port."""
+        return f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        """Its endpoint: ``http://127.0.0.1:PORT``, ``https://localhost:PORT`` with a certificate, or ``unix:PATH``."""
+        """Its endpoint: ``http://127.x.y.1:PORT``, ``https://localhost:PORT`` with a certificate, or ``unix:PATH``."""
         if self._path is not None:
             return f"unix:{self._path}"
-        return f"https://localhost:{self.port}" if self._secure else f"http://127.0.0.1:{self.port}"
+        return f"https://localhost:{self.port}" if self._secure else f"http://{self.address}"
 
     def switch(self, mode: str, timeout_s: float = 60) -> None:
         """Change its mode (see targets/receiver.py), unless it is empty, and wait until it is in force."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from certificates import CertificateFiles
 from exporting_process import ExportingProcess
+from free_ports import find_free_ports
 from receiver_process import Receiver
 
 UNDELIVERED = "are not delivered"
@@ -97,12 +98,12 @@ def test_an_unusable_certificate_file_is_logged_and_does_no_harm(
 
 def test_a_plaintext_collector_behind_an_https_endpoint_is_recognised() -> None:
     with Receiver() as receiver:
-        wrong = f"https://127.0.0.1:{receiver.port}"
+        wrong = f"https://{receiver.address}"
         with ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=wrong) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
             assert "speaks gRPC without TLS" in line
-            assert f"set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{receiver.port}" in line
+            assert f"set OTEL_EXPORTER_OTLP_ENDPOINT=http://{receiver.address}" in line
 
 
 def test_a_tls_collector_behind_an_http_endpoint_is_recognised(files: CertificateFiles) -> None:
@@ -131,11 +132,11 @@ def test_headers_and_timeout_are_those_of_the_standard_settings() -> None:
 
 
 class Relay:
-    """Passes one connection on to `port` and counts the bytes that the client sends."""
+    """Passes one connection on to `receiver` and counts the bytes that the client sends."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, receiver: Receiver) -> None:
         self.sent = 0
-        self._port = port
+        self._target = receiver.host, receiver.port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run)
@@ -143,7 +144,7 @@ class Relay:
 
     def _run(self) -> None:
         client, _ = self._listener.accept()
-        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+        with client, socket.create_connection(self._target) as server:
             back = threading.Thread(target=self._pass, args=(server, client))
             back.start()
             self.sent = self._pass(client, server)
@@ -169,7 +170,7 @@ class Relay:
 @pytest.mark.parametrize("compression", ["gzip", "none"])
 def test_requests_are_compressed_if_the_standard_setting_says_so(compression: str) -> None:
     with Receiver() as receiver:
-        relay = Relay(receiver.port)
+        relay = Relay(receiver)
         settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": relay.url, "OTEL_EXPORTER_OTLP_COMPRESSION": compression}
         with ExportingProcess(settings) as exporter:
             exporter.ask("record 200 40")
@@ -245,7 +246,7 @@ def test_records_go_on_when_the_trace_exporter_is_shut_down() -> None:
 
 def test_shared_connection_delivers_again_after_the_collector_restarts() -> None:
     with (
-        Receiver() as first,
+        Receiver(port=find_free_ports(1)[0]) as first,
         ExportingProcess(OTEL_EXPORTER_OTLP_ENDPOINT=first.url, OTEL_EXPORTER_OTLP_TIMEOUT="2") as exporter,
     ):
         exporter.ask("trace checkout")
@@ -304,10 +305,13 @@ def test_token_for_another_host_is_not_sent_on_a_shared_connection() -> None:
         assert receiver.exports()[-1]["headers"]["x-token"] == "ours"
 
 
-@pytest.mark.parametrize("form", ["dns:127.0.0.1:{}", "dns:///127.0.0.1:{}", "127.0.0.1:{}"])
+@pytest.mark.parametrize("form", ["dns:{}", "dns:///{}", "{}"])
 def test_a_target_of_grpcs_own_form_is_reached_without_tls_if_asked_for(form: str) -> None:
     with Receiver() as receiver:
-        settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": form.format(receiver.port), "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        settings = {
+            "SPLUNK_PROFILER_LOGS_ENDPOINT": form.format(receiver.address),
+            "OTEL_EXPORTER_OTLP_INSECURE": "true",
+        }
         with ExportingProcess(settings) as exporter:
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
@@ -323,11 +327,11 @@ def test_a_target_of_grpcs_own_form_has_tls_otherwise(files: CertificateFiles) -
             exporter.ask("record 2")
             assert len(receiver.records(2)) == 2
     with Receiver() as receiver:
-        target = f"127.0.0.1:{receiver.port}"
-        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=f"dns:{target}") as exporter:
+        target = f"dns:{receiver.address}"
+        with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=target) as exporter:
             exporter.ask("record 1")
             line = exporter.log(lambda text: UNDELIVERED in text)
-            assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=http://{target}" in line
+            assert f"set SPLUNK_PROFILER_LOGS_ENDPOINT=http://{receiver.address}" in line
 
 
 @pytest.mark.parametrize("name", ["c.sock", "a collector%20.sock"])
