@@ -249,6 +249,9 @@ static PyObject *make_record(write_call *call)
     PyObject *made = NULL, *record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)capacity);
     call->ended_keys = PyList_New(0);
     call->ended = PyMem_Calloc(ended_capacity + 1, sizeof(uint32_t));
+    if (call->ended == NULL) {
+        (void)PyErr_NoMemory();
+    }
     if (record != NULL && call->ended_keys != NULL && call->ended != NULL && write_record(call, &record)) {
         made = PyTuple_Pack(2, record, call->ended_keys);
     }
