@@ -41,7 +41,9 @@ _MAX_MESSAGES = 256
 _BACKLOG = 128
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
-_MAX_ANSWER_S = 30.0  # of an exporter that another process has started, perhaps beside many busy ones
+# Of an exporter that another process has started, perhaps beside many busy ones. The second time it is twice as long:
+# the exporter may have been stopped for a while, and one for the tree is the rule.
+MAX_ANSWER_S = 30.0
 
 
 class _OwnedSocket:
@@ -97,6 +99,7 @@ class ExporterConnection:
         self._listener: _OwnedSocket | None = None
         self._answer = b""  # that the exporter has to give first; empty once it has come
         self._answer_due_s = 0.0  # on the clock
+        self._silences = 0  # connections in a row that had no answer in time
         self._is_trusted = False  # the exporter may get the stream
         self._unsent = bytearray()
         self._received = bytearray()
@@ -169,7 +172,7 @@ class ExporterConnection:
         self._lock = real_lock()  # a lost thread may hold the parent's
         self._generation += 1
         self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
-        self._restarts = 0
+        self._restarts = self._silences = 0
         self._messages = []
         inherited, self._socket = self._socket, None
         listener, self._listener = self._listener, None
@@ -207,7 +210,7 @@ class ExporterConnection:
             challenge = os.urandom(CHALLENGE_BYTES)
             made.send(challenge, _socket.MSG_NOSIGNAL)
             self._answer = answer_challenge(self._token, challenge)
-            self._answer_due_s = self._clock() + _MAX_ANSWER_S
+            self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
             self._is_trusted = self._listener is not None  # the name is ours then
             self._socket = _OwnedSocket(made)
         self._has_been_connected, self.failure = True, ""
@@ -257,7 +260,7 @@ class ExporterConnection:
     def _flush(self) -> bool:
         """Write what the socket takes, if the exporter may get it; return False if the connection is lost."""
         if self._socket is not None and not self._is_trusted and self._clock() >= self._answer_due_s:
-            self._renounce("does not answer")
+            self._give_up_waiting()
         try:
             while self._unsent and self._socket is not None and self._is_trusted:
                 with memoryview(self._unsent) as data:
@@ -297,13 +300,25 @@ class ExporterConnection:
             self._messages.append(message)
             del self._messages[:-_MAX_MESSAGES]
         elif message == self._answer:
-            self._is_trusted, self._answer = True, b""
+            self._is_trusted, self._answer, self._silences = True, b"", 0
         else:
             self._renounce("does not know its secret")
+
+    def _give_up_waiting(self) -> None:
+        """End a connection that had no answer; the second in a row leaves the name, too."""
+        self._silences += 1
+        if self._silences > 1:
+            self._renounce("does not answer")
+        else:
+            self._disconnect("does not answer")
 
     def _renounce(self, reason: str) -> None:
         """Leave the name to a process that has taken it; this one's exporter gets another name."""
         self._token = os.urandom(16).hex()
+        self._silences = 0
+        self._disconnect(reason)
+
+    def _disconnect(self, reason: str) -> None:
         self._lose()
         self._has_been_connected = False
         self._note_failure(f"the process that has the exporter's name {reason}")

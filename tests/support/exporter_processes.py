@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from splunk_profiler.exporter_process.connection import ExporterConnection
@@ -81,9 +81,11 @@ def exporter_pid(connection: ExporterConnection) -> int:
     return int(ask(connection, b"pid").split()[0])
 
 
-def new_connection(factory: str = FACTORY, token: str = "") -> ExporterConnection:
+def new_connection(
+    factory: str = FACTORY, token: str = "", clock: Callable[[], float] = time.monotonic
+) -> ExporterConnection:
     """Return a connection to an exporter with these sessions; by default to one that no other process knows."""
-    return ExporterConnection(Launcher(find_interpreter(), factory), token or os.urandom(16).hex())
+    return ExporterConnection(Launcher(find_interpreter(), factory), token or os.urandom(16).hex(), clock)
 
 
 @contextlib.contextmanager

@@ -19,12 +19,14 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 
 from exporter_processes import ask, exporter_pid, new_connection, send
 from marked_work import say
 
 from splunk_profiler._walker import set_after_fork_in_child
+from splunk_profiler.exporter_process.connection import MAX_ANSWER_S
 from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter
 
 _FORKS = 50
@@ -148,6 +150,28 @@ def fork_often(fork: Callable[[], int]) -> None:
     _greet("parent")
 
 
+def fork_beside_stopped_exporter() -> None:
+    passed_s = 0.0
+    connection = new_connection(token=_TOKEN, clock=lambda: time.monotonic() + passed_s)
+    exporter = exporter_pid(connection)
+    say("exporter", exporter)
+    os.kill(exporter, signal.SIGSTOP)
+    child = os.fork()
+    if child == 0:
+        taken = [connection.send(b"drop\n")]
+        passed_s += MAX_ANSWER_S
+        taken.append(connection.send(b"drop\n"))
+        say("silence", connection.failure)
+        taken.append(connection.send(b"drop\n"))
+        say("taken", taken)
+        os.kill(exporter, signal.SIGCONT)
+        say("connected", exporter_pid(connection))
+        assert connection.close(30)
+        os._exit(0)
+    say("status", os.waitpid(child, 0)[1])
+    assert connection.close(30)
+
+
 def _find_obstacle() -> str:
     """Return the reason why this process can have no exporter; empty if it can."""
     try:
@@ -200,6 +224,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "daemon": become_daemon,
     "os.fork": lambda: fork_often(os.fork),
     "fork of C code": lambda: fork_often(ctypes.PyDLL(None).fork),
+    "stopped exporter": fork_beside_stopped_exporter,
     "chroot": start_in_chroot,
     "process 1": start_as_process_1,
     "another user": fork_to_another_user,

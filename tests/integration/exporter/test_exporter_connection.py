@@ -30,7 +30,7 @@ from exporter_processes import (
     wait_for_end,
 )
 
-from splunk_profiler.exporter_process.connection import MAX_BUFFERED_BYTES, ExporterConnection
+from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, MAX_BUFFERED_BYTES, ExporterConnection
 from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY, Launcher, find_interpreter
 from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, MAX_CONNECTIONS, frame
 from splunk_profiler.system.threads import read_proc_file
@@ -103,21 +103,25 @@ def test_process_that_has_taken_the_name_gets_a_challenge_only(connection: Expor
         assert exporter_pid(connection) in find_exporters(os.getpid())
 
 
-def test_process_that_has_taken_the_name_and_is_silent_is_left() -> None:
+def test_process_that_has_taken_the_name_and_is_silent_twice_is_left() -> None:
     now_s = time.monotonic()
     connection = ExporterConnection(_no_launch, "ab" * 16, lambda: now_s)
     with socket.socket(socket.AF_UNIX) as taker:
         taker.bind(connection.name)
         taker.listen()
-        assert connection.send(b"secret\n")
-        now_s += 29
-        assert connection.send(b"more\n")
-        now_s += 1
-        assert not connection.send(b"more\n")
-        assert "does not answer" in connection.failure
-        accepted, _ = taker.accept()
-        with accepted:
-            assert len(accepted.recv(1000)) == CHALLENGE_BYTES
+        name = connection.name
+        for max_answer_s in (MAX_ANSWER_S, 2 * MAX_ANSWER_S):
+            assert connection.name == name
+            assert connection.send(b"secret\n")
+            now_s += max_answer_s - 1
+            assert connection.send(b"more\n")
+            now_s += 1
+            assert not connection.send(b"more\n")
+            assert "does not answer" in connection.failure
+            accepted, _ = taker.accept()
+            with accepted:
+                assert len(accepted.recv(1000)) == CHALLENGE_BYTES
+        assert connection.name != name
     connection.close(0)
 
 

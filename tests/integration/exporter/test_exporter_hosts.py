@@ -76,6 +76,15 @@ def test_forked_children_share_the_exporter_of_their_parent(scenario: str, tmp_p
     assert _noted(tmp_path) == sorted(["parent", *(f"child {number}" for number in range(50))])
 
 
+def test_child_forked_beside_a_stopped_exporter_shares_it_afterwards() -> None:
+    with _hosting("stopped exporter") as host:
+        assert "does not answer" in host.line("silence")
+        assert host.json("taken") == [True, False, True]
+        assert host.json("connected") == host.json("exporter")
+        assert host.json("status") == 0
+        assert host.finish() == 0
+
+
 def test_killed_host_loses_nothing_that_it_has_sent(tmp_path: Path) -> None:
     with _hosting("serve", tmp_path) as host:
         host.tell("last words")
