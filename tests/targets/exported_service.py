@@ -1,8 +1,10 @@
-"""A service whose captures go to an exporter process: ``exported_service.py [frozen|subreaper|confined]``.
+"""A service whose captures go to an exporter process: ``exported_service.py [CONDITION]``.
 
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
 and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
-``wait`` with what `os.wait` finds. After ``full`` no thread can be started, until ``room``.
+``wait`` with what `os.wait` finds. After ``full`` no thread can be started, until ``room``. After ``no process`` no
+process can be; after ``no program`` none is in reach. After ``daemon`` it is another process,
+without the descriptors that it knows nothing of.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import seccomp
 from opentelemetry import trace
@@ -22,6 +27,9 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
 
+# The SDK's fork hook uses it. If it is imported after a provider is made, a child waits in that hook for its lock.
+import_module("concurrent.futures.thread")
+
 EXPORTER_MODULES = (
     *("grpc", "google.protobuf", "opentelemetry.proto", "splunk_profiler.pipeline", "splunk_profiler.formats"),
     *("splunk_profiler.export.otlp", "splunk_profiler.export.lazy_sink", "splunk_profiler.lifecycle.local_export"),
@@ -29,6 +37,7 @@ EXPORTER_MODULES = (
 )
 _PR_SET_CHILD_SUBREAPER = 36
 _HUGE_STACK = 1 << 46
+_NOBODY = 65534
 
 
 class GrpcFinder:
@@ -53,11 +62,54 @@ def serve(over: threading.Event) -> None:
             price_items()
 
 
+def start_serving() -> tuple[threading.Event, threading.Thread]:
+    over = threading.Event()
+    serving = threading.Thread(target=serve, args=(over,), name="serving")
+    serving.start()
+    return over, serving
+
+
 def find_child() -> str:
     try:
         return str(os.wait())
     except ChildProcessError:
         return "no child"
+
+
+def hide_interpreter() -> None:
+    """Have `sys` name other places, as in a program that has Python in it."""
+    sys.executable = "/usr/sbin/apache2"
+    sys._base_executable = ""  # type: ignore[attr-defined]
+    sys.prefix = sys.exec_prefix = sys.base_exec_prefix = "/nowhere"
+
+
+def leave_no_room() -> None:
+    """Let this user have no further process or thread."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    if os.getuid() == 0:
+        os.setuid(_NOBODY)  # the limit does not hold for root
+
+
+def leave_programs() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chroot(folder)
+
+
+def become_daemon() -> None:
+    for leave in (os.setsid, lambda: os.chdir("/")):
+        if os.fork():
+            os._exit(0)
+        leave()
+    os.closerange(3, 1024)
+    print("daemon", os.getpid(), flush=True)
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "full": lambda: threading.stack_size(_HUGE_STACK),
+    "room": lambda: threading.stack_size(0),
+    "no process": leave_no_room,
+    "no program": leave_programs,
+}
 
 
 def confine() -> None:
@@ -66,20 +118,30 @@ def confine() -> None:
     sys.modules.update(dict.fromkeys(("gevent", "eventlet")))  # type: ignore[arg-type]
 
 
+def become_subreaper() -> None:
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def freeze() -> None:
+    sys.frozen = True  # type: ignore[attr-defined]  # as PyInstaller sets it
+
+
+CONDITIONS: dict[str, Callable[[], None]] = {
+    "confined": confine,
+    "frozen": freeze,
+    "no interpreter": hide_interpreter,
+    "subreaper": become_subreaper,
+}
+
+
 def main() -> None:
-    if "frozen" in sys.argv:
-        sys.frozen = True  # type: ignore[attr-defined]  # as PyInstaller sets it
-    if "subreaper" in sys.argv:
-        assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    if "confined" in sys.argv:
-        confine()
+    if any(sys.argv[1:]):
+        CONDITIONS[sys.argv[1]]()
     finder = GrpcFinder()
     sys.meta_path.insert(0, finder)
     trace.set_tracer_provider(TracerProvider(resource=Resource({"service.name": "exported"})))
     assert splunk_profiler.start()
-    over = threading.Event()
-    serving = threading.Thread(target=serve, args=(over,), name="serving")
-    serving.start()
+    over, serving = start_serving()
     print("ready", flush=True)
     for line in sys.stdin:
         if line.strip() == "stop":
@@ -89,9 +151,12 @@ def main() -> None:
             threads = sorted(one.name for one in threading.enumerate() if one.name.startswith("splunk-profiler-"))
             found = {"needless": needless, "threads": threads, "importers": finder.threads}
             print("modules", json.dumps(found), flush=True)
-        if line.strip() in ("full", "room"):
-            threading.stack_size(_HUGE_STACK if line.strip() == "full" else 0)
+        if line.strip() in CHANGES:
+            CHANGES[line.strip()]()
             print(line.strip(), flush=True)
+        if line.strip() == "daemon":
+            become_daemon()
+            over, serving = start_serving()
         if line.strip() == "wait":
             print("waited", json.dumps(find_child()), flush=True)
     over.set()

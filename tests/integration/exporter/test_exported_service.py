@@ -110,6 +110,7 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
     [
         ("frozen", "process", "the application is frozen"),
         ("subreaper", "process", "this process adopts orphans"),
+        ("no interpreter", "process", "no Python 3."),
         ("", "thread", ""),
     ],
 )
@@ -141,6 +142,57 @@ def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
         assert found["importers"] == ["splunk-profiler-exporter"]
         target.tell("stop")
         assert target.finish() == 0, target.output
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("no process", "Resource temporarily unavailable"),
+        ("no program", "No such file or directory"),
+    ],
+)
+def test_service_that_can_start_no_other_exporter_goes_on(change: str, reason: str) -> None:
+    if change == "no program" and os.geteuid() != 0:
+        pytest.skip("chroot needs root")
+    with Receiver() as receiver, _service(receiver.url) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        target.tell(change)
+        target.line(change)
+        os.kill(exporter, signal.SIGKILL)
+        assert reason in target.line("the exporter process cannot be reached or started: ")
+        assert find_exporters(target.pid) == []
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+
+
+def test_service_beside_a_stopped_exporter_goes_on_and_is_exported_later() -> None:
+    with Receiver() as receiver, _service(receiver.url) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        os.kill(exporter, signal.SIGSTOP)
+        for _ in range(10):
+            target.tell("modules")
+            target.json("modules")
+        stopped_ns = time.time_ns()
+        os.kill(exporter, signal.SIGCONT)
+        receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > stopped_ns)
+        assert find_exporters(target.pid) == [exporter]
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+
+
+def test_service_that_becomes_a_daemon_is_exported_under_its_new_pid() -> None:
+    with Receiver() as receiver, _service(receiver.url) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        target.tell("daemon")
+        pid = target.json("daemon")
+        receiver.record(lambda record: _is_of_cart(record) and record["resource"]["process.pid"] == pid)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        for process in (pid, exporter, *find_exporters(pid)):
+            wait_for_end(process)
 
 
 def test_service_without_a_place_to_write_is_exported() -> None:
