@@ -58,8 +58,19 @@ static bool is_chosen(exception_log *log)
     return ((log->random >> 32) * log->interval) >> 32 == 0;
 }
 
-/* Return true for an exception, not control flow, in the frame where it was raised. Frames that it reaches later are
- * the first of a longer traceback; so is one that is raised again. */
+/* Return true in the frame where an exception was raised. Frames that it reaches later are the first of a longer
+ * traceback; so is one that is raised again. C code (of Cython, pyexpat) adds entries for its own functions: it raised
+ * the exception if there are only such entries below. */
+static bool is_raised_here(const PyTracebackObject *traceback)
+{
+    const PyTracebackObject *inner = traceback->tb_next;
+    while (inner != NULL && compat_is_c_entry(inner)) {
+        inner = inner->tb_next;
+    }
+    return inner == NULL;
+}
+
+/* Return true for an exception, not control flow, in the frame where it was raised. */
 static bool is_counted(PyObject *exception)
 {
     if (!PyExceptionInstance_Check(exception)) {
@@ -67,7 +78,7 @@ static bool is_counted(PyObject *exception)
     }
     PyObject *traceback = ((PyBaseExceptionObject *)exception)->traceback;
     PyTypeObject *type = Py_TYPE(exception);
-    return traceback != NULL && PyTraceBack_Check(traceback) && ((PyTracebackObject *)traceback)->tb_next == NULL
+    return traceback != NULL && PyTraceBack_Check(traceback) && is_raised_here((PyTracebackObject *)traceback)
            && PyType_IsSubtype(type, (PyTypeObject *)PyExc_Exception)
            && !PyType_IsSubtype(type, (PyTypeObject *)PyExc_StopIteration)
            && !PyType_IsSubtype(type, (PyTypeObject *)PyExc_StopAsyncIteration);

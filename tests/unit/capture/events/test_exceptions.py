@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from queue import Empty
+from xml.parsers.expat import ParserCreate
 
 import pytest
 from recorded_exceptions import (
@@ -43,6 +44,28 @@ def generate() -> Iterator[int]:
 
 def parse() -> None:
     int("x")
+
+
+def parse_in_c() -> None:
+    parser = ParserCreate()  # its functions in C stand in tracebacks, as those of Cython do
+    parser.StartElementHandler = int  # type: ignore[assignment]
+    parser.Parse(b"<basket/>", True)
+
+
+def parse_in_c_and_python() -> None:
+    def handle(*_: object) -> None:
+        fail()
+
+    parser = ParserCreate()
+    parser.StartElementHandler = handle
+    parser.Parse(b"<basket/>", True)
+
+
+def look_up() -> None:
+    def missing() -> object:
+        return basket  # type: ignore[name-defined]  # noqa: F821  # raises at its first instruction
+
+    missing()
 
 
 def sort() -> None:
@@ -96,6 +119,9 @@ def recurse() -> None:
     [
         (outer, [("ShopError", "fail")]),
         (parse, [("ValueError", "parse")]),
+        (parse_in_c, [("TypeError", "parse_in_c")]),
+        (parse_in_c_and_python, [("ShopError", "fail")]),
+        (look_up, [("NameError", "missing")]),
         (sort, [("ZeroDivisionError", "<lambda>")]),
         (raise_again, [("ValueError", "parse")]),
         (chain, [("ValueError", "parse"), ("ShopError", "chain")]),
