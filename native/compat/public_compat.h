@@ -41,12 +41,13 @@ static inline PyThreadState *compat_calling_thread(void)
 }
 
 #if PY_VERSION_HEX >= 0x030C0000
-/* Return true if C code made this entry. It makes a frame of an empty code object (PyCode_NewEmpty: three instructions
- * and no variable) that never runs, so that its offset is that of the first or second instruction. */
+/* Return true if C code made this entry. It makes a frame of an empty code object (PyCode_NewEmpty: three instructions,
+ * no variable and no name) that never runs, so that its offset is that of the first or second instruction. */
 static inline bool compat_is_c_entry(const PyTracebackObject *entry)
 {
     PyCodeObject *code = PyFrame_GetCode(entry->tb_frame);
-    bool is_empty = entry->tb_lasti <= 2 && Py_SIZE(code) <= 3 && code->co_nlocalsplus == 0;
+    bool is_empty = entry->tb_lasti <= 2 && Py_SIZE(code) <= 4 && code->co_nlocalsplus == 0
+                    && PyTuple_GET_SIZE(code->co_names) == 0;
     Py_DECREF(code); /* not the last reference: the frame has one */
     return is_empty;
 }

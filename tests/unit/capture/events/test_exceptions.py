@@ -122,6 +122,7 @@ def recurse() -> None:
         (parse_in_c, [("TypeError", "parse_in_c")]),
         (parse_in_c_and_python, [("ShopError", "fail")]),
         (look_up, [("NameError", "missing")]),
+        (partial(exec, "basket"), [("NameError", "<module>")]),
         (sort, [("ZeroDivisionError", "<lambda>")]),
         (raise_again, [("ValueError", "parse")]),
         (chain, [("ValueError", "parse"), ("ShopError", "chain")]),
