@@ -104,10 +104,12 @@ class Ticker(Generic[_Frame, _Stack]):
         """Change the mean distance of two samples."""
     def stop_allocations(self) -> None:
         """End `start_allocations`, for good. Idempotent."""
-    def drain_allocations(self) -> tuple[list[RawAllocation], list[int]]:
+    def drain_allocations(self) -> tuple[list[RawAllocation], list[int], bool]:
         """Return the samples, oldest first, and the `live_id` of blocks that are no longer in use.
 
-        Keeps up to 1,024 samples. Beyond that, the next kept one stands for the others.
+        The third value is True if another library has removed the hooks and they cannot be added again.
+
+        Keeps up to 1,024 samples. Beyond 512 the mean distance grows: each stands for more allocations.
         """
     def counters(self) -> TickerCounters: ...
 

@@ -109,16 +109,14 @@ class RawException(NamedTuple):
 
 
 class RawAllocation(NamedTuple):
-    """A sampled allocation.
+    """A sampled allocation, or the sum of several of one place whose blocks are no longer in use.
 
     Attributes:
-        time_ns: time of the allocation since the epoch.
+        time_ns: time of the first allocation since the epoch.
         live_id: number of its block if that is in use, until the drain that has this number as one that has
             ended; else 0.
         object_count: estimated number of allocations that it stands for.
         byte_count: estimated number of bytes that it stands for.
-        lost_objects: allocations before this one whose samples had no room.
-        lost_bytes: bytes of these.
     """
 
     time_ns: int
@@ -126,8 +124,6 @@ class RawAllocation(NamedTuple):
     live_id: int
     object_count: int
     byte_count: int
-    lost_objects: int
-    lost_bytes: int
 
 
 class TickerCounters(NamedTuple):
@@ -139,7 +135,7 @@ class TickerCounters(NamedTuple):
         overwritten: snapshots lost because the ring was not drained.
         gil_held_ns_sum: time inside captures, with the GIL held.
         allocations: sampled allocations.
-        allocations_lost: those without room; the next ones stand for them.
+        allocations_lost: those without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
         allocation_ns_sum: time inside captures of allocations.
     """

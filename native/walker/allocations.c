@@ -1,6 +1,6 @@
 /* Samples of what the process allocates, for the next drain.
  *
- * The distance of two samples, in allocated bytes, is exponential. So an allocation of s bytes is sampled with the
+ * The distance of two samples, in bytes that a thread allocates, is exponential. So an allocation of s bytes is sampled with the
  * probability p = 1 - exp(-s / mean), whatever came before it, and stands for 1/p allocations and s/p bytes. Sums are
  * then right on average for any mix of sizes.
  *
@@ -16,15 +16,22 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define MAX_SAMPLES 1024 /* between two drains; the next one carries the weight of others */
+/* Between two drains. Beyond SAMPLES_AT_MEAN the mean distance doubles with each SAMPLES_PER_DOUBLING: the last samples
+ * stand for 32,768 times as much as the first. */
+#define MAX_SAMPLES          1024
+#define SAMPLES_AT_MEAN      512
+#define SAMPLES_PER_DOUBLING 32
+
+#define MERGE_SLOTS    256
+#define MAX_CAPTURE_NS 50000     /* longer ones were interrupted: this is not CPU time */
+#define DORMANT_BYTES  (1 << 20) /* without a ticker: until a thread looks for one again */
 
 typedef struct raw_allocation {
     struct raw_allocation *next;
-    void *memory; /* only compared */
-    uint64_t id;
+    void *memory;         /* only compared */
+    uint64_t id, live_id; /* live_id: at the drain; 0: the block is no longer in use */
     int64_t time_ns;
     uint64_t object_count, byte_count; /* allocations that it stands for */
-    uint64_t lost_objects, lost_bytes; /* those of samples for which there was no room */
     raw_thread thread;
 } raw_allocation;
 
@@ -34,8 +41,8 @@ typedef struct allocation_log {
     raw_allocation **end; /* where the next one is linked in */
     size_t count;
     uint64_t last_id;
-    uint64_t lost_objects, lost_bytes; /* for the next sample */
-    live_heap *live;                   /* owned; NULL: blocks are not followed */
+    recent_stacks stacks;
+    live_heap *live; /* owned; NULL: blocks are not followed */
 } allocation_log;
 
 /* The hooks are process-wide, so one ticker has the samples. Atomic, as threads with another GIL read it. */
@@ -44,7 +51,10 @@ static struct {
     PyInterpreterState *_Atomic interp;
     atomic_llong mean_bytes;
     _Atomic uint64_t random; /* state of the generator, never 0 */
+    atomic_ulong period;     /* a new mean, or another ticker: distances from before are drawn again */
 } sampling;
+
+THREAD_DISTANCE _Thread_local allocation_distance thread_distance;
 
 /* xorshift64*: in [0, 1). */
 static double draw(void)
@@ -57,10 +67,43 @@ static double draw(void)
     return (double)((state * 0x2545F4914F6CDD1Du) >> 11) * 0x1p-53;
 }
 
-static void start_distance(void)
+/* The mean grows with the samples that wait for a drain, so a burst of allocations has room. Each sample has the
+ * weight of the mean that its distance was drawn with. */
+static double current_mean(const ticker_state *ticker)
 {
+    size_t count = ticker == NULL ? 0 : ticker->allocations->count;
     double mean = (double)atomic_load_explicit(&sampling.mean_bytes, memory_order_relaxed);
-    allocator_hooks_set_left((int64_t)ceil(-log(1.0 - draw()) * mean));
+    return count <= SAMPLES_AT_MEAN ? mean : ldexp(mean, (int)((count - SAMPLES_AT_MEAN) / SAMPLES_PER_DOUBLING));
+}
+
+/* Begin a distance `passed` bytes before now. Return false if it ends before now.
+ *
+ * A long one is divided, and the rest drawn anew, which an exponential distance allows: so each thread soon sees that
+ * the mean has changed. */
+static bool start_distance(double mean, double passed)
+{
+    double bytes = ceil(-log(1.0 - draw()) * mean) - passed;
+    double most = 4.0 * (double)atomic_load_explicit(&sampling.mean_bytes, memory_order_relaxed);
+    thread_distance = (allocation_distance){
+        .left = (int64_t)fmin(bytes, most),
+        .mean = mean,
+        .period = atomic_load_explicit(&sampling.period, memory_order_relaxed),
+        .is_part = bytes > most,
+    };
+    return bytes > 0;
+}
+
+/* The calling thread has counted `size` bytes, and to 0. Return the mean of the distance that has ended in them; 0: none
+ * has, and another one has begun. */
+static double end_distance(const ticker_state *ticker, size_t size)
+{
+    allocation_distance ended = thread_distance;
+    bool is_current = ended.period == atomic_load_explicit(&sampling.period, memory_order_relaxed);
+    double mean = current_mean(ticker);
+    if (is_current && !ended.is_part) {
+        return ended.mean;
+    }
+    return start_distance(mean, is_current ? (double)-ended.left : (double)size) ? 0.0 : mean;
 }
 
 /* Return a whole number whose mean is `value`. */
@@ -76,9 +119,6 @@ static void append_sample(ticker_state *ticker, raw_allocation *kept, void *memo
     kept->memory = memory;
     kept->id = ++log->last_id;
     kept->time_ns = clock_ns(CLOCK_REALTIME);
-    kept->lost_objects = log->lost_objects;
-    kept->lost_bytes = log->lost_bytes;
-    log->lost_objects = log->lost_bytes = 0;
     *log->end = kept;
     log->end = &kept->next;
     log->count++;
@@ -87,25 +127,21 @@ static void append_sample(ticker_state *ticker, raw_allocation *kept, void *memo
     }
 }
 
-static void keep_sample(ticker_state *ticker, void *memory, size_t size)
+static void keep_sample(ticker_state *ticker, void *memory, size_t size, double mean)
 {
     allocation_log *log = ticker->allocations;
-    double probability = -expm1(-(double)size / (double)atomic_load(&sampling.mean_bytes));
-    uint64_t object_count = round_randomly(1.0 / probability);
-    uint64_t byte_count = round_randomly((double)size / probability);
+    double probability = -expm1(-(double)size / mean);
     raw_allocation *kept = log->count < MAX_SAMPLES ? malloc(sizeof(raw_allocation)) : NULL;
     ticker_state_count(ticker, COUNTERS_allocations, 1);
     if (kept == NULL) {
         ticker_state_count(ticker, COUNTERS_allocations_lost, 1);
-        log->lost_objects += object_count;
-        log->lost_bytes += byte_count;
     }
-    else if (!capture_calling_thread(ticker, &kept->thread)) {
+    else if (!capture_calling_thread(ticker, &kept->thread, &log->stacks)) {
         free(kept); /* no Python code allocates */
     }
     else {
-        kept->object_count = object_count;
-        kept->byte_count = byte_count;
+        kept->object_count = round_randomly(1.0 / probability);
+        kept->byte_count = round_randomly((double)size / probability);
         append_sample(ticker, kept, memory);
     }
 }
@@ -123,22 +159,25 @@ static ticker_state *usable_ticker(const PyThreadState *self)
 void allocations_take_sample(void *memory, size_t size)
 {
     if (atomic_load(&sampling.ticker) == NULL) {
-        allocator_hooks_set_left(INT64_MAX);
+        thread_distance = (allocation_distance){.left = DORMANT_BYTES};
         return;
     }
     int error = errno;
-    start_distance();
     PyThreadState *self = compat_calling_thread();
     ticker_state *ticker = usable_ticker(self);
-    /* What is left out here is left out whatever its size, and the other samples stay right. Without a size, it is the
-     * update of another interpreter that has ended the distance. */
-    if (memory != NULL && size > 0 && ticker != NULL && !ticker->scratch.is_in_use
+    double mean = end_distance(ticker, size);
+    /* What is left out here is left out whatever its size, and the other samples stay right. */
+    if (mean > 0.0 && memory != NULL && size > 0 && ticker != NULL && !ticker->scratch.is_in_use
         && !gil_keeper_is_profiler_thread(self)) {
         int64_t start_ns = monotonic_ns();
         compat_exception pending = compat_save_exception();
-        keep_sample(ticker, memory, size);
+        keep_sample(ticker, memory, size, mean);
         compat_restore_exception(pending);
-        ticker_state_count(ticker, COUNTERS_allocation_ns_sum, monotonic_ns() - start_ns);
+        int64_t spent_ns = monotonic_ns() - start_ns;
+        ticker_state_count(ticker, COUNTERS_allocation_ns_sum, spent_ns < MAX_CAPTURE_NS ? spent_ns : MAX_CAPTURE_NS);
+    }
+    if (mean > 0.0) {
+        (void)start_distance(current_mean(ticker), 0.0);
     }
     errno = error;
 }
@@ -195,16 +234,18 @@ bool allocations_start(ticker_state *ticker, int64_t sample_bytes, bool tracks_l
     atomic_store(&sampling.mean_bytes, sample_bytes);
     atomic_store(&sampling.interp, ticker->interp);
     atomic_store(&sampling.ticker, ticker);
-    start_distance();
+    atomic_fetch_add(&sampling.period, 1);
+    (void)start_distance((double)sample_bytes, 0.0);
     return true;
 }
 
-/* The next distance begins anew: an exponential distance may do so at any time. */
+/* The next distance of each thread begins anew: an exponential distance may do so at any time. */
 void allocations_set_sample_bytes(ticker_state *ticker, int64_t sample_bytes)
 {
     if (atomic_load(&sampling.ticker) == ticker) {
         atomic_store(&sampling.mean_bytes, sample_bytes);
-        start_distance();
+        atomic_fetch_add(&sampling.period, 1);
+        (void)start_distance((double)sample_bytes, 0.0);
     }
 }
 
@@ -214,7 +255,6 @@ void allocations_stop(ticker_state *ticker)
         return;
     }
     atomic_store(&sampling.ticker, NULL);
-    allocator_hooks_set_left(INT64_MAX);
     allocator_hooks_remove();
     live_heap_close();
 }
@@ -238,9 +278,40 @@ static raw_allocation *pop(allocation_log *log)
     return taken;
 }
 
+static bool is_same_thread(const raw_thread *one, const raw_thread *other)
+{
+    return one->stack == other->stack && one->key == other->key && one->context == other->context
+           && one->labels == other->labels && one->python_thread == other->python_thread;
+}
+
+/* Add up samples of blocks that are no longer in use: those of one place, thread, context and labels become one. No
+ * Python code runs: the one that stays holds all objects of the others. */
+static void merge_ended(ticker_state *ticker, allocation_log *log)
+{
+    raw_allocation *merged[MERGE_SLOTS] = {NULL};
+    raw_allocation **link = &log->oldest;
+    while (*link != NULL) {
+        raw_allocation *each = *link;
+        bool is_live = log->live != NULL && live_heap_report(log->live, each->memory, each->id);
+        raw_allocation **slot = &merged[((uintptr_t)each->thread.stack >> 5 ^ each->thread.key) % MERGE_SLOTS];
+        each->live_id = is_live ? each->id : 0;
+        if (is_live || *slot == NULL || !is_same_thread(&(*slot)->thread, &each->thread)) {
+            *slot = is_live ? *slot : each;
+            link = &each->next;
+            continue;
+        }
+        (*slot)->object_count += each->object_count;
+        (*slot)->byte_count += each->byte_count;
+        *link = each->next;
+        log->count--;
+        thread_release(ticker, &each->thread);
+        free(each);
+    }
+    log->end = link;
+}
+
 /* Return a new reference. */
-static PyObject *convert_allocation(ticker_state *ticker, const module_state *module, const raw_allocation *raw,
-                                    uint64_t live_id)
+static PyObject *convert_allocation(ticker_state *ticker, const module_state *module, const raw_allocation *raw)
 {
     PyObject *thread = convert_thread(ticker, module, &raw->thread);
     if (thread == NULL) {
@@ -249,11 +320,9 @@ static PyObject *convert_allocation(ticker_state *ticker, const module_state *mo
     PyObject *items[] = {
         [ALLOCATION_time_ns] = PyLong_FromLongLong(raw->time_ns),
         [ALLOCATION_thread] = thread,
-        [ALLOCATION_live_id] = PyLong_FromUnsignedLongLong(live_id),
+        [ALLOCATION_live_id] = PyLong_FromUnsignedLongLong(raw->live_id),
         [ALLOCATION_object_count] = PyLong_FromUnsignedLongLong(raw->object_count),
         [ALLOCATION_byte_count] = PyLong_FromUnsignedLongLong(raw->byte_count),
-        [ALLOCATION_lost_objects] = PyLong_FromUnsignedLongLong(raw->lost_objects),
-        [ALLOCATION_lost_bytes] = PyLong_FromUnsignedLongLong(raw->lost_bytes),
     };
     return make_tuple(module->types[RAW_ALLOCATION], items, ALLOCATION_FIELD_COUNT);
 }
@@ -274,25 +343,28 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
     ticker_state_free_unreferenced(ticker);
     PyObject *drained = PyList_New(0);
     if (log == NULL) {
-        return drained == NULL ? NULL : Py_BuildValue("(NN)", drained, PyList_New(0));
+        return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, PyList_New(0), Py_False);
     }
     /* Another library may have restored the allocators from before; then ends of blocks have been missed. */
-    if (atomic_load(&sampling.ticker) == ticker && allocator_hooks_install() != HOOKS_STAYED && log->live != NULL) {
+    hooks_state hooks = atomic_load(&sampling.ticker) == ticker ? allocator_hooks_install() : HOOKS_STAYED;
+    if (hooks != HOOKS_STAYED && log->live != NULL) {
         live_heap_end_all(log->live);
     }
+    recent_stacks_clear(ticker, &log->stacks);
+    merge_ended(ticker, log);
     /* Samples that are taken meanwhile are for the next drain. */
     for (size_t left = log->count; drained != NULL && left > 0; left--) {
         raw_allocation *taken = pop(log);
         if (taken == NULL) {
             break; /* another drain took it meanwhile */
         }
-        bool is_live = log->live != NULL && live_heap_report(log->live, taken->memory, taken->id);
-        (void)append_item(&drained, convert_allocation(ticker, module, taken, is_live ? taken->id : 0));
+        (void)append_item(&drained, convert_allocation(ticker, module, taken));
         thread_release(ticker, &taken->thread);
         free(taken);
     }
     ticker_state_free_unreferenced(ticker);
-    return drained == NULL ? NULL : Py_BuildValue("(NN)", drained, take_ended(log->live));
+    PyObject *are_refused = hooks == HOOKS_REFUSED ? Py_True : Py_False;
+    return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, take_ended(log->live), are_refused);
 }
 
 void allocations_release(ticker_state *ticker)
@@ -302,6 +374,7 @@ void allocations_release(ticker_state *ticker)
         return;
     }
     allocations_stop(ticker);
+    recent_stacks_clear(ticker, &log->stacks);
     for (raw_allocation *kept; (kept = pop(log)) != NULL;) {
         thread_release(ticker, &kept->thread);
         free(kept);

@@ -1,10 +1,9 @@
-/* Hooks of CPython's allocators: they count the bytes down to the next sample.
+/* Hooks of CPython's allocators: they count the bytes of each thread down to its next sample.
  *
  * Allocators belong to the process, and so do the hooks. Another library may hook above ours, and then they stay
  * below it until the process ends. So their state is static, and without a ticker they only pass calls on.
  *
- * The hooked domains need the GIL. Interpreters with a GIL of their own share the counter, without a lock: an update
- * that is lost there makes a sample early or late.
+ * The hooked domains need the GIL, which may be that of another interpreter; some extensions do not keep to it.
  */
 #include "py_compat.h"
 
@@ -14,7 +13,7 @@
 
 typedef struct {
     PyMemAllocatorEx next; /* GIL to write, before the hook is set; whoever calls the hook reads it */
-    bool is_counting;      /* GIL to write */
+    size_t counted;        /* GIL to write: all bits if the hook counts, else 0 */
 } allocator_hook;
 
 /* One of the hooks counts. Others may be below those of other libraries, and pass calls on: to hook with one of these
@@ -36,19 +35,13 @@ static hooked_domain domains[] = {
 };
 enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 
-static atomic_llong left = INT64_MAX;
-static atomic_bool is_probed, was_called; /* by is_called */
-
-void allocator_hooks_set_left(int64_t bytes)
-{
-    atomic_store_explicit(&left, bytes, memory_order_relaxed);
-}
+static _Thread_local bool is_probed, was_called; /* by is_called */
 
 /* Takes the sample of an allocation that counts to 0; NULL: it has failed. */
 static __attribute__((noinline)) void *count_to_end(void *memory, size_t size)
 {
-    if (atomic_load(&is_probed)) {
-        atomic_store(&was_called, true);
+    if (is_probed) {
+        was_called = true;
     }
     else {
         allocations_take_sample(memory, size);
@@ -59,12 +52,8 @@ static __attribute__((noinline)) void *count_to_end(void *memory, size_t size)
 /* Counts before the allocation, so that the call of the next allocator is the last of a hook. */
 static inline bool count_allocation(const allocator_hook *hook, size_t size)
 {
-    if (__builtin_expect(!hook->is_counting, 0)) {
-        return false;
-    }
-    int64_t now_left = atomic_load_explicit(&left, memory_order_relaxed) - (int64_t)size;
-    atomic_store_explicit(&left, now_left, memory_order_relaxed);
-    return __builtin_expect(now_left <= 0, 0);
+    thread_distance.left -= (int64_t)(size & hook->counted);
+    return __builtin_expect(thread_distance.left <= 0, 0);
 }
 
 static void *hook_malloc(void *context, size_t size)
@@ -122,11 +111,11 @@ static allocator_hook *find_top(hooked_domain *domain)
 static void set_counting(hooked_domain *domain, allocator_hook *hook)
 {
     if (domain->counting != NULL) {
-        domain->counting->is_counting = false;
+        domain->counting->counted = 0;
     }
     domain->counting = hook;
     if (hook != NULL) {
-        hook->is_counting = true;
+        hook->counted = SIZE_MAX;
     }
 }
 
@@ -141,19 +130,19 @@ static bool is_called(hooked_domain *domain)
     if (top != NULL || domain->counting == NULL) {
         return top != NULL;
     }
-    int64_t left_before = atomic_load_explicit(&left, memory_order_relaxed);
-    atomic_store(&was_called, false);
-    atomic_store(&is_probed, true);
-    allocator_hooks_set_left(0);
+    int64_t left_before = thread_distance.left;
+    was_called = false;
+    is_probed = true;
+    thread_distance.left = 0;
     if (domain->id == PYMEM_DOMAIN_OBJ) {
         PyObject_Free(PyObject_Malloc(1));
     }
     else {
         PyMem_Free(PyMem_Malloc(1));
     }
-    atomic_store(&is_probed, false);
-    allocator_hooks_set_left(left_before);
-    return atomic_load(&was_called);
+    is_probed = false;
+    thread_distance.left = left_before;
+    return was_called;
 }
 
 /* A thread with another GIL could see one half of a change. */

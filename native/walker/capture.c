@@ -182,10 +182,57 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker)
     return snapshot;
 }
 
-bool capture_calling_thread(ticker_state *ticker, raw_thread *thread)
+static size_t find_recent(const raw_frame *frames, size_t depth)
+{
+    uint64_t hash = depth;
+    for (size_t i = 0; i < depth; i++) {
+        hash = (hash ^ (uintptr_t)frames[i].code >> 4 ^ (unsigned)frames[i].offset) * 0x9E3779B97F4A7C15u;
+    }
+    return (size_t)(hash >> 32) % RECENT_STACKS;
+}
+
+/* Return the recent stack that is equal, or a new one, which is recent now. NULL: no memory. */
+static raw_stack *share_stack(ticker_state *ticker, const scratch_thread *thread, recent_stacks *recent)
+{
+    const raw_frame *frames = ticker->scratch.frames + thread->first;
+    raw_stack **slot = &recent->stacks[find_recent(frames, thread->depth)];
+    size_t same = 0;
+    if (*slot != NULL && (*slot)->depth == thread->depth && (*slot)->truncated == thread->truncated) {
+        while (same < thread->depth && is_same_frame(&(*slot)->frames[same], &frames[same])) {
+            same++;
+        }
+        if (same == thread->depth) {
+            return *slot;
+        }
+    }
+    raw_stack *made = scratch_stack_new(ticker, thread);
+    if (made != NULL) {
+        if (*slot != NULL) {
+            stack_unref(ticker, *slot);
+        }
+        made->refcount++;
+        *slot = made;
+    }
+    return made;
+}
+
+void recent_stacks_clear(ticker_state *ticker, recent_stacks *recent)
+{
+    for (size_t i = 0; i < RECENT_STACKS; i++) {
+        if (recent->stacks[i] != NULL) {
+            stack_unref(ticker, recent->stacks[i]);
+            recent->stacks[i] = NULL;
+        }
+    }
+}
+
+bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent)
 {
     scratch_thread scratch = {.first = 0};
-    raw_stack *stack = walk_calling_thread(ticker, &scratch) ? scratch_stack_new(ticker, &scratch) : NULL;
+    raw_stack *stack = NULL;
+    if (walk_calling_thread(ticker, &scratch)) {
+        stack = recent == NULL ? scratch_stack_new(ticker, &scratch) : share_stack(ticker, &scratch, recent);
+    }
     if (stack == NULL) {
         return false;
     }

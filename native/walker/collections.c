@@ -22,7 +22,7 @@ static void append_collection(ticker_state *ticker, int generation, int64_t now_
     collection_log *log = &ticker->collections;
     pending_collections *pending = &log->pending[generation];
     raw_collection *kept = malloc(sizeof(raw_collection));
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread)) {
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
         free(kept);
         return; /* the next one carries its counts */
     }

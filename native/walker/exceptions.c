@@ -89,7 +89,7 @@ static bool append_exception(ticker_state *ticker, PyTypeObject *type)
 {
     exception_log *log = ticker->exceptions;
     raw_exception *kept = log->count < MAX_EXCEPTIONS ? malloc(sizeof(raw_exception)) : NULL;
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread)) {
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
         free(kept);
         return false;
     }

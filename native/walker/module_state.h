@@ -23,7 +23,7 @@
     X(EXCEPTION, time_ns) X(EXCEPTION, thread) X(EXCEPTION, exception_type) X(EXCEPTION, exception_count)
 #define RAW_ALLOCATION_FIELDS(X) \
     X(ALLOCATION, time_ns) X(ALLOCATION, thread) X(ALLOCATION, live_id) X(ALLOCATION, object_count) \
-    X(ALLOCATION, byte_count) X(ALLOCATION, lost_objects) X(ALLOCATION, lost_bytes)
+    X(ALLOCATION, byte_count)
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
     X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum) \

@@ -38,6 +38,17 @@ typedef struct raw_stack {
     raw_frame frames[]; /* owned */
 } raw_stack;
 
+#define RECENT_STACKS 64
+
+typedef struct {
+    raw_stack *stacks[RECENT_STACKS]; /* one reference each, or NULL; by hash */
+} recent_stacks;
+
+static inline bool is_same_frame(const raw_frame *one, const raw_frame *other)
+{
+    return one->code == other->code && one->offset == other->offset && one->globals == other->globals;
+}
+
 /* RUNNING: the thread had a processor at the deadline. READY: it waited for one, or held the GIL at the
  * capture without a processor at the deadline. UNKNOWN: not measured. */
 typedef enum { THREAD_UNKNOWN = -1, THREAD_WAITING = 0, THREAD_READY = 1, THREAD_RUNNING = 2 } thread_state;
@@ -298,7 +309,9 @@ PyObject *read_attribute(PyObject *object, PyObject *name);
 /* capture.c: takes snapshots. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
  * compared. False: no snapshot was taken. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
-bool capture_calling_thread(ticker_state *ticker, raw_thread *thread); /* false: `thread` is not set */
+/* False: `thread` is not set. A stack that is one of `recent` is shared. */
+bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent);
+void recent_stacks_clear(ticker_state *ticker, recent_stacks *recent); /* runs no Python code */
 void stack_unref(ticker_state *ticker, raw_stack *stack);              /* drop one reference; runs no Python code */
 
 /* collections.c: collections of garbage. GIL held. */

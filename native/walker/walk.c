@@ -16,11 +16,6 @@
 
 typedef enum { WALKED, NO_ROOM_THREADS, NO_ROOM_FRAMES } walk_result;
 
-static bool is_same_frame(const raw_frame *one, const raw_frame *other)
-{
-    return one->code == other->code && one->offset == other->offset && one->globals == other->globals;
-}
-
 /* Write the frames to scratch.frames from `first` on, and compare them with the thread's last stack. Return
  * false if there is no room. */
 static bool walk_stack(ticker_state *ticker, compat_frame *frame, raw_stack *last, scratch_thread *thread)

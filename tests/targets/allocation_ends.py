@@ -1,6 +1,6 @@
-"""Samples every allocation of threads that work, while the process forks, ends, or has further interpreters.
+"""Samples allocations of threads that work, while the process forks, ends, is stopped, or has other interpreters.
 
-``allocation_ends.py SCENARIO``, which prints ``over`` at its end.
+``allocation_ends.py SCENARIO``, which prints ``over`` at its end. Where it says nothing else, it samples all of them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,23 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.util
+import logging
 import os
+import signal
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from sampled_allocations import Allocators
+
 from splunk_profiler import _walker
+from splunk_profiler.capture.events.allocations import AllocationEventSource
 
 ENDLESS = 10**9
+OBJECTS = 2  # PYMEM_DOMAIN_OBJ
 
 
 def make_ticker() -> Any:
@@ -80,8 +89,9 @@ def fork_at_work(ticker: Any) -> None:
         ticker.drain_allocations()
 
 
-def use_interpreters(ticker: Any) -> None:
-    """Allocate in interpreters that have GILs of their own from CPython 3.12 on."""
+@contextmanager
+def working_interpreters() -> Iterator[list[threading.Thread]]:
+    """Allocate in two interpreters, which have GILs of their own from CPython 3.12 on, beside the block."""
     names = ("_interpreters", "_xxsubinterpreters")
     module: Any = importlib.import_module(next(name for name in names if importlib.util.find_spec(name)))
 
@@ -94,9 +104,80 @@ def use_interpreters(ticker: Any) -> None:
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    allocate(20_000)
+    yield threads
     for thread in threads:
         thread.join()
+
+
+def churn(sizes: list[int]) -> None:
+    """Make objects of these sizes, and nothing beside them."""
+    for size in sizes:
+        bytes(size)
+
+
+def count_beside_interpreters(ticker: Any) -> None:
+    """Add up what is sampled here, beside interpreters that allocate without our GIL."""
+    ticker.set_sample_bytes(2_000)
+    counted, rounds, sizes = 0, 0, [700] * 500
+    with working_interpreters() as threads:
+        while rounds < 150 or any(thread.is_alive() for thread in threads):
+            churn(sizes)
+            rounds += 1
+            samples, _, _ = ticker.drain_allocations()
+            counted += sum(each.byte_count for each in samples if "churn" in each.thread.stack)
+    print("bytes", counted, rounds * len(sizes) * (sys.getsizeof(b"") + 700), flush=True)
+
+
+def stop_process(ticker: Any) -> None:
+    """Compare the time in captures with the CPU time, while the process is stopped again and again."""
+    ticker.stop_allocations()
+    parent, stopper = os.getpid(), os.fork()
+    if stopper == 0:
+        for _ in range(20):
+            os.kill(parent, signal.SIGSTOP)
+            time.sleep(0.02)
+            os.kill(parent, signal.SIGCONT)
+        os._exit(0)
+    again, began_ns = make_ticker(), time.process_time_ns()
+    again.start_allocations(1)
+    while os.waitpid(stopper, os.WNOHANG) == (0, 0):
+        allocate(10)
+        again.drain_allocations()
+    print("spent", again.counters().allocation_ns_sum, time.process_time_ns() - began_ns, flush=True)
+
+
+def remove_hooks(ticker: Any) -> None:
+    """Restore the allocators from before the hooks, as another library may do, until they cannot be added again."""
+    ticker.stop_allocations()
+    before, messages = Allocators(), Messages()
+    logging.getLogger("splunk_profiler").addHandler(messages)
+    ctypes.pythonapi.PyMem_GetAllocator(OBJECTS, ctypes.byref(before))
+    source = AllocationEventSource(make_ticker(), 1, tracks_live=True)
+    source.start()
+    for _ in range(10):
+        ctypes.pythonapi.PyMem_SetAllocator(OBJECTS, ctypes.byref(before))
+        allocate(10)
+        source.drain()
+    print("log", *messages.found)
+    print("lines", len(messages.found))
+    source.stop()
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def use_interpreters(ticker: Any) -> None:
+    """Allocate beside other interpreters, and again once they have ended."""
+    with working_interpreters():
+        allocate(20_000)
     ticker.stop_allocations()
     again = make_ticker()
     again.start_allocations(1)
@@ -108,7 +189,15 @@ def main() -> None:
     """Run a scenario."""
     ticker = make_ticker()
     ticker.start_allocations(1, True)
-    {"ending": end_at_work, "forks": fork_at_work, "interpreters": use_interpreters}[sys.argv[1]](ticker)
+    scenarios: dict[str, Callable[[Any], None]] = {
+        "ending": end_at_work,
+        "forks": fork_at_work,
+        "interpreters": use_interpreters,
+        "own_gils": count_beside_interpreters,
+        "stopped": stop_process,
+        "refused": remove_hooks,
+    }
+    scenarios[sys.argv[1]](ticker)
     print("over", flush=True)
 
 

@@ -6,7 +6,7 @@ its records to events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.walker import Ticker
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ALLOCATION_KIND = EventKind(
     "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
 )
+_MAX_SAMPLE_BYTES = 1 << 40  # for the ticker
 
 
 class AllocationEventSource:
@@ -33,6 +34,7 @@ class AllocationEventSource:
         self._ticker = ticker
         self._sample_bytes = sample_bytes
         self._tracks_live = tracks_live
+        self._has_warned = False
 
     def start(self) -> None:
         """Start sampling."""
@@ -44,12 +46,18 @@ class AllocationEventSource:
 
     def stretch(self, ratio: float) -> None:
         """Sample less often by this ratio, of at least 1, than at the start."""
-        self._ticker.set_sample_bytes(round(self._sample_bytes * ratio))
+        self._ticker.set_sample_bytes(min(round(self._sample_bytes * ratio), _MAX_SAMPLE_BYTES))
 
     def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
         """Return the samples as events, then the blocks that have ended."""
-        allocations, ended = self._ticker.drain_allocations()
-        events: list[RawEvent | RawBlocksEnded] = [event for each in allocations for event in _make_events(each)]
+        allocations, ended, are_hooks_refused = self._ticker.drain_allocations()
+        if are_hooks_refused and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "allocations are not sampled any more: another library has removed the hooks of the allocators, and"
+                " they cannot be added again"
+            )
+        events: list[RawEvent | RawBlocksEnded] = [_make_event(each) for each in allocations]
         return [*events, RawBlocksEnded(ended)] if ended else events
 
 
@@ -64,8 +72,6 @@ def make_allocation_source(config: Config, ticker: Ticker, native: bool) -> Allo
     return AllocationEventSource(native_ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)
 
 
-def _make_events(raw: RawAllocation) -> Iterator[RawEvent]:
-    if raw.lost_objects:
-        yield RawEvent(raw.time_ns, raw.thread, Event(ALLOCATION_KIND, (), raw.lost_objects, raw.lost_bytes))
+def _make_event(raw: RawAllocation) -> RawEvent:
     event = Event(ALLOCATION_KIND, (), raw.object_count, raw.byte_count)
-    yield RawEvent(raw.time_ns, raw.thread, event, live_id=raw.live_id)
+    return RawEvent(raw.time_ns, raw.thread, event, live_id=raw.live_id)

@@ -1,4 +1,4 @@
-"""The hooks of the allocators and the samples that they take, in this process."""
+"""The samples of allocations that the hooks take, in this process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import ctypes
 import random
 import sys
 import threading
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+from sampled_allocations import churn, make_bytes, sampling
+from target_process import Target
 from walker_factory import make
 
 from splunk_profiler import _walker
@@ -25,7 +24,7 @@ from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.config import Config
 from splunk_profiler.model import Stack
-from splunk_profiler.raw import RawAllocation, RawBlocksEnded, RawEvent
+from splunk_profiler.raw import RawBlocksEnded, RawEvent
 from splunk_profiler.system.threads import active_threads
 
 MAX_KEPT, MAX_LIVE = 1024, 8192
@@ -33,85 +32,25 @@ labels: ContextVar[object] = ContextVar("labels")
 context: ContextVar[object] = ContextVar("context")
 
 
-class Allocators(ctypes.Structure):
-    """PyMemAllocatorEx."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "malloc", "calloc", "realloc", "free")]
-
-
-def allocators() -> list[list[int]]:
-    """Return CPython's allocators of the raw, memory and object domains."""
-    found = []
-    for domain in range(3):
-        one = Allocators()
-        ctypes.pythonapi.PyMem_GetAllocator(domain, ctypes.byref(one))
-        found.append([getattr(one, field[0]) for field in one._fields_])
-    return found
-
-
-@dataclass
-class Drained:
-    """All that a ticker has said so far."""
-
-    ticker: Any
-    samples: list[RawAllocation] = field(default_factory=list)
-    live: dict[int, RawAllocation] = field(default_factory=dict)
-
-    def drain(self) -> None:
-        samples, ended = self.ticker.drain_allocations()
-        self.samples += samples
-        self.live.update({each.live_id: each for each in samples if each.live_id})
-        for live_id in ended:
-            self.live.pop(live_id, None)
-
-    def of(self, function: str) -> list[RawAllocation]:
-        return [each for each in self.samples if function in each.thread.stack[0]]
-
-
-@contextmanager
-def sampling(sample_bytes: int, **arguments: Any) -> Iterator[Drained]:
-    """Sample allocations during the block; nothing is left of it."""
-    before = allocators()
-    drained = Drained(make(**arguments))
-    drained.ticker.start_allocations(sample_bytes, True)
-    try:
-        yield drained
-    finally:
-        drained.ticker.stop_allocations()
-    drained.drain()
-    assert allocators() == before
-
-
-def make_bytes(sizes: list[int]) -> list[bytes]:
-    """Make objects of these sizes, and nothing of a size that matters beside them."""
-    return [bytes(size) for size in sizes]
-
-
-def churn(sizes: list[int]) -> None:
-    """Make objects of these sizes, and nothing beside them."""
-    for size in sizes:
-        bytes(size)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_allocations_of_any_mix_of_sizes_add_up(seed: int) -> None:
     choose = random.Random(seed)
-    bounds = [choose.choice([(30, 200), (300, 5_000), (5_000, 100_000), (30, 100_000)]) for _ in range(40)]
-    rounds = [[choose.randint(*each) for _ in range(3_000_000 // each[1])] for each in bounds]
-    with sampling(10_000) as drained:
+    bounds = [choose.choice([(30, 200), (300, 5_000), (5_000, 100_000), (30, 100_000)]) for _ in range(150)]
+    rounds = [[choose.randint(*each) for _ in range(800_000 // each[1])] for each in bounds]
+    with sampling(2_000) as drained:
         for sizes in rounds:
             churn(sizes)
             drained.drain()
     assert drained.ticker.counters().allocations_lost == 0
     found = drained.of("churn")
     wanted = [sys.getsizeof(b"") + size for sizes in rounds for size in sizes]
-    assert sum(each.byte_count for each in found) == pytest.approx(sum(wanted), rel=0.06)
+    assert sum(each.byte_count for each in found) == pytest.approx(sum(wanted), rel=0.03)
 
 
 def test_samples_of_equal_sizes_tell_their_number_and_bytes_within_3_percent() -> None:
-    sizes = [5_000] * 1_000
+    sizes = [5_000] * 400
     with sampling(5_000) as drained:
-        for _ in range(40):
+        for _ in range(100):
             churn(sizes)
             drained.drain()
     found, size = drained.of("churn"), 5_000 + sys.getsizeof(b"")
@@ -147,7 +86,7 @@ def test_sample_knows_the_thread_by_its_object() -> None:
     ticker.start_allocations(1_000)
     make_bytes([100_000])
     ticker.stop_allocations()
-    samples, _ = ticker.drain_allocations()
+    samples, _, _ = ticker.drain_allocations()
     assert threading.current_thread() in {each.thread.python_thread for each in samples}
 
 
@@ -190,16 +129,37 @@ def test_block_that_is_resized_counts_with_its_last_size() -> None:
         assert not [each for each in drained.live.values() if each.byte_count > 1_000_000]
 
 
-def test_full_log_gives_the_weight_of_lost_samples_to_the_next() -> None:
+def test_burst_without_a_drain_has_its_weight_at_its_place_and_in_the_heap() -> None:
+    size, count = 500, 40_000  # the samples are 20 times as many as there is room for
     with sampling(1_000) as drained:
-        made = make_bytes([50_000] * (MAX_KEPT + 500))
+        made = make_bytes([size] * count)
         drained.drain()
-        made += make_bytes([50_000])
-    counters = drained.ticker.counters()
-    assert counters.allocations_lost >= 500
-    assert sum(each.lost_objects for each in drained.samples) >= counters.allocations_lost
-    total = sum(each.byte_count + each.lost_bytes for each in drained.samples)
-    assert total == pytest.approx((MAX_KEPT + 501) * 50_033, rel=0.05)
+        found, wanted = drained.of("make_bytes"), count * sys.getsizeof(made[0])
+        in_use = [each for each in drained.live.values() if each in found]
+    assert drained.ticker.counters().allocations_lost == 0
+    assert len(found) < MAX_KEPT
+    assert sum(each.byte_count for each in found) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
+    assert sum(each.byte_count for each in in_use) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
+
+
+def test_log_that_is_full_takes_no_more_and_counts_them() -> None:
+    with sampling(1) as drained:
+        made = [make_bytes([1 << 22] * 100) for _ in range(11)]
+        del made
+        drained.drain()
+    assert drained.ticker.counters().allocations_lost > 0
+    assert len(drained.samples) <= MAX_KEPT
+
+
+def test_samples_of_one_place_are_added_up_once_their_blocks_have_ended() -> None:
+    with sampling(100) as drained:
+        churn([5_000] * 200)
+        kept = make_bytes([5_000] * 30)
+        drained.drain()
+        assert len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]) >= 30
+    found = drained.of("churn")
+    assert len(found) < 20
+    assert sum(each.byte_count for each in found) == pytest.approx(200 * sys.getsizeof(kept[0]), rel=0.01)
 
 
 def test_full_map_loses_the_oldest_blocks_and_counts_them() -> None:
@@ -213,79 +173,6 @@ def test_full_map_loses_the_oldest_blocks_and_counts_them() -> None:
         kept.clear()
         drained.drain()
         assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool) -> None:
-    before = allocators()
-    drained = Drained(make())
-    if is_first:
-        drained.ticker.start_allocations(1_000, True)
-    tracemalloc.start()
-    if not is_first:
-        drained.ticker.start_allocations(1_000, True)
-    made = make_bytes([50_000] * 20)
-    assert tracemalloc.get_traced_memory()[0] > 1_000_000
-    drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
-    drained.ticker.stop_allocations()
-    assert tracemalloc.get_object_traceback(made[0]) is not None
-    tracemalloc.stop()
-    make_bytes([50_000])
-    again = Drained(make())  # its hooks may be there already
-    again.ticker.start_allocations(1_000, True)
-    make_bytes([50_000] * 20)
-    again.ticker.stop_allocations()
-    again.drain()
-    assert sum(each.byte_count for each in again.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
-    assert allocators() == before
-
-
-def test_hooks_that_another_library_removed_are_back_after_a_drain() -> None:
-    before = allocators()
-    tracemalloc.start()
-    drained = Drained(make())
-    drained.ticker.start_allocations(1_000, True)
-    tracemalloc.stop()
-    assert allocators() == before
-    drained.drain()
-    make_bytes([50_000] * 20)
-    drained.ticker.stop_allocations()
-    drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
-    assert allocators() == before
-
-
-def test_blocks_end_where_their_ends_may_have_been_missed() -> None:
-    tracemalloc.start()
-    drained = Drained(make())
-    drained.ticker.start_allocations(1_000, True)
-    kept = make_bytes([50_000] * 20)
-    drained.drain()
-    assert len(drained.live) >= 20
-    tracemalloc.stop()  # and with it our hooks
-    kept.clear()
-    drained.drain()
-    drained.ticker.stop_allocations()
-    drained.drain()
-    assert not [each for each in drained.live.values() if each.thread.stack[0][0] == "make_bytes"]
-
-
-def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:
-    testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
-    before, ticker = allocators(), make()
-    ticker.start_allocations(1_000, True)
-    drain, fail_all, remove = ticker.drain_allocations, testing.set_nomemory, testing.remove_mem_hooks
-    for _ in range(5):
-        fail_all(0)
-        try:  # noqa: SIM105  # nothing can be allocated here
-            drain()
-        except BaseException:  # noqa: S110
-            pass
-        remove()
-        assert make_bytes([5_000])
-    ticker.stop_allocations()
-    assert allocators() == before
 
 
 def test_profiler_threads_are_not_sampled() -> None:
@@ -352,7 +239,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError):
         ticker.start_allocations("many")  # type: ignore[arg-type]
     ticker.stop_allocations()
-    assert ticker.drain_allocations() == ([], [])
+    assert ticker.drain_allocations() == ([], [], False)
     ticker.start_allocations(1_000)
     with pytest.raises(RuntimeError, match="once"):
         ticker.start_allocations(1_000)
@@ -360,7 +247,7 @@ def test_wrong_arguments_are_refused() -> None:
     other.start_allocations(1_000)
     make_bytes([50_000] * 3)
     other.stop_allocations()
-    assert sum(each.byte_count > 10_000 for each in other.drain_allocations()[0]) == 3
+    assert sum(each.byte_count for each in other.drain_allocations()[0]) >= 150_000
 
 
 def test_source_turns_samples_into_events_and_ends() -> None:
@@ -369,20 +256,19 @@ def test_source_turns_samples_into_events_and_ends() -> None:
     )
     source = AllocationEventSource(ticker, 1_000, tracks_live=True)
     source.start()
-    made = make_bytes([50_000] * (MAX_KEPT + 10))
+    made = make_bytes([50_000] * 500)
     events = source.drain()
-    made += make_bytes([50_000])
     made.clear()
     later = source.drain()
     source.stretch(1e6)
+    source.stretch(1e300)
     source.drain()
     make_bytes([500] * 1_000)
     assert len(source.drain()) < 100
     source.stop()
     assert all(isinstance(each, RawEvent) and each.event.kind.name == "allocation" for each in events)
     assert isinstance(later[-1], RawBlocksEnded)
-    assert len(later[-1].live_ids) > MAX_KEPT // 2
-    assert any(isinstance(each, RawEvent) and not each.live_id and each.event.count >= 10 for each in later)
+    assert len(later[-1].live_ids) > 400
 
 
 def test_portable_walker_has_no_source_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -395,3 +281,10 @@ def test_portable_walker_has_no_source_and_the_log_says_so(caplog: pytest.LogCap
     assert sources.drain() == []
     (line,) = caplog.messages
     assert "SPLUNK_PROFILER_MEMORY_ENABLED" in line
+
+
+def test_time_in_captures_leaves_out_interruptions() -> None:
+    with Target("allocation_ends.py", "stopped") as target:
+        spent_ns, cpu_ns = map(int, target.line("spent").split())
+        assert target.finish() == 0, target.output
+    assert 0 < spent_ns < cpu_ns

@@ -1,0 +1,73 @@
+"""Samples allocations with a native ticker of the test's own. Import it after `pytest.importorskip`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from walker_factory import make
+
+from splunk_profiler.raw import RawAllocation
+
+
+class Allocators(ctypes.Structure):
+    """PyMemAllocatorEx."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "malloc", "calloc", "realloc", "free")]
+
+
+def allocators() -> list[list[int]]:
+    """Return CPython's allocators of the raw, memory and object domains."""
+    found = []
+    for domain in range(3):
+        one = Allocators()
+        ctypes.pythonapi.PyMem_GetAllocator(domain, ctypes.byref(one))
+        found.append([getattr(one, field[0]) for field in one._fields_])
+    return found
+
+
+@dataclass
+class Drained:
+    """All that a ticker has said so far."""
+
+    ticker: Any
+    samples: list[RawAllocation] = field(default_factory=list)
+    live: dict[int, RawAllocation] = field(default_factory=dict)
+
+    def drain(self) -> None:
+        samples, ended, _ = self.ticker.drain_allocations()
+        self.samples += samples
+        self.live.update({each.live_id: each for each in samples if each.live_id})
+        for live_id in ended:
+            self.live.pop(live_id, None)
+
+    def of(self, function: str) -> list[RawAllocation]:
+        return [each for each in self.samples if function in each.thread.stack[0]]
+
+
+@contextmanager
+def sampling(sample_bytes: int, **arguments: Any) -> Iterator[Drained]:
+    """Sample allocations during the block; nothing is left of it."""
+    before = allocators()
+    drained = Drained(make(**arguments))
+    drained.ticker.start_allocations(sample_bytes, True)
+    try:
+        yield drained
+    finally:
+        drained.ticker.stop_allocations()
+    drained.drain()
+    assert allocators() == before
+
+
+def make_bytes(sizes: list[int]) -> list[bytes]:
+    """Make objects of these sizes, and nothing of a size that matters beside them."""
+    return [bytes(size) for size in sizes]
+
+
+def churn(sizes: list[int]) -> None:
+    """Make objects of these sizes, and nothing beside them."""
+    for size in sizes:
+        bytes(size)

@@ -1,0 +1,102 @@
+"""The hooks of the allocators beside others: of `tracemalloc`, of libraries, of other interpreters."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+from sampled_allocations import Drained, allocators, make_bytes
+from target_process import Target
+from walker_factory import make
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool) -> None:
+    before = allocators()
+    drained = Drained(make())
+    if is_first:
+        drained.ticker.start_allocations(1_000, True)
+    tracemalloc.start()
+    if not is_first:
+        drained.ticker.start_allocations(1_000, True)
+    made = make_bytes([50_000] * 20)
+    assert tracemalloc.get_traced_memory()[0] > 1_000_000
+    drained.drain()
+    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    drained.ticker.stop_allocations()
+    assert tracemalloc.get_object_traceback(made[0]) is not None
+    tracemalloc.stop()
+    make_bytes([50_000])
+    again = Drained(make())  # its hooks may be there already
+    again.ticker.start_allocations(1_000, True)
+    make_bytes([50_000] * 20)
+    again.ticker.stop_allocations()
+    again.drain()
+    assert sum(each.byte_count for each in again.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert allocators() == before
+
+
+def test_hooks_that_another_library_removed_are_back_after_a_drain() -> None:
+    before = allocators()
+    tracemalloc.start()
+    drained = Drained(make())
+    drained.ticker.start_allocations(1_000, True)
+    tracemalloc.stop()
+    assert allocators() == before
+    drained.drain()
+    make_bytes([50_000] * 20)
+    drained.ticker.stop_allocations()
+    drained.drain()
+    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert allocators() == before
+
+
+def test_blocks_end_where_their_ends_may_have_been_missed() -> None:
+    tracemalloc.start()
+    drained = Drained(make())
+    drained.ticker.start_allocations(1_000, True)
+    kept = make_bytes([50_000] * 20)
+    drained.drain()
+    assert len(drained.live) >= 20
+    tracemalloc.stop()  # and with it our hooks
+    kept.clear()
+    drained.drain()
+    drained.ticker.stop_allocations()
+    drained.drain()
+    assert not [each for each in drained.live.values() if each.thread.stack[0][0] == "make_bytes"]
+
+
+def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:
+    testing = pytest.importorskip("_testcapi", reason="this Python comes without the module that lets allocations fail")
+    before, ticker = allocators(), make()
+    ticker.start_allocations(1_000, True)
+    drain, fail_all, remove = ticker.drain_allocations, testing.set_nomemory, testing.remove_mem_hooks
+    for _ in range(5):
+        fail_all(0)
+        try:  # noqa: SIM105  # nothing can be allocated here
+            drain()
+        except BaseException:  # noqa: S110
+            pass
+        remove()
+        assert make_bytes([5_000])
+    ticker.stop_allocations()
+    assert allocators() == before
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="interpreters with a GIL of their own came with CPython 3.12")
+def test_allocations_under_other_gils_do_not_disturb_the_sums() -> None:
+    with Target("allocation_ends.py", "own_gils") as target:
+        counted, wanted = map(int, target.line("bytes").split())
+        assert target.finish() == 0, target.output
+    assert counted == pytest.approx(wanted, rel=0.03)
+
+
+def test_hooks_that_cannot_be_added_again_are_said_once_in_the_log() -> None:
+    with Target("allocation_ends.py", "refused") as target:
+        assert "allocations are not sampled any more" in target.line("log")
+        assert target.line("lines") == "1"
+        target.line("over")
+        assert target.finish() == 0, target.output
