@@ -9,6 +9,7 @@
 
 #include "allocations.h"
 
+#define RARE      __attribute__((noinline))
 #define MAX_HOOKS 4 /* for each domain, in the life of the process */
 
 typedef struct {
@@ -38,7 +39,7 @@ enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 static _Thread_local bool is_probed, was_called; /* by is_called */
 
 /* Takes the sample of an allocation that counts to 0; NULL: it has failed. */
-static __attribute__((noinline)) void *count_to_end(void *memory, size_t size)
+static RARE void *count_to_end(void *memory, size_t size)
 {
     if (is_probed) {
         was_called = true;
@@ -52,33 +53,44 @@ static __attribute__((noinline)) void *count_to_end(void *memory, size_t size)
 /* Counts before the allocation, so that the call of the next allocator is the last of a hook. */
 static inline bool count_allocation(const allocator_hook *hook, size_t size)
 {
-    thread_distance.left -= (int64_t)(size & hook->counted);
-    return __builtin_expect(thread_distance.left <= 0, 0);
+    return __builtin_expect((thread_distance.left -= (int64_t)(size & hook->counted)) <= 0, 0);
+}
+
+/* What is rare is in functions of its own: then the others need no stack. */
+static RARE void *malloc_at_end(const PyMemAllocatorEx *next, size_t size)
+{
+    return count_to_end(next->malloc(next->ctx, size), size);
+}
+
+static RARE void *calloc_at_end(const PyMemAllocatorEx *next, size_t count, size_t size)
+{
+    return count_to_end(next->calloc(next->ctx, count, size), count * size);
+}
+
+static RARE void free_live(const PyMemAllocatorEx *next, void *memory)
+{
+    allocations_end_block(memory);
+    next->free(next->ctx, memory);
 }
 
 static void *hook_malloc(void *context, size_t size)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, size) ? count_to_end(next->malloc(next->ctx, size), size)
-                                           : next->malloc(next->ctx, size);
+    return count_allocation(context, size) ? malloc_at_end(next, size) : next->malloc(next->ctx, size);
 }
 
 static void *hook_calloc(void *context, size_t count, size_t size)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, count * size) ? count_to_end(next->calloc(next->ctx, count, size), count * size)
+    return count_allocation(context, count * size) ? calloc_at_end(next, count, size)
                                                    : next->calloc(next->ctx, count, size);
 }
 
 /* The end of a block and the allocation of another one, even where it stays in its place: the size before is known
  * only for sampled blocks, and each size that a block gets must have its chance to be sampled. */
-static void *hook_realloc(void *context, void *memory, size_t size)
+static RARE void *realloc_at_end(const PyMemAllocatorEx *next, void *memory, size_t size, bool is_sampled)
 {
-    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    bool is_sampled = count_allocation(context, size), may_be_live = live_heap_may_have(memory);
-    if (!is_sampled && !may_be_live) {
-        return next->realloc(next->ctx, memory, size);
-    }
+    bool may_be_live = live_heap_may_have(memory);
     void *resized = next->realloc(next->ctx, memory, size);
     if (resized != NULL && may_be_live) {
         allocations_end_block(memory);
@@ -86,13 +98,23 @@ static void *hook_realloc(void *context, void *memory, size_t size)
     return is_sampled ? count_to_end(resized, size) : resized;
 }
 
+static void *hook_realloc(void *context, void *memory, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    bool is_sampled = count_allocation(context, size);
+    return is_sampled || live_heap_may_have(memory) ? realloc_at_end(next, memory, size, is_sampled)
+                                                    : next->realloc(next->ctx, memory, size);
+}
+
 static void hook_free(void *context, void *memory)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
     if (__builtin_expect(live_heap_may_have(memory), 0)) {
-        allocations_end_block(memory);
+        free_live(next, memory);
     }
-    next->free(next->ctx, memory);
+    else {
+        next->free(next->ctx, memory);
+    }
 }
 
 /* Return our hook that is called first, or NULL. */
