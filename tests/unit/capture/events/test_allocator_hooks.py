@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from typing import Any
 
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
-from sampled_allocations import Drained, allocators, make_bytes
+from sampled_allocations import Drained, allocators, make_bytes, sampling
 from target_process import Target
 from walker_factory import make
 
@@ -84,6 +85,24 @@ def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:
         assert make_bytes([5_000])
     ticker.stop_allocations()
     assert allocators() == before
+
+
+def test_numpy_arrays_are_seen_as_objects_without_their_data() -> None:
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+
+    def make_arrays() -> list[object]:
+        return [numpy.ones(100_000) for _ in range(20)]
+
+    def make_views(array: Any) -> list[object]:
+        return [array[start:] for start in range(2_000)]
+
+    with sampling(1_000) as drained:
+        arrays = make_arrays()
+        drained.drain()
+        views = make_views(arrays[0])
+    assert sum(each.byte_count for each in drained.of("make_arrays")) < 800_000  # 16 MB of data
+    wanted = sum(map(sys.getsizeof, views))
+    assert sum(each.byte_count for each in drained.of("make_views")) == pytest.approx(wanted, rel=0.5)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="interpreters with a GIL of their own came with CPython 3.12")
