@@ -77,6 +77,8 @@ class TaskEventSource:
         return events
 
     def _sample(self, since_ns: int) -> list[RawEvent]:
+        # For about a millisecond this holds tasks. A task that waits is in a cycle with what it waits for, so that only
+        # the collector ends it, on any thread. One that ends meanwhile may be freed here: its coroutine has run out.
         asyncio_in_c = sys.modules.get("_asyncio")  # without it, tasks are made in Python
         if asyncio_in_c is None or not self._can_read(asyncio_in_c) or not (loops := self._ticker.running_loops()):
             return []
