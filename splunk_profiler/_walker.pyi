@@ -68,8 +68,8 @@ class Ticker(Generic[_Frame, _Stack]):
 
         If not, this was built for another patch release of CPython: call neither of the next two.
         """
-    def running_loops(self) -> list[Any]:
-        """Return the event loops of asyncio that threads run, at most 64."""
+    def running_loops(self) -> list[tuple[Any, int]]:
+        """Return the event loops of asyncio that threads run, each with its thread's `RawThread.key`; at most 64."""
     def capture_tasks(self, tasks: list[Any], task_type: type, limit: int, /) -> tuple[list[RawThread | None], int]:
         """Capture at most `limit` of the tasks that wait, evenly spread; return an item for each, and how many wait.
 

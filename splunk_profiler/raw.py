@@ -179,6 +179,15 @@ class RawBlocksEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RawTask:
+    """The task of asyncio that a thread was running at an instant on the boot-time clock."""
+
+    key: int
+    instant_ns: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Periods:
     """The periods of the two kinds of deadlines; 0: there are none."""
 

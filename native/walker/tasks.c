@@ -254,18 +254,18 @@ PyObject *tasks_running_loops(ticker_state *ticker)
 {
     running_loop loops[MAX_LOOPS];
     PyObject *owned[MAX_LOOPS];
+    unsigned long long keys[MAX_LOOPS];
     size_t count = walk_loops(ticker, loops);
     for (size_t i = 0; i < count; i++) {
         owned[i] = Py_NewRef(loops[i].loop); /* before an allocation, which may run Python code */
+        keys[i] = loops[i].thread.key;
     }
     PyObject *listed = PyList_New(0);
     for (size_t i = 0; i < count; i++) {
         if (listed != NULL) {
-            (void)append_item(&listed, owned[i]);
+            (void)append_item(&listed, Py_BuildValue("(OK)", owned[i], keys[i]));
         }
-        else {
-            Py_DECREF(owned[i]);
-        }
+        Py_DECREF(owned[i]);
     }
     return listed;
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from splunk_profiler.model import Event, EventKind, Stack, ValueType
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, ThreadState
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, TaskSeen, ThreadState
 
 LOOP_BLOCKED = EventKind(
     "loop_blocked", count=ValueType("loop_blocks", "count"), amount=ValueType("loop_blocked", "nanoseconds")
@@ -54,6 +54,7 @@ class _Callback:
     time_ns: int
     reported_ns: int = 0
     seen: dict[Stack, tuple[int, ThreadState]] = field(default_factory=dict)
+    task: TaskSeen | None = None
 
     @property
     def unreported_ns(self) -> int:
@@ -65,9 +66,16 @@ class _Callback:
         if state.stack in self.seen or len(self.seen) < _MAX_STACKS:
             self.seen[state.stack] = (self.seen.get(state.stack, (0, state))[0] + 1, state)
 
+    def see_task(self, task: TaskSeen) -> None:
+        """Add the task that the thread was running, unless that of an instant inside is known."""
+        if self.task is None or self.task.instant_ns > self.until_ns:
+            self.task = task
+
     def report(self) -> CapturedEvent:
         """Return the event of what is not reported yet, with the stack that was seen most often."""
         _, state = max(self.seen.values(), key=lambda seen: seen[0])
+        if self.task is not None and self.task.instant_ns <= self.until_ns:  # a later one may be the next callback's
+            state = state._replace(labels=(("task.name", self.task.name), *state.labels))
         event = Event(LOOP_BLOCKED, (), int(self.reported_ns == 0), self.unreported_ns)
         self.reported_ns += self.unreported_ns
         self.seen.clear()
@@ -105,6 +113,12 @@ class BlockedLoops:
                 callback = self._callbacks[number] = _Callback(state, captured.instant_ns, 0, 0)
                 callback.see(state, captured)
         return found
+
+    def see_task(self, task: TaskSeen) -> None:
+        """Take the task that a thread was running since its last snapshot."""
+        callback = self._callbacks.get(task.number)
+        if callback is not None and task.instant_ns >= callback.since_ns:
+            callback.see_task(task)
 
     def close(self) -> list[CapturedEvent]:
         """Return what is not reported; captures may be missing between the last snapshot and the next."""

@@ -26,6 +26,7 @@ from splunk_profiler.stream.captured import (
     EndpointNamed,
     Item,
     ProcessStarted,
+    TaskSeen,
     TraceEnded,
     TraceSelected,
 )
@@ -141,6 +142,8 @@ class StreamPipeline:
             self._take_snapshot(item)
         elif isinstance(item, CapturedEvent):
             self._add_events([item])
+        elif isinstance(item, TaskSeen):
+            self._blocked_loops.see_task(item)
         elif isinstance(item, BlocksEnded):
             self._live_heap.end(item.live_ids)
         elif isinstance(item, ProcessStarted | CapturesLost):
@@ -150,9 +153,7 @@ class StreamPipeline:
         elif isinstance(item, TraceEnded):
             self._traces.end(item)
         elif isinstance(item, EndpointNamed):
-            self._endpoints[item.local_root_id] = item.name[:_MAX_ENDPOINT_LENGTH]
-            if len(self._endpoints) > _MAX_ENDPOINTS:
-                self._endpoints.popitem(last=False)
+            self._name_endpoint(item)
         elif isinstance(item, CaptureEnded):
             self._now_ns = max(self._now_ns, item.instant_ns)
             self.close(item)
@@ -161,6 +162,11 @@ class StreamPipeline:
         self._add_events(self._blocked_loops.close())
         if isinstance(gap, ProcessStarted):  # what was in use before is not known any more
             self._live_heap.clear()
+
+    def _name_endpoint(self, named: EndpointNamed) -> None:
+        self._endpoints[named.local_root_id] = named.name[:_MAX_ENDPOINT_LENGTH]
+        if len(self._endpoints) > _MAX_ENDPOINTS:
+            self._endpoints.popitem(last=False)
 
     def _take_snapshot(self, captured: CapturedSnapshot) -> None:
         if not captured.is_focused:

@@ -91,6 +91,14 @@ class BlocksEnded(NamedTuple):
     live_ids: list[int]
 
 
+class TaskSeen(NamedTuple):
+    """The name of the task of asyncio that the thread with this `Thread.index` was running at an instant."""
+
+    number: int
+    instant_ns: int
+    name: str
+
+
 class TraceSelected(NamedTuple):
     """The entry of a selected trace into the process: its time, its thread and the CPU time this had used."""
 
@@ -152,6 +160,7 @@ Item = (
     | TraceSelected
     | TraceEnded
     | EndpointNamed
+    | TaskSeen
     | CapturesLost
     | CaptureEnded
 )

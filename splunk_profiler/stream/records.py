@@ -179,6 +179,14 @@ class EndpointRecord(NamedTuple):
     name: str
 
 
+class TaskRecord(NamedTuple):
+    """The name of the task of asyncio that a thread was running at an instant."""
+
+    thread: U32
+    instant_ns: I64
+    name: str
+
+
 class TraceRecord(NamedTuple):
     """A trace is selected: the time of its entry, the ident of the thread and the CPU time this had used."""
 
@@ -230,6 +238,7 @@ Record = (
     | LostRecord
     | EndRecord
     | EndedRecord
+    | TaskRecord
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped
 RECORD_TYPES: tuple[type[Any], ...] = get_args(Record)  # the number of a type is its place, from 1

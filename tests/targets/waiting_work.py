@@ -48,7 +48,11 @@ async def serve() -> None:
         compute(0.001)
         await asyncio.sleep(0)
     spans, blocked_ns = [], 0
-    for _ in range(4):
+    for number in range(4):
+        if number == 2:
+            named: asyncio.Task[None] | None = asyncio.current_task()
+            assert named is not None
+            named.set_name("nightly report")
         with trace.get_tracer("loop").start_as_current_span("GET /report") as span:
             spans.append(f"{span.get_span_context().span_id:016x}")
             began_ns = time.monotonic_ns()
@@ -56,6 +60,10 @@ async def serve() -> None:
             blocked_ns += time.monotonic_ns() - began_ns
         await asyncio.sleep(0.02)
     say("blocked", {"spans": spans, "ns": blocked_ns})
+
+
+async def serve_in_task() -> None:
+    await asyncio.create_task(serve())
 
 
 class Shop:
@@ -102,12 +110,12 @@ def wait_for_locks() -> None:
 
 
 def block_asyncio() -> None:
-    asyncio.run(serve())
+    asyncio.run(serve_in_task())
 
 
 def block_uvloop() -> None:
     uvloop = importlib.import_module("uvloop")
-    uvloop.run(serve())
+    uvloop.run(serve_in_task())
 
 
 SCENARIOS = {scenario.__name__: scenario for scenario in (hold_gil, wait_for_locks, block_asyncio, block_uvloop)}

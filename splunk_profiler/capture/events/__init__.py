@@ -13,13 +13,14 @@ from splunk_profiler.capture.events.allocations import (
     AllocationEventSource,
     make_allocation_source,
 )
+from splunk_profiler.capture.events.current_tasks import make_current_task_source
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND, make_exception_source
 from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
 from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_source
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, EventKind
-from splunk_profiler.raw import RawBlocksEnded, RawEvent
+from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawTask
 from splunk_profiler.system.guard import Guard
 
 
@@ -32,7 +33,7 @@ class EventSource(Protocol):
     def stop(self) -> None:
         """Stop recording and leave nothing behind in the interpreter. Idempotent; also in a forked child."""
 
-    def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
+    def drain(self) -> Sequence[RawEvent | RawBlocksEnded | RawTask]:
         """Return the events since the last call, oldest first, at most some thousand."""
 
 
@@ -88,9 +89,9 @@ class EventSources:
                 with guard.catching():
                     source.stretch(ratio)
 
-    def drain(self) -> list[RawEvent | RawBlocksEnded]:
+    def drain(self) -> list[RawEvent | RawBlocksEnded | RawTask]:
         """Return the events of all sources, oldest first of each."""
-        drained: list[RawEvent | RawBlocksEnded] = []
+        drained: list[RawEvent | RawBlocksEnded | RawTask] = []
         for source, guard in self._sources:
             with guard.catching():
                 drained += source.drain()
@@ -101,7 +102,8 @@ def make_sources(config: Config, ticker: Ticker, *, native: bool) -> EventSource
     """Make the sources of the kinds that are on; none unless all threads are sampled."""
     sources = []
     if config.enabled:
-        for kind, make_source, _ in REGISTERED_SOURCES:
+        registered = [(each.kind, each.make_source) for each in REGISTERED_SOURCES]
+        for kind, make_source in (*registered, (TASK_KIND, make_current_task_source)):  # the last gives no events
             if kind.data_type is DataType.CPU and not config.sends_profiles:
                 continue  # records of samples have no place for it
             with Guard(f"what notices events ({kind.name})").catching():

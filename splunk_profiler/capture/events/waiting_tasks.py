@@ -6,21 +6,19 @@ knows of its tasks, never imports asyncio, and runs no code of the application's
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from splunk_profiler.capture.events.running_loops import RunningLoops, given_name
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.system.guard import logger
-from splunk_profiler.system.printable import printable
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -30,8 +28,6 @@ WAITING_LABELS = (("thread.state", "waiting task"),)
 _MIN_PERIOD_NS = 1_000_000_000
 _MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
 _COST_FACTOR = 200  # choosing and capturing takes a 200th of the time at most
-_MAX_NAME_CHARACTERS = 128
-_DEFAULT_NAME = re.compile(r"Task-\d+")
 
 
 class TaskEventSource:
@@ -54,7 +50,7 @@ class TaskEventSource:
         self._random = Random()  # the application may have seeded the shared one
         self._is_recording = False
         self._last_ns = self._due_ns = 0
-        self._reads_tasks: bool | None = None  # not tried yet
+        self._loops = RunningLoops(ticker)
 
     def start(self) -> None:
         """Start recording."""
@@ -80,9 +76,9 @@ class TaskEventSource:
         # For about a millisecond this holds tasks. A task that waits is in a cycle with what it waits for, so that only
         # the collector ends it, on any thread. One that ends meanwhile may be freed here: its coroutine has run out.
         asyncio_in_c = sys.modules.get("_asyncio")  # without it, tasks are made in Python
-        if asyncio_in_c is None or not self._can_read(asyncio_in_c) or not (loops := self._ticker.running_loops()):
+        if asyncio_in_c is None or not (loops := self._loops.list()):
             return []
-        known, task_type = _known_tasks(asyncio_in_c, loops), asyncio_in_c.Task
+        known, task_type = _known_tasks(asyncio_in_c, [loop for loop, _ in loops]), asyncio_in_c.Task
         probed = self._choose(known)
         tasks = [task for each in probed if (task := each() if type(each) is ref else each) is not None]
         time_ns = time.time_ns()
@@ -93,21 +89,8 @@ class TaskEventSource:
         for number, (task, thread) in enumerate(captured):
             count = (total + number) // len(captured)  # the sum of all is `total`
             event = Event(TASK_KIND, WAITING_LABELS, count, count * since_ns)
-            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type.get_name(task))))
+            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type, task)))
         return events
-
-    def _can_read(self, asyncio_in_c: ModuleType) -> bool:
-        """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
-        if self._reads_tasks is None:
-            marker, generator, previous = object(), _suspended_generator(), asyncio_in_c._get_running_loop()
-            asyncio_in_c._set_running_loop(marker)
-            try:
-                self._reads_tasks = self._ticker.reads_tasks(marker, *generator)
-            finally:
-                asyncio_in_c._set_running_loop(previous)
-            if not self._reads_tasks:
-                logger.warning("waiting tasks are not sampled: this build is for another release of CPython; reinstall")
-        return self._reads_tasks
 
     def _choose(self, known: list[Any]) -> list[Any]:
         """Return at most `_MAX_PROBED`, evenly spread, from a random one on."""
@@ -115,13 +98,6 @@ class TaskEventSource:
         probed = known[self._random.randrange(step) :: step]
         middle = self._random.randrange(len(probed) + 1)
         return probed[middle:] + probed[:middle]
-
-
-def _suspended_generator() -> tuple[Any, CodeType, int]:
-    """Return a generator, its code and its offset there."""
-    generator: Any = (number for number in (1, 2))
-    next(generator)
-    return generator, generator.gi_code, generator.gi_frame.f_lasti
 
 
 def make_task_source(config: Config, ticker: Ticker, native: bool) -> TaskEventSource | None:
@@ -145,9 +121,7 @@ def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
     return list(vars(weak_set)["data"])
 
 
-def _name_labels(name: Any) -> tuple[tuple[str, str], ...]:
+def _name_labels(task_type: Any, task: Any) -> tuple[tuple[str, str], ...]:
     """Return the name that a task was given; those that asyncio gives are different for each task."""
-    text = str.__str__(name)  # a subclass could override its methods
-    if _DEFAULT_NAME.fullmatch(text):
-        return ()
-    return (("task.name", printable(text[:_MAX_NAME_CHARACTERS])),)
+    name = given_name(task_type, task)
+    return (("task.name", name),) if name else ()

@@ -6,7 +6,7 @@ import pytest
 
 from splunk_profiler.model import Frame, Stack, Thread
 from splunk_profiler.pipeline.blocked_loops import BlockedLoops, is_in_callback
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, ThreadState
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, TaskSeen, ThreadState
 
 MS = 1_000_000
 MAIN = ("__main__", "main")
@@ -46,6 +46,10 @@ class Bench:
             ended = [1] if has_ended else []
             snapshot = CapturedSnapshot(self._now_ns, self._now_ns, 0, 0, 0, 0, 0, False, is_complete, states, ended)
             self.events += self.loops.take(snapshot)
+
+    def see_task(self, name: str, *, number: int = 1) -> None:
+        """Take the name of the task that a thread runs, 10 ms after the last snapshot."""
+        self.loops.see_task(TaskSeen(number, self._now_ns + 10 * MS, name))
 
     @property
     def found(self) -> list[tuple[int, int, str]]:
@@ -119,6 +123,20 @@ def test_loop_blocked_across_a_gap_counts_anew(bench: Bench) -> None:
     assert bench.loops.close() == []
     bench.see((PARSE, True), (PARSE, True), (PARSE, True), (IN_SELECT, False))
     assert bench.found == []
+
+
+def test_loop_blocked_event_has_the_task_that_was_seen_inside(bench: Bench) -> None:
+    bench.see((IN_SELECT, False))
+    bench.see_task("before")
+    bench.see((PARSE, False), (PARSE, True))
+    bench.see_task("inside")
+    bench.see((PARSE, True), (PARSE, True))
+    bench.see_task("of the next callback, perhaps")
+    bench.see_task("of another thread", number=2)
+    bench.see((RENDER, False), (RENDER, True), (RENDER, True), (RENDER, True))
+    bench.see_task("too late")
+    bench.see((IN_SELECT, False))
+    assert [event.thread.labels for event in bench.events] == [(("task.name", "inside"),), ()]
 
 
 def test_loop_threshold_of_zero_finds_nothing() -> None:

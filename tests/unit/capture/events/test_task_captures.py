@@ -199,6 +199,16 @@ def test_awaited_tasks_stand_under_their_parents(ticker: Any) -> None:
     assert stacks == [["grandparent", "parent"], ["wait", "wait_in_task", "grandparent", "parent"]]
 
 
+def test_running_loops_come_with_the_keys_of_their_threads(ticker: Any) -> None:
+    async def run() -> None:
+        ticker.capture()
+        ((snapshot,), ((loop, key),)) = ticker.drain(0), ticker.running_loops()
+        assert loop is asyncio.get_running_loop()
+        assert [thread.ident for thread in snapshot.threads if thread.key == key] == [threading.get_ident()]
+
+    asyncio.run(run())
+
+
 def test_captures_leave_no_references(ticker: Any) -> None:
     async def run() -> None:
         task = asyncio.create_task(in_awaitable())
@@ -210,7 +220,7 @@ def test_captures_leave_no_references(ticker: Any) -> None:
             code_count = sys.getrefcount(wait_in_task.__code__)
             del found
             gc.collect()
-            counts.append((sys.getrefcount(task), sys.getrefcount(loops[0]), code_count))
+            counts.append((sys.getrefcount(task), sys.getrefcount(loops[0][0]), code_count))
         assert counts[1] == counts[2]
         task.cancel()
 

@@ -1,0 +1,69 @@
+"""The event loops of asyncio that run, and the names of their tasks.
+
+Runs on the sampling worker's thread. Never imports asyncio, and runs no code of the application's classes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import CodeType, CoroutineType, GeneratorType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.printable import printable
+
+if TYPE_CHECKING:
+    from splunk_profiler import _walker
+
+_MAX_NAME_CHARACTERS = 128
+_DEFAULT_NAME = re.compile(r"Task-\d+")
+
+
+class RunningLoops:
+    """Lists the event loops that run, if the native walker reads them right here."""
+
+    def __init__(self, ticker: _walker.Ticker[Any, Any]) -> None:
+        self._ticker = ticker
+        self._reads_tasks: bool | None = None  # not tried yet
+
+    def list(self) -> list[tuple[Any, int]]:
+        """Return each loop and the `RawThread.key` of its thread; none where asyncio has no tasks in C."""
+        asyncio_in_c = sys.modules.get("_asyncio")
+        return [] if asyncio_in_c is None or not self._can_read(asyncio_in_c) else self._ticker.running_loops()
+
+    def _can_read(self, asyncio_in_c: ModuleType) -> bool:
+        """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
+        if self._reads_tasks is None:
+            marker, generator, previous = object(), _suspended_generator(), asyncio_in_c._get_running_loop()
+            asyncio_in_c._set_running_loop(marker)
+            try:
+                self._reads_tasks = self._ticker.reads_tasks(marker, *generator)
+            finally:
+                asyncio_in_c._set_running_loop(previous)
+            if not self._reads_tasks:
+                logger.warning("tasks of asyncio are not read: this build is for another release of CPython; reinstall")
+        return self._reads_tasks
+
+
+def given_name(task_type: Any, task: Any) -> str:
+    """Return the name that a task was given; empty if it has the one that asyncio gives."""
+    name = str.__str__(task_type.get_name(task))  # a subclass could override its methods
+    return "" if _DEFAULT_NAME.fullmatch(name) else _bounded(name)
+
+
+def coroutine_name(task_type: Any, task: Any) -> str:
+    """Return the qualified name of a task's coroutine; empty if it is of another type."""
+    coroutine = task_type.get_coro(task)
+    return _bounded(str.__str__(coroutine.__qualname__)) if type(coroutine) in (CoroutineType, GeneratorType) else ""
+
+
+def _bounded(name: str) -> str:
+    return printable(name[:_MAX_NAME_CHARACTERS])
+
+
+def _suspended_generator() -> tuple[Any, CodeType, int]:
+    """Return a generator, its code and its offset there."""
+    generator: Any = (number for number in (1, 2))
+    next(generator)
+    return generator, generator.gi_code, generator.gi_frame.f_lasti
