@@ -184,8 +184,15 @@ def check_waits(config: Config) -> Iterator[Finding]:
     if not threshold_ms:
         yield note("event loop", "SPLUNK_PROFILER_LOOP_BLOCKED_MS=0: callbacks that block it are not reported")
         return
+    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as above
+
+    if (choice := choose_walker(config.walker)).name != "native":
+        fact = f"callbacks that block it are not found, which needs the native walker: {choice.reason}"
+        yield note("event loop", fact)
+        return
     least_ms = -(-threshold_ms // interval_ms) * interval_ms  # from one sample to a later one
-    fact = f"callbacks are reported that block it for {least_ms} to {least_ms + interval_ms} ms and more"
+    range_ms = f"{least_ms} to {least_ms + interval_ms}"
+    fact = f"callbacks are reported that block it for {range_ms} ms and more, with task and span"
     fitting = f"SPLUNK_PROFILER_CALL_STACK_INTERVAL={max(threshold_ms // 5, 1)} finds those of {threshold_ms} ms"
     yield note("event loop", fact, fitting if interval_ms > threshold_ms else "")
 

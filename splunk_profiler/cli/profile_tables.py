@@ -19,8 +19,11 @@ from splunk_profiler.cli.profiles import (
     VALUES,
     EndpointTimes,
     FunctionTimes,
+    LoopBlocker,
     LoopBlocks,
     Profiles,
+    TaskPlace,
+    TaskWaits,
     TimeTotals,
     WaitPlace,
 )
@@ -40,6 +43,8 @@ def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> 
         tables.print_section(console, title, _table(profiles, value, top, endpoints))
     if waits := _contended(profiles):
         tables.print_section(console, "Waits for locks and the like", _wait_table(waits, 3 * top))
+    if profiles.task_waits:
+        tables.print_section(console, "Waiting tasks, by the nearest line of your code", _task_table(profiles, 3 * top))
     if profiles.loop_blocks:
         tables.print_section(console, "Functions that blocked the event loop", _loop_table(profiles, 3 * top))
     if profiles.exceptions:
@@ -57,10 +62,8 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
         "first_time_ns": profiles.first_ns,
         "last_time_ns": profiles.last_ns,
         "gil_waits": profiles.gil_waits._asdict(),
-        "loop_blocks": [
-            {"function": function, "endpoint": endpoint, **asdict(blocks)}
-            for (function, endpoint), blocks in _rank_loop_blocks(profiles)
-        ],
+        "loop_blocks": [{**blocker._asdict(), **asdict(blocks)} for blocker, blocks in _rank_loop_blocks(profiles)],
+        "task_waits": [{**place._asdict(), **asdict(waits)} for place, waits in _rank_task_waits(profiles)],
         "waits": [{**place._asdict(), "wall_ns": wall_ns} for place, wall_ns in profiles.waits.most_common()],
         "records_by_period_ms": {str(period): count for period, count in profiles.periods_ms.items()},
         **_times_to_dict("", profiles.spent),
@@ -79,8 +82,12 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
     }
 
 
-def _rank_loop_blocks(profiles: Profiles) -> list[tuple[tuple[str, str], LoopBlocks]]:
+def _rank_loop_blocks(profiles: Profiles) -> list[tuple[LoopBlocker, LoopBlocks]]:
     return sorted(profiles.loop_blocks.items(), key=lambda item: -item[1].blocked_ns)
+
+
+def _rank_task_waits(profiles: Profiles) -> list[tuple[TaskPlace, TaskWaits]]:
+    return sorted(profiles.task_waits.items(), key=lambda item: -item[1].wait_ns)
 
 
 def _contended(profiles: Profiles) -> list[tuple[WaitPlace, int]]:
@@ -98,12 +105,23 @@ def _wait_table(waits: list[tuple[WaitPlace, int]], rows: int) -> Table:
     return table
 
 
+def _task_table(profiles: Profiles, rows: int) -> Table:
+    table = tables.table("waited in", "time", "share", "tasks", "awaits", "at")
+    ranked, duration_ns = _rank_task_waits(profiles), max(profiles.last_ns - profiles.first_ns, 1)
+    whole = sum(waits.wait_ns for _, waits in ranked)
+    for place, waits in ranked[:rows]:
+        time, share = tables.duration(waits.wait_ns), tables.percent(waits.wait_ns, whole)
+        number = f"{waits.wait_ns / duration_ns:,.1f}"
+        table.add_row(place.function, time, share, number, place.awaits, tables.place(place.file, place.line))
+    return table
+
+
 def _loop_table(profiles: Profiles, rows: int) -> Table:
-    table = tables.table("function", "blocked", "times", "on average", "of")
-    for (function, endpoint), blocks in _rank_loop_blocks(profiles)[:rows]:
+    table = tables.table("function", "blocked", "times", "on average", "task", "of")
+    for blocker, blocks in _rank_loop_blocks(profiles)[:rows]:
         average_ns = blocks.blocked_ns // max(blocks.count, 1)
         blocked, average = tables.duration(blocks.blocked_ns), tables.duration(average_ns)
-        table.add_row(function, blocked, f"{blocks.count:,}", average, endpoint)
+        table.add_row(blocker.function, blocked, f"{blocks.count:,}", average, blocker.task, blocker.endpoint)
     return table
 
 

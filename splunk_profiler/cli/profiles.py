@@ -128,6 +128,8 @@ class Aggregate(NamedTuple):
     loop_blocks: int
     loop_blocked: int
     exceptions: int
+    tasks: int
+    task_wait: int
 
     @property
     def nearest(self) -> Place:
@@ -144,12 +146,37 @@ class WaitPlace(NamedTuple):
     caller: str
 
 
+class LoopBlocker(NamedTuple):
+    """The application's function nearest to the leaf, with endpoint and the task's name, as far as known."""
+
+    function: str
+    endpoint: str
+    task: str
+
+
 @dataclass(slots=True)
 class LoopBlocks:
     """The blocks of event loops by one function: their number and time."""
 
     count: int = 0
     blocked_ns: int = 0
+
+
+class TaskPlace(NamedTuple):
+    """A line of the application in which tasks wait, and the function that it calls; empty if it is the innermost."""
+
+    function: str
+    file: str
+    line: int
+    awaits: str
+
+
+@dataclass(slots=True)
+class TaskWaits:
+    """The tasks that wait at one place: their number at each capture, added up, and their time."""
+
+    count: int = 0
+    wait_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -163,7 +190,8 @@ class Profiles:
         periods_ms: records by sampling period.
         endpoints: times by endpoint, `OUTSIDE`, `UNNAMED` and `NOT_SAMPLED` included.
         gil_waits: waits of the snapshots for the GIL.
-        loop_blocks: blocks of event loops, by the application's function nearest to the leaf, and endpoint.
+        loop_blocks: blocks of event loops, by what blocked.
+        task_waits: waiting tasks, by place: those that its captures stand for, and their time.
         exceptions: numbers of raised exceptions, by type and place: the line of the application nearest to the leaf.
         waits: wall time of waits for locks and the like.
     """
@@ -177,7 +205,8 @@ class Profiles:
     periods_ms: Counter[int] = field(default_factory=Counter)
     endpoints: dict[str, EndpointTimes] = field(default_factory=dict)
     gil_waits: GilWaits = field(default_factory=GilWaits)
-    loop_blocks: dict[tuple[str, str], LoopBlocks] = field(default_factory=dict)
+    loop_blocks: dict[LoopBlocker, LoopBlocks] = field(default_factory=dict)
+    task_waits: dict[TaskPlace, TaskWaits] = field(default_factory=dict)
     exceptions: Counter[tuple[str, Place]] = field(default_factory=Counter)
     waits: Counter[WaitPlace] = field(default_factory=Counter)
 
@@ -206,6 +235,8 @@ class Profiles:
                 self._add_loop_blocks(each, name)
             elif each.stack and each.exceptions:
                 self.exceptions[each.labels.get("exception.type", ""), each.nearest] += each.exceptions
+            elif each.stack and each.task_wait:
+                self._add_task_waits(each)
             else:
                 self.samples += each.samples
                 self.spent.add(each.cpu, each.wall)
@@ -213,8 +244,17 @@ class Profiles:
                     self.waits[_wait_place(kind, each)] += each.wall
                 self.endpoints.setdefault(name, EndpointTimes()).add(each.stack, each.samples, each.cpu, each.wall)
 
+    def _add_task_waits(self, aggregate: Aggregate) -> None:
+        nearest, leaf = aggregate.nearest, aggregate.stack[0]
+        awaits = "" if nearest is leaf else leaf.function
+        place = TaskPlace(nearest.function, nearest.file, nearest.line, awaits)
+        waits = self.task_waits.setdefault(place, TaskWaits())
+        waits.count += aggregate.tasks
+        waits.wait_ns += aggregate.task_wait
+
     def _add_loop_blocks(self, aggregate: Aggregate, endpoint: str) -> None:
-        blocks = self.loop_blocks.setdefault((aggregate.nearest.function, endpoint), LoopBlocks())
+        blocker = LoopBlocker(aggregate.nearest.function, endpoint, aggregate.labels.get("task.name", ""))
+        blocks = self.loop_blocks.setdefault(blocker, LoopBlocks())
         blocks.count += aggregate.loop_blocks
         blocks.blocked_ns += aggregate.loop_blocked
 
@@ -249,7 +289,7 @@ def _iter_aggregates(message: Any) -> Iterator[Aggregate]:
     texts = list(message.string_table)
     kinds = [texts[each.type] for each in message.sample_type]
     value_at = [kinds.index(kind) for kind in ("samples", "cpu", "wall")]
-    event_kinds = ("loop_blocks", "loop_blocked", "exceptions")
+    event_kinds = ("loop_blocks", "loop_blocked", "exceptions", "tasks", "task_wait")
     event_at = [kinds.index(kind) if kind in kinds else None for kind in event_kinds]
     places = read_places(message)
     for sample in message.sample:

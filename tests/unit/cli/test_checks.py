@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from splunk_profiler.capture.walker import choose_walker
 from splunk_profiler.cli.checks import check_waits
 from splunk_profiler.config import Config
 
 
+@pytest.mark.skipif(choose_walker("native").name != "native", reason="the native walker is not built")
 @pytest.mark.parametrize(
     ("interval_ms", "threshold_ms", "fact", "remedy"),
     [
@@ -24,6 +26,11 @@ def test_check_waits_says_which_blocks_are_seen(interval_ms: int, threshold_ms: 
     assert fact in loop.fact
     assert loop.remedy.startswith(remedy)
     assert bool(loop.remedy) == bool(remedy)
+
+
+def test_check_waits_says_that_the_portable_walker_finds_no_blocks() -> None:
+    _, loop = check_waits(Config(data_format="pprof-gzip-base64", walker="portable"))
+    assert "needs the native walker" in loop.fact
 
 
 def test_check_waits_says_that_text_has_none() -> None:

@@ -17,6 +17,7 @@ from profile_factory import large_profile, message, origin_in_shop, small_profil
 
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.events.waiting_tasks import TASK_KIND
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.profiles import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError, Profiles
@@ -181,17 +182,39 @@ def test_functions_that_blocked_the_loop_are_listed_by_their_time(tmp_path: Path
 
     blocks = (
         blocked(WAIT, RANK, SEARCH, count=2, ms=700, endpoint="GET /search"),
-        blocked(SEARCH, count=1, ms=900),
+        blocked(SEARCH, count=1, ms=900, **{"task.name": "nightly"}),
         blocked(RANK, count=1, ms=300, endpoint="GET /search"),
     )
     analysis = saved(tmp_path, *bodies(replace(profile(aggregate(SEARCH), *blocks), kinds=(LOOP_BLOCKED,))))
     assert [line.split() for line in section(drawn(analysis), "Functions that blocked the event loop")] == [
         ["shop.pricing.rank", "1.00", "s", "3", "0.33", "s", "GET", "/search"],
-        ["shop.app.search", "0.90", "s", "1", "0.90", "s", "(outside", "of", "spans)"],
+        ["shop.app.search", "0.90", "s", "1", "0.90", "s", "nightly", "(outside", "of", "spans)"],
     ]
-    (first, _) = to_dict(analysis, tmp_path)["profiles"]["loop_blocks"]
+    (first, second) = to_dict(analysis, tmp_path)["profiles"]["loop_blocks"]
+    assert (first["task"], second["task"]) == ("", "nightly")
     assert (first["function"], first["count"], first["blocked_ns"]) == ("shop.pricing.rank", 3, SECOND)
     assert analysis.profiles.samples == 10
+
+
+def test_waiting_tasks_are_listed_by_the_line_of_the_application(tmp_path: Path) -> None:
+    def waiting(*frames: Frame, count: int, seconds: int) -> Aggregate:
+        labels = (("thread.state", "waiting task"),)
+        return Aggregate(Stack(frames, truncated=False), labels, 0, 0, 0, TASK_KIND, count, seconds * SECOND)
+
+    waits = (
+        waiting(WAIT, GET, RANK, count=20, seconds=20),
+        waiting(WAIT, RANK, SEARCH, count=10, seconds=10),
+        waiting(SEARCH, count=9, seconds=10),
+    )
+    analysis = saved(tmp_path, *bodies(replace(profile(aggregate(SEARCH), *waits), kinds=(TASK_KIND,))))
+    assert [line.split() for line in section(drawn(analysis), "Waiting tasks, by the nearest line")] == [
+        ["shop.pricing.rank", "30.00", "s", "75", "%", "3.0", "threading.Condition.wait", "pricing.py:9"],
+        ["shop.app.search", "10.00", "s", "25", "%", "1.0", "app.py:4"],
+    ]
+    (first, _) = to_dict(analysis, tmp_path)["profiles"]["task_waits"]
+    assert (first["function"], first["line"], first["awaits"]) == ("shop.pricing.rank", 9, "threading.Condition.wait")
+    assert (first["count"], first["wait_ns"]) == (30, 30 * SECOND)
+    assert analysis.profiles.samples == 10, "their time is no time of threads"
 
 
 def test_waits_for_locks_are_listed_without_those_for_work(tmp_path: Path) -> None:
