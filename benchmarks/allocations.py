@@ -24,7 +24,7 @@ from installations import Installer, MissingError
 
 SECONDS = 2.0
 WORKER = """
-import json, resource, sys, time
+import json, sys, time
 case, seconds = sys.argv[1], float(sys.argv[2])
 document = {"items": [{"id": i, "name": f"item {i}", "price": i * 1.5, "tags": ["a", "b"]} for i in range(60)]}
 text = json.dumps(document)
@@ -59,7 +59,10 @@ elif case == "pyroscope-io":
         application_name="shop", server_address="http://127.0.0.1:9", mem_enabled=True, cpu_enabled=False
     )
 serve(0.3)
-print(serve(seconds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+rate = serve(seconds)
+with open("/proc/self/status") as status:
+    peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
+print(rate, int(peak_kib) / 1024)
 """
 CASES = ("nothing", "loaded", "sampling", "memory", "tracemalloc")
 PEERS = ("ddtrace", "pyroscope-io")
