@@ -12,22 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from splunk_profiler.cli.dumps import Call, Dump, parse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
-from splunk_profiler.cli.profiles import OUTSIDE, PROFILE_FORMAT, Profiles, is_library
-from splunk_profiler.cli.store import PROFILE_SCOPE
+from splunk_profiler.cli.profiles import Profiles
+from splunk_profiler.viewer.dumps import Call, Dump, parse
+from splunk_profiler.viewer.otlp_files import (
+    ALLOCATION,
+    CPU,
+    DATA_FORMAT,
+    DATA_TYPE,
+    PROFILE_SCOPE,
+    SNAPSHOT,
+    SOURCE,
+    UNKNOWN_SPAN,
+    SpanKey,
+    attributes,
+    find_files,
+    parse_int,
+    span_key,
+)
+from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, is_library
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
-UNKNOWN_SPAN = "(span not received)"
 
-_SOURCE, _SNAPSHOT = "profiling.instrumentation.source", "snapshot"
-_DATA_TYPE, _CPU, _ALLOCATION = "profiling.data.type", "cpu", "allocation"
 _REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
-
-_INT64_LIMIT = 1 << 63
-
-SpanKey = tuple[str, str]
 
 
 class SourceLine(NamedTuple):
@@ -141,10 +149,10 @@ class Transactions:
 
     def add(self, span: dict[str, Any]) -> None:
         """Count the span if it is a local root."""
-        if span.get("parentSpanId") and _parse_int(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
+        if span.get("parentSpanId") and parse_int(span.get("flags")) & _REMOTE_PARENT != _REMOTE_PARENT:
             return
         self.received += 1
-        array = _attributes(span).get(STACK_TRACE_IDS)
+        array = attributes(span).get(STACK_TRACE_IDS)
         values = array.get("values", ()) if isinstance(array, dict) else ()
         ids = Counter(str(value.get("stringValue", "")) for value in values)
         if ids:
@@ -201,11 +209,11 @@ class Analysis:
             for span in scope.get("spans", ()):
                 self.spans += 1
                 self.transactions.add(span)
-                self._span_names[_span_key(span)] = str(span.get("name", ""))
+                self._span_names[span_key(span)] = str(span.get("name", ""))
 
     def add_logs(self, resource: dict[str, Any]) -> None:
         """Count the records of an entry of ``resourceLogs``; the spans must have been counted before."""
-        described = _attributes(resource.get("resource", {}))
+        described = attributes(resource.get("resource", {}))
         service = str(described.get("service.name", "unknown service"))
         process = f"{service} {described.get('host.name', '')} {described.get('process.pid', '')}"
         for scope in resource.get("scopeLogs", ()):
@@ -217,26 +225,26 @@ class Analysis:
                 self._add_record(service, process, record)
 
     def _add_record(self, service: str, process: str, record: dict[str, Any]) -> None:
-        attributes = _attributes(record)
-        if attributes.get(_SOURCE) == _SNAPSHOT:
+        described = attributes(record)
+        if described.get(SOURCE) == SNAPSHOT:
             self.snapshots += 1
             return
         body = str((record.get("body") or {}).get("stringValue", ""))
         try:
-            if (data_type := str(attributes.get(_DATA_TYPE, _CPU))) != _CPU:
-                is_profile = attributes.get("profiling.data.format") == PROFILE_FORMAT
-                if not (is_profile and data_type == _ALLOCATION and self.memory.add(body, process)):
+            if (data_type := str(described.get(DATA_TYPE, CPU))) != CPU:
+                is_profile = described.get(DATA_FORMAT) == PROFILE_FORMAT
+                if not (is_profile and data_type == ALLOCATION and self.memory.add(body, process)):
                     self.other_types[data_type] += 1
                 return
-            if attributes.get("profiling.data.format") == PROFILE_FORMAT:
+            if described.get(DATA_FORMAT) == PROFILE_FORMAT:
                 self.profiles.add(body, service)
                 return
             dump = parse(body)
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
             return
-        time_ns = _parse_int(record.get("timeUnixNano"))
-        period_ms = _parse_int(attributes.get("source.event.period"))
+        time_ns = parse_int(record.get("timeUnixNano"))
+        period_ms = parse_int(described.get("source.event.period"))
         self.samples += 1
         self.running += dump.running
         self.services[service] += 1
@@ -246,7 +254,7 @@ class Analysis:
         self._add_to_tallies(record, dump, period_ms)
 
     def _add_to_tallies(self, record: dict[str, Any], dump: Dump, period_ms: int) -> None:
-        key = _span_key(record)
+        key = span_key(record)
         in_span = key[1].strip("0") != ""
         self.in_spans += in_span
         if not in_span:
@@ -273,7 +281,7 @@ def analyse(path: Path) -> Analysis:
     Raises:
         CommandError: nothing can be read there, or it holds no samples.
     """
-    result = Analysis(_find_files(path))
+    result = Analysis(find_files(path))
     _add_entries(result, "resourceSpans", result.add_spans)
     _add_entries(result, "resourceLogs", result.add_logs)
     records = result.samples or result.profiles.records or result.memory.records
@@ -292,30 +300,6 @@ def _add_entries(result: Analysis, kind: str, add: Callable[[dict[str, Any]], No
             add(resource)
         except (AttributeError, KeyError, TypeError):
             result.broken_lines += 1
-
-
-def _parse_int(value: Any) -> int:
-    """Parse a number of OTLP/JSON (64 bits are text); 0 if it is not one, or out of range."""
-    try:
-        number = int(value)
-    except (OverflowError, TypeError, ValueError):
-        return 0
-    return number if abs(number) < _INT64_LIMIT else 0
-
-
-def _span_key(holder: dict[str, Any]) -> SpanKey:
-    return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
-
-
-def _find_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
-        if not files:
-            raise CommandError(f"{path} holds no .jsonl files; fill it: splunk-profiler collect --output {path}")
-        return files
-    if not path.exists():
-        raise CommandError(f"{path} does not exist")
-    return [path]
 
 
 def _iter_resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
@@ -339,12 +323,3 @@ def _iter_resources(result: Analysis, kind: str) -> Iterator[dict[str, Any]]:
                         result.broken_lines += 1
         except OSError as error:
             raise CommandError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes by key; a value is its OTLP/JSON text or number."""
-    return {
-        item["key"]: next(iter(item["value"].values()), None)
-        for item in holder.get("attributes", ())
-        if "key" in item and item.get("value")
-    }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from splunk_profiler.cli.profiles import Place, ProfileError, decode_body, nearest_place, read_places
+from splunk_profiler.viewer.profile_messages import Place, ProfileError, decode_body, nearest_place, read_places
 
 _VALUES = ("alloc_space", "inuse_space")
 

@@ -12,10 +12,6 @@ from rich.table import Table
 
 from splunk_profiler.cli import tables
 from splunk_profiler.cli.profiles import (
-    APPLICATION,
-    NOT_SAMPLED,
-    OUTSIDE,
-    UNNAMED,
     VALUES,
     EndpointTimes,
     FunctionTimes,
@@ -29,6 +25,7 @@ from splunk_profiler.cli.profiles import (
 )
 from splunk_profiler.cli.terminal import Terminal, text
 from splunk_profiler.pipeline.waits import IDLE
+from splunk_profiler.viewer.profile_messages import APPLICATION, NOT_SAMPLED, OUTSIDE, UNNAMED
 
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)

@@ -24,7 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
-from splunk_profiler.cli.store import PROFILE_SCOPE, LineFile, Store, StoreError
+from splunk_profiler.cli.store import LineFile, Store, StoreError
+from splunk_profiler.viewer.otlp_files import PROFILE_SCOPE
 
 _Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 _ACCEPTED = b""  # a response without fields, which means that nothing was rejected

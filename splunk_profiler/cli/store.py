@@ -23,7 +23,7 @@ from splunk_profiler.system.private_files import make_directory, make_private, o
 
 LOGS = "logs.jsonl"
 TRACES = "traces.jsonl"
-PROFILE_SCOPE = "otel.profiling"
+
 
 _BLOCK_BYTES = 1 << 16
 

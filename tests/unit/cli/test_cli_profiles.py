@@ -20,13 +20,14 @@ from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.events.waiting_tasks import TASK_KIND
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.profiles import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError, Profiles
+from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
 from splunk_profiler.pipeline.blocked_loops import LOOP_BLOCKED
 from splunk_profiler.pipeline.gil_waits import GilWaits
+from splunk_profiler.viewer.profile_messages import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError
 
 SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
 RANK = Frame("shop.pricing", "rank", "/srv/shop/pricing.py", 9)

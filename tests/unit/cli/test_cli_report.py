@@ -12,9 +12,10 @@ import pytest
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.profiles import is_library
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.profile_messages import is_library
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
@@ -177,9 +178,9 @@ def test_a_file_can_be_named_in_place_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="does not exist"):
+    with pytest.raises(SourceError, match="does not exist"):
         analyse(tmp_path / "missing")
-    with pytest.raises(CommandError, match="splunk-profiler collect --output"):
+    with pytest.raises(SourceError, match="splunk-profiler collect --output"):
         analyse(tmp_path)
     with pytest.raises(CommandError, match=r"no samples in .* splunk-profiler doctor"):
         saved(tmp_path, spans())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.cli.dumps import Call, DumpError, parse
 from splunk_profiler.formats.text import escape_name
+from splunk_profiler.viewer.dumps import Call, DumpError, parse
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 JAVA = (

@@ -1,0 +1,61 @@
+"""Files of OTLP/JSON, one request a line, as `collect` and the OpenTelemetry Collector's file exporter write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from splunk_profiler.config.parsers import ProfilerError
+
+PROFILE_SCOPE = "otel.profiling"
+UNKNOWN_SPAN = "(span not received)"
+SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
+DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
+DATA_FORMAT = "profiling.data.format"
+
+_INT64_LIMIT = 1 << 63
+
+SpanKey = tuple[str, str]  # ids of trace and span
+
+
+class SourceError(ProfilerError):
+    """Nothing can be read there."""
+
+
+def find_files(path: Path) -> list[Path]:
+    """Return the files of a directory, or the file that is named.
+
+    Raises:
+        SourceError: there is none.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        if not files:
+            raise SourceError(f"{path} holds no .jsonl files; fill it: splunk-profiler collect --output {path}")
+        return files
+    if not path.exists():
+        raise SourceError(f"{path} does not exist")
+    return [path]
+
+
+def attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes by key; a value is its OTLP/JSON text or number."""
+    return {
+        item["key"]: next(iter(item["value"].values()), None)
+        for item in holder.get("attributes", ())
+        if "key" in item and item.get("value")
+    }
+
+
+def span_key(holder: dict[str, Any]) -> SpanKey:
+    """Return the ids of trace and span of a span or of a log record; empty without one."""
+    return str(holder.get("traceId", "")).lower(), str(holder.get("spanId", "")).lower()
+
+
+def parse_int(value: Any) -> int:
+    """Parse a number of OTLP/JSON (64 bits are text); 0 if it is not one, or out of range."""
+    try:
+        number = int(value)
+    except (OverflowError, TypeError, ValueError):
+        return 0
+    return number if abs(number) < _INT64_LIMIT else 0

@@ -1,0 +1,143 @@
+"""Messages of pprof's format, as log records carry them: their samples, places and labels.
+
+Pure. Must not import `formats.pprof`, with which tests compare it.
+
+Specification: ``proto/profile.proto`` of the pprof project; the names of mappings are in ``docs/pprof.md``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from splunk_profiler.formats.profile_proto import ProfileMessage
+
+PROFILE_FORMAT = "pprof-gzip-base64"
+OUTSIDE = "(outside of spans)"
+UNNAMED = "(spans without a name)"
+NOT_SAMPLED = "(not sampled)"
+
+APPLICATION = "application"
+_PROCESS_PREFIX = "[process]."
+_MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
+
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
+
+
+class ProfileError(ValueError):
+    """The body is not a profile with wall and CPU time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a function.
+
+    Attributes:
+        function: qualified name.
+        file, line: source line; line 0 if not known.
+        kind: ``application``, ``library``, ``standard-library``; empty if not known.
+        distribution: name and version (``requests==2.32.3``), as far as known.
+    """
+
+    function: str
+    file: str
+    line: int
+    kind: str
+    distribution: str
+
+
+class Aggregate(NamedTuple):
+    """A sample of a profile: stack, labels that are text, and values."""
+
+    stack: list[Place]
+    labels: dict[str, str]
+    samples: int
+    cpu: int
+    wall: int
+    loop_blocks: int
+    loop_blocked: int
+    exceptions: int
+    tasks: int
+    task_wait: int
+
+    @property
+    def nearest(self) -> Place:
+        """`nearest_place` of the stack."""
+        return nearest_place(self.stack)
+
+
+def endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
+    """Return the endpoint that a sample counts for."""
+    if stack and stack[0].function.startswith(_PROCESS_PREFIX):
+        return NOT_SAMPLED
+    return labels.get("endpoint") or (UNNAMED if "span_id" in labels else OUTSIDE)
+
+
+def decode_body(body: str) -> Any:
+    """Return the message of a profile; `ProfileError` if it is none."""
+    try:
+        unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        message = unpacked.decompress(base64.b64decode(body, validate=True), _MAX_MESSAGE_BYTES)
+        if not unpacked.eof:
+            raise ProfileError("the profile is cut off, or too large")
+        return ProfileMessage.FromString(message)
+    except (binascii.Error, zlib.error, DecodeError, ValueError) as error:
+        raise ProfileError(f"not a profile: {error}") from None
+
+
+def iter_aggregates(message: Any) -> Iterator[Aggregate]:
+    """Yield the samples."""
+    texts = list(message.string_table)
+    kinds = [texts[each.type] for each in message.sample_type]
+    value_at = [kinds.index(kind) for kind in ("samples", "cpu", "wall")]
+    event_kinds = ("loop_blocks", "loop_blocked", "exceptions", "tasks", "task_wait")
+    event_at = [kinds.index(kind) if kind in kinds else None for kind in event_kinds]
+    places = read_places(message)
+    for sample in message.sample:
+        labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
+        values = sample.value
+        stack = [places[location] for location in sample.location_id]
+        times = [values[place] for place in value_at]
+        events = [0 if place is None else values[place] for place in event_at]
+        yield Aggregate(stack, labels, *times, *events)
+
+
+def nearest_place(stack: list[Place]) -> Place:
+    """Return the application's place that is nearest to the leaf, else the leaf."""
+    return next((place for place in stack if place.kind == APPLICATION), stack[0])
+
+
+def read_places(message: Any) -> dict[int, Place]:
+    """Return the places of a profile by the ids of their locations."""
+    texts = message.string_table
+    mappings = {each.id: (texts[each.filename], texts[each.build_id]) for each in message.mapping}
+    functions = {each.id: (texts[each.name], texts[each.filename]) for each in message.function}
+    places = {}
+    for each in message.location:
+        line = each.line[0]
+        function, file = functions[line.function_id]
+        mapping = mappings.get(each.mapping_id, ("", ""))
+        places[each.id] = Place(function, file, line.line, *kind_and_distribution(file, *mapping))
+    return places
+
+
+def kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:
+    """Return kind and distribution from the name of a mapping; other senders do not name them: judge the path."""
+    kind, _, name = mapping.partition("/")
+    if kind in (APPLICATION, "library", "standard-library"):
+        return kind, build_id or name
+    if file.startswith(("/", "<frozen")):
+        return "library" if is_library(file) else APPLICATION, ""
+    return "", ""
+
+
+def is_library(file: str) -> bool:
+    """Return True for code of Python's library or of an installed package, by the path of its file."""
+    return file.startswith("<frozen") or _LIBRARY.search(file) is not None
