@@ -1,0 +1,98 @@
+"""What the viewer asks of recorded data, and what it gets; nothing else.
+
+Times are nanoseconds since the epoch. A weight is in the unit of the value that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Function(NamedTuple):
+    """A function; `kind` says whose code it is: application, library, standard-library, or empty."""
+
+    name: str
+    file: str
+    kind: str
+
+
+class Frame(NamedTuple):
+    """A line of a function, which is a place in the table of functions; line 0 if not known."""
+
+    function: int
+    line: int
+
+
+class Facets(NamedTuple):
+    """What samples can be chosen by; empty where it is not known."""
+
+    service: str
+    process: str
+    endpoint: str  # or the name of the span
+    thread: str
+    code: str  # whose code the leaf of the stack is
+    state: str  # running or waiting
+    trace: str
+
+
+class Sample(NamedTuple):
+    """A sample, or an aggregate of samples; `stack` and `facets` are places in tables, `weights` are by value."""
+
+    time_ns: int
+    stack: int
+    facets: int
+    weights: dict[str, int]
+
+
+class Weighted(NamedTuple):
+    """A stack, root first, and its weight."""
+
+    stack: tuple[Frame, ...]
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The samples with that value, from `since_ns` until before `until_ns`, with any of the values of each facet."""
+
+    value: str
+    since_ns: int | None = None
+    until_ns: int | None = None
+    filters: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TreeNode:
+    """A node of a call tree: all that is below it has `total`, and what ends at it `own`."""
+
+    parent: int
+    function: int
+    line: int
+    total: int = 0
+    own: int = 0
+
+
+class TopRow(NamedTuple):
+    """The weight of a function: at the leaf, and anywhere on the stack, recursion counted once."""
+
+    function: int
+    line: int
+    own: int
+    total: int
+
+
+class Series(NamedTuple):
+    """The weights of the samples with one value of a facet, by bucket."""
+
+    value: str
+    weights: list[int]
+
+
+class Timeline(NamedTuple):
+    """Buckets of `step_ns` from `start_ns`."""
+
+    start_ns: int
+    step_ns: int
+    series: list[Series]

@@ -1,0 +1,223 @@
+"""Files of OTLP/JSON that may still grow, read into a `Recording`: each call reads what has been added.
+
+A sample's span may end, and be written, after the sample: its name is put in when it is there. Records of selected
+traces are left out, because the samples of all threads include them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from splunk_profiler.viewer.dumps import parse
+from splunk_profiler.viewer.model import Facets, Frame, Sample
+from splunk_profiler.viewer.otlp_files import (
+    ALLOCATION,
+    CPU,
+    DATA_FORMAT,
+    DATA_TYPE,
+    PROFILE_SCOPE,
+    SNAPSHOT,
+    SOURCE,
+    UNKNOWN_SPAN,
+    SourceError,
+    SpanKey,
+    attributes,
+    find_files,
+    parse_int,
+    span_key,
+)
+from splunk_profiler.viewer.profile_messages import (
+    OUTSIDE,
+    PROFILE_FORMAT,
+    Place,
+    ProfileError,
+    decode_body,
+    endpoint_name,
+    kind_and_distribution,
+    read_places,
+)
+from splunk_profiler.viewer.recording import Recording
+
+_TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
+_STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
+
+
+class _Sender(NamedTuple):
+    service: str
+    process: str
+
+
+class LiveFiles:
+    """What the files of a directory, or a file, hold.
+
+    Attributes:
+        version: another number after each change of `recording`.
+        unread: records of the profiling scope, and lines, that could not be read.
+
+    Raises:
+        SourceError: there are none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = 0
+        find_files(path)
+        self._start()
+
+    def _start(self) -> None:
+        self.recording = Recording()
+        self.unread = 0
+        self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
+        self._span_names: dict[SpanKey, str] = {}
+        self._nameless: dict[SpanKey, list[int]] = {}  # places of samples whose span has not been written yet
+
+    def refresh(self) -> None:
+        """Read what has been added since; all from the start if a file was replaced or cut.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        try:
+            for file in self._known_files():
+                self._read(file)
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def _known_files(self) -> list[Path]:
+        files = find_files(self.path)
+        for file, (inode, offset) in self._read_up_to.items():
+            status = file.stat() if file.exists() else None
+            if status is None or status.st_ino != inode or status.st_size < offset:
+                self._start()
+                self.version += 1
+                break
+        return files
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            inode, offset = self._read_up_to.get(path, (path.stat().st_ino, 0))
+            file.seek(offset)
+            for line in _whole_lines(file):
+                offset += len(line)
+                if line.strip():
+                    self._add_request(line)
+                    self.version += 1
+            self._read_up_to[path] = inode, offset
+
+    def _add_request(self, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            for resource in request.get("resourceSpans", ()):
+                self._add_spans(resource)
+            for resource in request.get("resourceLogs", ()):
+                self._add_logs(resource)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            self.unread += 1
+
+    def _add_spans(self, resource: dict[str, Any]) -> None:
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                key = span_key(span)
+                self._span_names[key] = str(span.get("name", ""))
+                for place in self._nameless.pop(key, ()):
+                    sample = self.recording.samples[place]
+                    facets = self.recording.facets[sample.facets]._replace(endpoint=self._span_names[key])
+                    self.recording.samples[place] = sample._replace(facets=self.recording.facets_id(facets))
+
+    def _add_logs(self, resource: dict[str, Any]) -> None:
+        described = attributes(resource.get("resource", {}))
+        service = str(described.get("service.name", "unknown service"))
+        parts = (service, described.get("host.name"), described.get("process.pid"))
+        sender = _Sender(service, " ".join(str(part) for part in parts if part is not None))
+        for scope in resource.get("scopeLogs", ()):
+            if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
+                for record in scope.get("logRecords", ()):
+                    self._add_record(sender, record)
+
+    def _add_record(self, sender: _Sender, record: dict[str, Any]) -> None:
+        described = attributes(record)
+        data_type = str(described.get(DATA_TYPE, CPU))
+        if described.get(SOURCE) == SNAPSHOT or data_type not in (CPU, ALLOCATION):
+            return
+        body = str((record.get("body") or {}).get("stringValue", ""))
+        try:
+            if described.get(DATA_FORMAT) == PROFILE_FORMAT:
+                self._add_profile(sender, body)
+            elif data_type == CPU:
+                self._add_text(sender, record, body, parse_int(described.get("source.event.period")))
+        except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
+            self.unread += 1
+
+    def _add_text(self, sender: _Sender, record: dict[str, Any], body: str, period_ms: int) -> None:
+        dump = parse(body)
+        places = [
+            Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
+            for call in dump.calls
+        ]
+        key = span_key(record)
+        in_span = key[1].strip("0") != ""
+        endpoint = self._span_names.get(key, UNKNOWN_SPAN) if in_span else OUTSIDE
+        state = "running" if dump.running else "waiting"
+        facets = Facets(*sender, endpoint, dump.thread_name, _code(places), state, key[0].strip("0") and key[0])
+        if in_span and key not in self._span_names:
+            self._nameless.setdefault(key, []).append(len(self.recording.samples))
+        self.recording.units.update(_TEXT_UNITS)
+        weights = {"samples": 1, "wall": period_ms * 1_000_000}
+        self._add(parse_int(record.get("timeUnixNano")), places, facets, weights)
+
+    def _add_profile(self, sender: _Sender, body: str) -> None:
+        message = decode_body(body)
+        try:
+            texts = list(message.string_table)
+            units = {texts[each.type]: texts[each.unit] for each in message.sample_type}
+            places = read_places(message)
+            samples = [
+                (
+                    [places[location] for location in sample.location_id],
+                    {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
+                    {name: value for name, value in zip(units, sample.value, strict=True) if value},
+                )
+                for sample in message.sample
+            ]
+        except (IndexError, KeyError, ValueError) as error:
+            raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        self.recording.units.update(units)
+        for stack, labels, weights in samples:
+            named = {key: value for key, value in labels.items() if isinstance(value, str)}
+            state = named.get("thread.state", "")
+            facets = Facets(
+                *sender,
+                endpoint_name(stack, named),
+                named.get("thread.name", ""),
+                _code(stack),
+                _STATES.get(state, state),
+                named.get("trace_id", ""),
+            )
+            self._add(message.time_nanos, stack, facets, weights)
+
+    def _add(self, time_ns: int, places: list[Place], facets: Facets, weights: dict[str, int]) -> None:
+        """Add a sample whose places are leaf first."""
+        recording = self.recording
+        frames = tuple(
+            Frame(recording.function_id(place.function, place.file, place.kind), place.line)
+            for place in reversed(places)
+        )
+        recording.add(Sample(time_ns, recording.stack_id(frames), recording.facets_id(facets), weights))
+
+
+def _code(places: list[Place]) -> str:
+    return places[0].kind if places else ""
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; the last one may be a part as yet, unless it is JSON."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            try:
+                json.loads(line)
+            except (RecursionError, ValueError):
+                return
+        yield line

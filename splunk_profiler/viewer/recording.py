@@ -1,0 +1,132 @@
+"""The samples of a source in memory, with equal stacks and facets kept once, and what a selection takes of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from splunk_profiler.viewer.model import Facets, Frame, Function, Sample, Selection, Series, Timeline, Weighted
+
+OTHER = "(other)"
+_MAX_SERIES = 8
+_MAX_VALUES = 100  # of a facet
+_STATE_PREFIX = "inuse_"  # values that say what is, not what was added: those of the last profile count
+
+
+class Recording:
+    """Samples, and tables of what they refer to.
+
+    Attributes:
+        units: of each value, in the order in which values were found.
+        since_ns, until_ns: all samples lie between; 0 if there are none.
+    """
+
+    def __init__(self) -> None:
+        self.units: dict[str, str] = {}
+        self.functions: list[Function] = []
+        self.stacks: list[tuple[Frame, ...]] = []
+        self.facets: list[Facets] = []
+        self.samples: list[Sample] = []
+        self.since_ns = self.until_ns = 0
+        self._function_ids: dict[tuple[str, str], int] = {}
+        self._stack_ids: dict[tuple[Frame, ...], int] = {}
+        self._facet_ids: dict[Facets, int] = {}
+
+    def function_id(self, name: str, file: str, kind: str) -> int:
+        """Return the place of a function in the table."""
+        found = self._function_ids.setdefault((name, file), len(self.functions))
+        if found == len(self.functions):
+            self.functions.append(Function(name, file, kind))
+        return found
+
+    def stack_id(self, frames: tuple[Frame, ...]) -> int:
+        """Return the place of a stack, root first, in the table."""
+        found = self._stack_ids.setdefault(frames, len(self.stacks))
+        if found == len(self.stacks):
+            self.stacks.append(frames)
+        return found
+
+    def facets_id(self, facets: Facets) -> int:
+        """Return the place of these facets in the table."""
+        found = self._facet_ids.setdefault(facets, len(self.facets))
+        if found == len(self.facets):
+            self.facets.append(facets)
+        return found
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample; its values must be in `units`."""
+        self.since_ns = min(self.since_ns or sample.time_ns, sample.time_ns)
+        self.until_ns = max(self.until_ns, sample.time_ns + 1)
+        self.samples.append(sample)
+
+    def select(self, selection: Selection) -> list[Sample]:
+        """Return the samples of a selection; of values that say what is in use, those of each process's last profile.
+
+        Raises:
+            ValueError: there is no such facet.
+        """
+        found = self._chosen(selection)
+        return self._last_of_each_process(found, 1 << 63) if selection.value.startswith(_STATE_PREFIX) else found
+
+    def weighted(self, selection: Selection) -> list[Weighted]:
+        """Return the stacks of a selection with their weights."""
+        weights: Counter[int] = Counter()
+        for sample in self.select(selection):
+            weights[sample.stack] += sample.weights[selection.value]
+        return [Weighted(self.stacks[stack], weight) for stack, weight in weights.items() if weight]
+
+    def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
+        """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen."""
+        return {name: self._weights_by(name, selection).most_common(_MAX_VALUES) for name in Facets._fields}
+
+    def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
+        """Return the weights over the whole time of the recording, by the value of a facet, heaviest first."""
+        if facet not in Facets._fields:
+            raise ValueError(f"there is no facet {facet}")
+        step_ns = max(1, -(-(self.until_ns - self.since_ns) // buckets))
+        whole = Selection(selection.value, self.since_ns, self.until_ns, selection.filters)
+        lines: dict[str, list[int]] = defaultdict(lambda: [0] * buckets)
+        samples = self._chosen(whole)
+        if selection.value.startswith(_STATE_PREFIX):
+            samples = self._last_of_each_process(samples, step_ns)
+        for sample in samples:
+            value = getattr(self.facets[sample.facets], facet)
+            lines[value][(sample.time_ns - self.since_ns) // step_ns] += sample.weights[selection.value]
+        ranked = sorted(lines.items(), key=lambda item: -sum(item[1]))
+        series = [Series(value, weights) for value, weights in ranked[:_MAX_SERIES]]
+        if rest := [weights for _, weights in ranked[_MAX_SERIES:]]:
+            series.append(Series(OTHER, [sum(column) for column in zip(*rest, strict=True)]))
+        return Timeline(self.since_ns, step_ns, series)
+
+    def _weights_by(self, facet: str, selection: Selection) -> Counter[str]:
+        filters = {name: values for name, values in selection.filters.items() if name != facet}
+        others = Selection(selection.value, selection.since_ns, selection.until_ns, filters)
+        weights: Counter[int] = Counter()
+        for sample in self.select(others):
+            weights[sample.facets] += sample.weights[selection.value]
+        by_value: Counter[str] = Counter()
+        for place, weight in weights.items():
+            by_value[getattr(self.facets[place], facet)] += weight
+        return by_value
+
+    def _chosen(self, selection: Selection) -> list[Sample]:
+        """Return the samples of a selection."""
+        if unknown := selection.filters.keys() - {*Facets._fields}:
+            raise ValueError(f"there is no facet {min(unknown)}")
+        allowed = [
+            all(getattr(facets, name) in values for name, values in selection.filters.items()) for facets in self.facets
+        ]
+        since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
+        until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
+        return [
+            sample
+            for sample in self.samples
+            if selection.value in sample.weights and since_ns <= sample.time_ns < until_ns and allowed[sample.facets]
+        ]
+
+    def _last_of_each_process(self, samples: list[Sample], step_ns: int) -> list[Sample]:
+        """Return of each process the samples of its last time in each bucket; parts of a profile have the same time."""
+        last: dict[tuple[str, int], int] = {}
+        keys = [(self.facets[each.facets].process, (each.time_ns - self.since_ns) // step_ns) for each in samples]
+        for key, sample in zip(keys, samples, strict=True):
+            last[key] = max(last.get(key, 0), sample.time_ns)
+        return [each for key, each in zip(keys, samples, strict=True) if each.time_ns == last[key]]

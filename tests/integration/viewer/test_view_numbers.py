@@ -1,0 +1,87 @@
+"""What the page shows of a profiled process is what `report` says of the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from command_line import DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
+
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.trees import call_tree, top_table
+
+
+def recorded(directory: Path, data_format: str) -> tuple[Recording, dict[str, Any]]:
+    settings = {
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+        "SPLUNK_PROFILER_DATA_FORMAT": data_format,
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    with run_collector(directory) as collector:
+        subprocess.run(
+            [sys.executable, ROOT / "examples" / "batch.py", "50000", "80000"],
+            env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        collector.end()
+    files = LiveFiles(directory)
+    files.refresh()
+    report = splunk_profiler("report", directory, "--json")
+    assert report.returncode == 0, report.stderr
+    return files.recording, json.loads(report.stdout)
+
+
+def of_functions(recording: Recording, selection: Selection) -> tuple[Counter[str], Counter[str]]:
+    own: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for row in top_table(recording.weighted(selection)):
+        own[recording.functions[row.function].name] += row.own
+        total[recording.functions[row.function].name] += row.total
+    return +own, +total
+
+
+def of(**filters: str) -> dict[str, frozenset[str]]:
+    return {name: frozenset({value}) for name, value in filters.items()}
+
+
+def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
+    recording, report = recorded(tmp_path, "pprof-gzip-base64")
+    profiles = report["profiles"]
+    assert profiles["samples"] > 10
+    for value, whole in (("samples", "samples"), ("cpu", "cpu_ns"), ("wall", "wall_ns")):
+        assert call_tree(recording.weighted(Selection(value)))[0].total == profiles[whole]
+    assert dict(recording.facet_weights(Selection("wall"))["endpoint"]) == {
+        name: endpoint["wall_ns"] for name, endpoint in profiles["endpoints"].items() if endpoint["wall_ns"]
+    }
+    for name, endpoint in profiles["endpoints"].items():
+        for value in ("cpu", "wall"):
+            own, total = of_functions(recording, Selection(value, filters=of(endpoint=name)))
+            entries = endpoint["functions"]
+            assert own == +Counter({entry["function"]: entry[f"own_{value}_ns"] for entry in entries})
+            assert total == +Counter({entry["function"]: entry[f"total_{value}_ns"] for entry in entries})
+
+
+def test_texts_have_the_numbers_of_the_report(tmp_path: Path) -> None:
+    recording, report = recorded(tmp_path, "text")
+    assert report["samples"] > 10
+    assert len(recording.select(Selection("samples"))) == report["samples"]
+    running = Selection("samples", filters=of(state="running"))
+    assert len(recording.select(running)) == report["samples_running"]
+    assert "count primes" in report["by_span"]
+    for name, tally in report["by_span"].items():
+        whole = Selection("wall", filters=of(endpoint=name))
+        assert call_tree(recording.weighted(whole))[0].total == round(tally["thread_seconds"] * 1e9)
+        for state, entries in (("running", tally["functions"]), ("waiting", tally["waiting_functions"])):
+            own, total = of_functions(recording, Selection("samples", filters=of(endpoint=name, state=state)))
+            assert own == +Counter({entry["function"]: entry["own"] for entry in entries})
+            assert total == Counter({entry["function"]: entry["total"] for entry in entries})

@@ -1,0 +1,98 @@
+"""Tests of reading files that grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.reading import LiveFiles
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"stringValue": value}
+
+
+def sample_line(function: str = "rank", time_ns: int = 5_000_000_000, span: str = SPAN) -> str:
+    header = '"main" #1 prio=0 os_prio=0 cpu=0 elapsed=0 tid=0x1 nid=0x1 running'
+    body = f"{header}\n\n  at shop.{function}(/srv/shop.py:7)\n"
+    record = {
+        "timeUnixNano": str(time_ns),
+        "body": text(body),
+        "traceId": TRACE,
+        "spanId": span,
+        "attributes": [{"key": "source.event.period", "value": {"intValue": "1000"}}],
+    }
+    resource = {"attributes": [{"key": "service.name", "value": text("shop")}]}
+    logs = {"resource": resource, "scopeLogs": [{"scope": {"name": "otel.profiling"}, "logRecords": [record]}]}
+    return json.dumps({"resourceLogs": [logs]}) + "\n"
+
+
+def span_line(name: str) -> str:
+    span = {"traceId": TRACE, "spanId": SPAN, "name": name}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}) + "\n"
+
+
+def endpoints(files: LiveFiles) -> dict[str, int]:
+    files.refresh()
+    return dict(files.recording.facet_weights(Selection("samples"))["endpoint"])
+
+
+def append(path: Path, content: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(content)
+
+
+def test_what_is_appended_is_read_and_a_part_of_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "logs.jsonl"
+    line = sample_line()
+    path.write_text(line + line[:50], "utf-8")
+    files = LiveFiles(tmp_path)
+    assert sum(endpoints(files).values()) == 1
+    version = files.version
+    assert sum(endpoints(files).values()) == 1
+    assert files.version == version
+    append(path, line[50:])
+    assert sum(endpoints(files).values()) == 2
+    assert files.version > version
+    assert files.unread == 0
+
+
+def test_a_sample_gets_the_name_of_its_span_when_that_is_written(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line() + sample_line(span=""), "utf-8")
+    files = LiveFiles(tmp_path)
+    assert endpoints(files) == {"(span not received)": 1, "(outside of spans)": 1}
+    (tmp_path / "traces.jsonl").write_text(span_line("GET /search"), "utf-8")
+    assert endpoints(files) == {"GET /search": 1, "(outside of spans)": 1}
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "logs.jsonl"
+    path.write_text(2 * sample_line(), "utf-8")
+    files = LiveFiles(path)
+    assert sum(endpoints(files).values()) == 2
+    version = files.version
+    path.write_text(sample_line(), "utf-8")
+    assert sum(endpoints(files).values()) == 1
+    assert files.version > version
+
+
+def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "logs.jsonl"
+    path.write_text('no json\n[]\n{"resourceLogs": 7}\n' + sample_line().replace("#1", ""), "utf-8")
+    files = LiveFiles(path)
+    assert not endpoints(files)
+    assert files.unread == 4
+
+
+def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"holds no \.jsonl files"):
+        LiveFiles(tmp_path)
+    with pytest.raises(SourceError, match="does not exist"):
+        LiveFiles(tmp_path / "nothing")

@@ -1,0 +1,91 @@
+"""Tests of the sums of stacks and of selections."""
+
+from __future__ import annotations
+
+import pytest
+
+from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection, TopRow, TreeNode, Weighted
+from splunk_profiler.viewer.recording import OTHER, Recording
+from splunk_profiler.viewer.trees import SMALL, call_tree, prune, top_table
+
+MAIN, SEARCH, RANK = Frame(0, 1), Frame(1, 20), Frame(2, 30)
+STACKS = [Weighted((MAIN, SEARCH), 3), Weighted((MAIN, SEARCH, RANK), 5), Weighted((MAIN, RANK), 1), Weighted((), 1)]
+
+
+def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
+    found = Recording()
+    found.units.update(cpu="nanoseconds", inuse_space="bytes")
+    stack = found.stack_id((Frame(found.function_id("main", "main.py", "application"), 1),))
+    for time_ns, process, endpoint, weights in samples:
+        facets = Facets("shop", process, endpoint, "main", "application", "running", "")
+        found.add(Sample(time_ns, stack, found.facets_id(facets), weights))
+    return found
+
+
+def test_a_call_tree_has_each_path_once() -> None:
+    assert call_tree(STACKS) == [
+        TreeNode(-1, SMALL, 0, 10, 1),
+        TreeNode(0, 0, 1, 9),
+        TreeNode(1, 1, 20, 8, 3),
+        TreeNode(2, 2, 30, 5, 5),
+        TreeNode(1, 2, 30, 1, 1),
+    ]
+
+
+def test_an_inverted_tree_begins_with_what_ran() -> None:
+    roots = [(node.function, node.total) for node in call_tree(STACKS, inverted=True) if node.parent == 0]
+    assert roots == [(1, 3), (2, 6)]
+
+
+def test_pruning_loses_no_weight() -> None:
+    nodes = prune(call_tree(STACKS), 3)
+    assert nodes == [
+        TreeNode(-1, SMALL, 0, 10, 1),
+        TreeNode(0, 0, 1, 9),
+        TreeNode(1, 1, 20, 8, 3),
+        TreeNode(2, SMALL, 0, 5, 5),
+        TreeNode(1, SMALL, 0, 1, 1),
+    ]
+
+
+def test_recursion_counts_once_in_the_top_table() -> None:
+    assert top_table([Weighted((RANK, MAIN, RANK), 4), Weighted((MAIN,), 1)]) == [
+        TopRow(2, 30, 4, 4),
+        TopRow(0, 1, 1, 5),
+    ]
+
+
+def test_a_selection_is_by_time_and_by_any_of_the_values_of_each_facet() -> None:
+    found = recording((10, "1", "a", {"cpu": 1}), (20, "1", "b", {"cpu": 2}), (30, "1", "c", {"cpu": 4}))
+    assert found.weighted(Selection("cpu"))[0].weight == 7
+    assert found.weighted(Selection("cpu", 10, 30))[0].weight == 3
+    chosen = Selection("cpu", filters={"endpoint": frozenset({"a", "c"})})
+    assert found.weighted(chosen)[0].weight == 5
+    assert dict(found.facet_weights(chosen)["endpoint"]) == {"a": 1, "b": 2, "c": 4}
+    assert dict(found.facet_weights(chosen)["process"]) == {"1": 5}
+    with pytest.raises(ValueError, match="no facet colour"):
+        found.select(Selection("cpu", filters={"colour": frozenset()}))
+
+
+def test_of_what_is_in_use_the_last_profile_of_each_process_counts() -> None:
+    found = recording(
+        (10, "1", "a", {"inuse_space": 100}),
+        (20, "1", "a", {"inuse_space": 7}),
+        (20, "1", "b", {"inuse_space": 1}),
+        (10, "2", "a", {"inuse_space": 30}),
+    )
+    assert found.weighted(Selection("inuse_space"))[0].weight == 38
+    assert found.weighted(Selection("inuse_space", 0, 15))[0].weight == 130
+    assert found.timeline(Selection("inuse_space"), "process", 2).series == [("1", [100, 8]), ("2", [30, 0])]
+
+
+def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
+    found = recording(*((10 + place, "1", f"endpoint {place}", {"cpu": 100 - place}) for place in range(10)))
+    start_ns, step_ns, series = found.timeline(Selection("cpu", 12, 13), "endpoint", 5)
+    assert (start_ns, step_ns) == (10, 2)
+    assert [each.value for each in series] == [*(f"endpoint {place}" for place in range(8)), OTHER]
+    assert series[-1].weights == [0, 0, 0, 0, 92 + 91]
+
+
+def test_nothing_recorded_has_an_empty_timeline() -> None:
+    assert not Recording().timeline(Selection("cpu"), "service", 10).series
