@@ -21,6 +21,7 @@ VERBS = {
     "run": "Run a command with the profiler in its Python processes.",
     "collect": "Receive profiles and spans over OTLP/gRPC and save them.",
     "report": "Show what saved profiles say.",
+    "view": "Show saved profiles in a browser.",
     "replay": "Show what a kept stream of captures says.",
     "inspect": "Show what a host profiler would see of a process.",
     "host-agent": "Act as a host profiler would, to try the whole loop.",
@@ -28,7 +29,13 @@ VERBS = {
     "demo": "Profile an example web service under load and report on it.",
 }
 
-TOOLS = {"rich": "rich", "elftools": "pyelftools"}  # modules of the extra `tools`, and their packages
+# Modules of extras: their packages, and the extra.
+TOOLS = {
+    "rich": ("rich", "tools"),
+    "elftools": ("pyelftools", "tools"),
+    "starlette": ("starlette", "view"),
+    "uvicorn": ("uvicorn", "view"),
+}
 
 
 class Verbs(click.Group):
@@ -99,8 +106,9 @@ def main() -> None:
         missing = str(error.name).partition(".")[0]
         if missing not in TOOLS:
             raise
-        needed = f"this command needs {TOOLS[missing]}, which is not installed"
-        print_line(f"splunk-profiler: error: {needed}: pip install 'splunk-profiler[tools]'", error=True)
+        package, extra = TOOLS[missing]
+        needed = f"this command needs {package}, which is not installed"
+        print_line(f"splunk-profiler: error: {needed}: pip install 'splunk-profiler[{extra}]'", error=True)
         sys.exit(1)
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`). The flush at exit must not fail again.

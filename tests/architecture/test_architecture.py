@@ -123,7 +123,10 @@ NEVER: dict[str, set[str]] = {
         "click",
     },
     "viewer.profile_messages": {"formats.pprof"},
-    **{f"viewer.{name}": {"starlette", "uvicorn"} for name in ("model", "reading", "trees", "exports")},
+    **{
+        f"viewer.{name}": {"starlette", "uvicorn"}
+        for name in ("model", "recording", "reading", "trees", "exports", "answers")
+    },
     "cli": {"lifecycle"},
     **{f"cli.{name}": {"opentelemetry", "grpc", "rich"} for name in ("container_init", "run")},
     "cli.output": {"rich", "cli.terminal"},

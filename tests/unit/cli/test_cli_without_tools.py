@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_a_command_that_needs_the_tools_says_how_to_install_them(
     assert (done.returncode, done.stdout) == (1, "")
     needed = f"this command needs {package}, which is not installed: pip install 'splunk-profiler[tools]'"
     assert done.stderr == f"splunk-profiler: error: {needed}\n"
+
+
+def test_the_viewer_says_which_extra_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    done = _run("starlette uvicorn", "view", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.endswith("is not installed: pip install 'splunk-profiler[view]'\n")
 
 
 def test_run_and_doctor_need_no_tools() -> None:

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from saved_samples import append, sample_line, span_line
 
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.reading import LiveFiles
 
-TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-def text(value: str) -> dict[str, Any]:
-    return {"stringValue": value}
-
-
-def sample_line(function: str = "rank", time_ns: int = 5_000_000_000, span: str = SPAN) -> str:
-    header = '"main" #1 prio=0 os_prio=0 cpu=0 elapsed=0 tid=0x1 nid=0x1 running'
-    body = f"{header}\n\n  at shop.{function}(/srv/shop.py:7)\n"
-    record = {
-        "timeUnixNano": str(time_ns),
-        "body": text(body),
-        "traceId": TRACE,
-        "spanId": span,
-        "attributes": [{"key": "source.event.period", "value": {"intValue": "1000"}}],
-    }
-    resource = {"attributes": [{"key": "service.name", "value": text("shop")}]}
-    logs = {"resource": resource, "scopeLogs": [{"scope": {"name": "otel.profiling"}, "logRecords": [record]}]}
-    return json.dumps({"resourceLogs": [logs]}) + "\n"
-
-
-def span_line(name: str) -> str:
-    span = {"traceId": TRACE, "spanId": SPAN, "name": name}
-    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}) + "\n"
-
 
 def endpoints(files: LiveFiles) -> dict[str, int]:
     files.refresh()
     return dict(files.recording.facet_weights(Selection("samples"))["endpoint"])
-
-
-def append(path: Path, content: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(content)
 
 
 def test_what_is_appended_is_read_and_a_part_of_a_line_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""``splunk-profiler view``: saved profiles in a browser, or in one file for it.
+
+The main thread serves until a signal comes; answers are made on the server's threads.
+"""
+
+from __future__ import annotations
+
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.output import print_line
+from splunk_profiler.system.private_files import make_private, open_private
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.reading import LiveFiles
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), default=DEFAULT_DIRECTORY)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; others may read if not this."
+)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port; a free one if not given.")
+@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name of this machine in the address.")
+@click.option("--open", "opens", is_flag=True, help="Open the address in the browser of this desktop.")
+@click.option(
+    "--html",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write all to one file that needs no server, and end; only you can read it.",
+)
+def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bool, file: Path | None) -> None:  # noqa: PLR0917
+    """Show the profiles saved in SOURCE in a browser.
+
+    \b
+    splunk-profiler collect --output profiles &
+    splunk-profiler view profiles
+
+    SOURCE is the directory of `splunk-profiler collect`, or a file that the OpenTelemetry Collector's file
+    exporter wrote. What is added while the page is open appears on it. Only this machine can read the page, unless
+    --host names another address: there is no password. Ctrl-C ends it.
+    """
+    answers = Answers(LiveFiles(source))
+    if file is not None:
+        _write(file, answers.export(Selection(answers.default_value()), "html"))
+        print_line(f"saved in {file}")
+        return
+    from splunk_profiler.viewer.server import listen, make_app, own_hosts, serve  # noqa: PLC0415  # of the extra `view`
+
+    with listen(host, port) as listener:
+        actual_port = listener.getsockname()[1]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}/"
+        print_line(f"{source} is shown at {address}")
+        if opens:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):
+            serve(make_app(answers, own_hosts(host, actual_port, allowed)), listener)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        with open(file, "wb", opener=open_private) as target:  # a path's own has no opener
+            make_private(target.fileno())
+            target.write(content)
+    except OSError as error:
+        raise CommandError(f"{file} cannot be written: {error.strerror}") from None

@@ -1,0 +1,368 @@
+// The page: its state is in the address; answers come from the server, or from the saved data in this file.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const saved = byId("saved") ? JSON.parse(byId("saved").textContent) : null;
+const SERIES = ["#e08a2c", "#5b95d6", "#57a883", "#b779c9", "#d06a6a", "#8d8d3f", "#3fa3ad", "#9a7b5c", "#9aa0a6"];
+const NAMES = {
+  cpu: "CPU time", wall: "wall time", samples: "samples", gc: "garbage collection", alloc_space: "allocated",
+  alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
+};
+const FACETS = {
+  service: "service", process: "process", endpoint: "endpoint or span", thread: "thread", code: "whose code",
+  state: "state", trace: "trace",
+};
+let overview = null, timeline = null, asked = 0;
+let state = new URLSearchParams(location.hash.slice(1));
+
+const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"), (path) => {
+  set({ zoom: path });
+  byId("out").hidden = !path;
+}, describe);
+
+function make(tag, text, parent) {
+  const node = document.createElement(tag);
+  node.textContent = clean(text);
+  parent?.append(node);
+  return node;
+}
+
+function amount(weight, unit) {
+  if (unit === "nanoseconds") {
+    for (const [size, name] of [[3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) {
+      if (weight >= size) return `${(weight / size).toPrecision(3)} ${name}`;
+    }
+    return `${weight} ns`;
+  }
+  if (unit === "bytes") {
+    for (const [size, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+      if (weight >= size) return `${(weight / size).toFixed(1)} ${name}`;
+    }
+    return `${weight} B`;
+  }
+  return weight.toLocaleString();
+}
+
+const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "");
+const clock = (ns) => new Date(Number(BigInt(ns) / 1000000n)).toLocaleTimeString([], { hour12: false });
+const day = (ns) => new Date(Number(BigInt(ns) / 1000000n)).toLocaleDateString();
+const value = () => state.get("value") || overview.values[0]?.name || "";
+const view = () => state.get("view") || "flame";
+
+function set(changes) {
+  for (const [name, text] of Object.entries(changes)) {
+    if (text) state.set(name, text);
+    else state.delete(name);
+  }
+  history.replaceState(null, "", `#${state}`);
+}
+
+function selection(more = {}) {
+  const query = new URLSearchParams({ value: value(), ...more });
+  for (const [name, text] of state) {
+    if (name === "since" || name === "until" || name.startsWith("f.")) query.append(name, text);
+  }
+  return query;
+}
+
+async function ask(what, more = {}) {
+  if (saved) {
+    if (what === "overview") return saved.overview;
+    const answers = saved.values[value()];
+    if (what === "flame") return answers[more.inverted === "1" ? "inverted" : "flame"];
+    if (what === "timeline") return answers.timeline[more.facet];
+    if (what !== "top") return answers[what];
+    const sought = more.search.toLowerCase();
+    const rows = answers.top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
+    return { ...answers.top, rows, functions: sought ? rows.length : answers.top.functions };
+  }
+  const answer = await fetch(`api/${what}?${what === "overview" ? "" : selection(more)}`);
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.error);
+  return content;
+}
+
+function explain(error) {
+  const isGone = error instanceof TypeError;
+  byId("problem").textContent = isGone ? "The viewer does not answer: is the command still running?" : error.message;
+  byId("problem").hidden = false;
+}
+
+// Shows all for the state; what was asked before a newer question is dropped.
+async function show() {
+  const question = ++asked;
+  try {
+    overview = await ask("overview");
+    const isEmpty = !overview.values.length;
+    byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
+      + "if none come, `splunk-profiler doctor` says why.";
+    byId("empty").hidden = !isEmpty;
+    for (const id of ["flame", "top"]) byId(id).hidden = isEmpty || (id === "top") !== (view() === "top");
+    fillHead();
+    if (!isEmpty) {
+      const facet = state.get("by") || "service";
+      const [line, facets] = await Promise.all([ask("timeline", { facet }), ask("facets")]);
+      const shown = view() === "top" ? await ask("top", { search: state.get("q") || "" })
+        : await ask("flame", { inverted: view() === "inverted" ? "1" : "0" });
+      if (question !== asked) return;
+      timeline = line;
+      drawTimeline();
+      fillFacets(facets.facets, shown);
+      byId("total").textContent = amount(shown.total, shown.unit);
+      if (view() === "top") fillTop(shown);
+      else showFlame(shown);
+      if (!shown.total) {
+        byId("empty").textContent = "Nothing in this selection: choose another value, a longer time or fewer filters.";
+        byId("empty").hidden = false;
+      }
+    }
+    byId("problem").hidden = true;
+    document.body.dataset.shown = String(question); // for those who wait for the page
+  } catch (error) {
+    if (question === asked) explain(error);
+  }
+}
+
+function showFlame(shown) {
+  graph.unit = shown.unit;
+  graph.show(shown, state.get("zoom"));
+  byId("graph").setAttribute("aria-label", `Flame graph of ${shown.frames.length} frames; the same as a table: Top functions`);
+  byId("out").hidden = !graph.zoomed.path;
+  mark();
+}
+
+function mark() {
+  const text = state.get("q") || "";
+  const weight = graph.find(text);
+  byId("found").textContent = text ? `${share(weight, graph.frames[0]?.total)} found` : "";
+}
+
+function describe(frame) {
+  const at = byId("frame");
+  at.textContent = "";
+  const shown = frame ?? graph.zoomed;
+  if (!shown) return;
+  const whole = graph.frames[0].total;
+  make("strong", shown.name, at);
+  const place = shown.file ? ` ${shown.file}${shown.line ? `:${shown.line}` : ""}` : "";
+  const own = shown.own ? `, own ${amount(shown.own, graph.unit)} (${share(shown.own, whole)})` : "";
+  make("span", ` ${amount(shown.total, graph.unit)} (${share(shown.total, whole)})${own}`, at);
+  make("span", place, at).className = "quiet";
+}
+
+function fillHead() {
+  byId("source").textContent = byId("source").title = clean(overview.source);
+  const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
+  fillSelect(byId("value"), options, value());
+  fillSelect(byId("by"), overview.facets.map((name) => [name, FACETS[name]]), state.get("by") || "service");
+  if (byId("search").value !== (state.get("q") || "")) byId("search").value = state.get("q") || "";
+  for (const button of document.querySelectorAll("[data-view]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.view === view()));
+  }
+  byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
+  for (const link of document.querySelectorAll("[data-format]")) {
+    link.href = `api/export?${selection({ format: link.dataset.format })}`;
+    link.download = "";
+  }
+  const since = state.get("since") || overview.since, until = state.get("until") || overview.until;
+  byId("period").textContent = overview.values.length ? `${day(since)} ${clock(since)} – ${clock(until)}` : "";
+  byId("whole").hidden = !state.get("since") || Boolean(saved);
+}
+
+function fillSelect(select, options, chosen) {
+  if (select.dataset.options !== JSON.stringify(options)) {
+    select.dataset.options = JSON.stringify(options);
+    select.textContent = "";
+    for (const [name, text] of options) make("option", text, select).value = name;
+  }
+  select.value = chosen;
+}
+
+function fillFacets(facets, shown) {
+  const aside = byId("facets");
+  aside.textContent = "";
+  for (const [facet, found] of Object.entries(facets)) {
+    const chosen = new Set(state.getAll(`f.${facet}`));
+    const values = found.concat([...chosen].filter((name) => !found.some(([other]) => other === name)).map((name) => [name, 0]));
+    if (values.length < 2 && !chosen.size) continue;
+    make("h2", FACETS[facet], aside);
+    const list = make("ul", "", aside);
+    for (const [name, weight] of values) {
+      const label = make("label", "", make("li", "", list));
+      const box = make("input", "", label);
+      box.type = "checkbox";
+      box.checked = chosen.has(name);
+      box.disabled = Boolean(saved);
+      box.addEventListener("change", () => {
+        box.checked ? chosen.add(name) : chosen.delete(name);
+        state.delete(`f.${facet}`);
+        for (const each of chosen) state.append(`f.${facet}`, each);
+        set({});
+        show();
+      });
+      const text = make("span", name || "(none)", label);
+      text.title = clean(name);
+      make("span", amount(weight, shown.unit), label);
+    }
+  }
+}
+
+function fillTop(shown) {
+  const body = byId("top").querySelector("tbody");
+  body.textContent = "";
+  for (const [name, file, line, kind, own, total] of shown.rows) {
+    const row = make("tr", "", body);
+    const cell = make("td", "", row);
+    make("span", "", cell).className = `key ${["unknown", "application", "library", "standard"][kind]}`;
+    make("div", name, cell).className = "clip";
+    make("div", line ? `${file}:${line}` : file, make("td", "", row)).className = "clip";
+    for (const weight of [own, total]) {
+      make("td", `${amount(weight, shown.unit)}  ${share(weight, shown.total)}`, row).className = "number";
+    }
+  }
+  const rest = shown.functions - shown.rows.length;
+  byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
+  byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found` : "";
+  byId("out").hidden = true;
+}
+
+let marked = null; // the stretch of buckets that is being dragged over, or chosen with keys
+
+function drawTimeline() {
+  const canvas = byId("timeline"), width = canvas.clientWidth, height = canvas.clientHeight;
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  const count = timeline.series[0]?.[1].length ?? 0;
+  const sums = Array.from({ length: count }, (_, at) => timeline.series.reduce((sum, [, weights]) => sum + weights[at], 0));
+  const most = Math.max(1, ...sums), step = width / (count || 1);
+  const filled = Array(count).fill(0);
+  byId("legend").textContent = "";
+  timeline.series.forEach(([name, weights], series) => {
+    context.fillStyle = SERIES[series];
+    weights.forEach((weight, at) => {
+      const tall = (weight / most) * (height - 4);
+      context.fillRect(at * step, height - filled[at] - tall, Math.max(step - 1, 1), tall);
+      filled[at] += tall;
+    });
+    const entry = make("li", "", byId("legend"));
+    const key = make("span", "", entry);
+    key.className = "key";
+    key.style.background = SERIES[series];
+    make("span", name || "(none)", entry);
+    entry.title = clean(name);
+  });
+  const [from, to] = marked ?? chosenBuckets();
+  const shadow = getComputedStyle(document.body).backgroundColor;
+  context.globalAlpha = 0.7;
+  context.fillStyle = shadow;
+  context.fillRect(0, 0, from * step, height);
+  context.fillRect((to + 1) * step, 0, width, height);
+  context.globalAlpha = 1;
+  canvas.setAttribute("aria-label", `${NAMES[value()] ?? value()} over time, at most ${amount(most, timeline.unit)} in one of `
+    + `${count} stretches; arrow keys with Shift choose, Enter selects, Escape selects all`);
+}
+
+function chosenBuckets() {
+  const count = timeline.series[0]?.[1].length ?? 0;
+  if (!state.get("since")) return [0, count - 1];
+  const bucket = (ns) => Number((BigInt(ns) - BigInt(timeline.start)) / BigInt(timeline.step));
+  return [bucket(state.get("since")), bucket(BigInt(state.get("until")) - 1n)];
+}
+
+function selectMarked() {
+  const [from, to] = marked;
+  marked = null;
+  const at = (bucket) => String(BigInt(timeline.start) + BigInt(bucket) * BigInt(timeline.step));
+  set({ since: at(from), until: at(to + 1) });
+  show();
+}
+
+function selectAll() {
+  marked = null;
+  set({ since: "", until: "" });
+  show();
+}
+
+function listenToTimeline() {
+  const canvas = byId("timeline");
+  let start = null;
+  const bucket = (event) => {
+    const box = canvas.getBoundingClientRect(), count = timeline.series[0]?.[1].length ?? 1;
+    return Math.max(0, Math.min(count - 1, Math.floor(((event.clientX - box.left) / box.width) * count)));
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    if (saved || !timeline) return;
+    start = bucket(event);
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (start === null) return;
+    marked = [Math.min(start, bucket(event)), Math.max(start, bucket(event))];
+    drawTimeline();
+  });
+  canvas.addEventListener("pointerup", () => {
+    start = null;
+    if (marked) selectMarked();
+  });
+  canvas.addEventListener("pointercancel", () => {
+    start = marked = null;
+    drawTimeline();
+  });
+  canvas.addEventListener("keydown", (event) => {
+    if (saved || !timeline) return;
+    const count = timeline.series[0]?.[1].length ?? 1;
+    const [from, to] = marked ?? (state.get("since") ? chosenBuckets() : [0, 0]);
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (move) {
+      const end = Math.max(event.shiftKey ? from : 0, Math.min(count - 1, to + move));
+      marked = [event.shiftKey ? from : end, end];
+      drawTimeline();
+    } else if (event.key === "Enter" && marked) selectMarked();
+    else if (event.key === "Escape") selectAll();
+    else return;
+    event.preventDefault();
+  });
+  new ResizeObserver(() => timeline && drawTimeline()).observe(canvas);
+}
+
+function listen() {
+  byId("value").addEventListener("change", (event) => { set({ value: event.target.value }); show(); });
+  byId("by").addEventListener("change", (event) => { set({ by: event.target.value }); show(); });
+  byId("whole").addEventListener("click", selectAll);
+  byId("out").addEventListener("click", () => graph.zoom(graph.frames[0]));
+  byId("search").addEventListener("input", (event) => {
+    set({ q: event.target.value });
+    if (view() === "top") show();
+    else { mark(); fillHead(); }
+  });
+  for (const button of document.querySelectorAll("[data-view]")) {
+    button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });
+  }
+  addEventListener("hashchange", () => { state = new URLSearchParams(location.hash.slice(1)); show(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { graph.draw(); if (timeline) drawTimeline(); });
+  listenToTimeline();
+}
+
+async function follow() {
+  try {
+    if (byId("follow").checked && overview) {
+      const version = (await ask("overview")).version;
+      if (version !== overview.version || !byId("problem").hidden) await show();
+    }
+  } catch (error) {
+    explain(error);
+  }
+  setTimeout(follow, 2000);
+}
+
+if (saved) {
+  state = new URLSearchParams({ value: saved.value });
+  for (const name of ["since", "until"]) if (saved[name]) state.set(name, saved[name]);
+  for (const [facet, values] of Object.entries(saved.filters)) for (const each of values) state.append(`f.${facet}`, each);
+}
+listen();
+show();
+if (!saved) follow();

@@ -1,0 +1,203 @@
+// A flame graph on canvas: draws only what can be seen, so that tens of thousands of frames move smoothly.
+"use strict";
+
+const ROW = 19;
+const COLOURS = [["0", "0%", 74], ["30", "85%", 66], ["212", "70%", 74], ["155", "42%", 66]]; // by kind
+
+function hashText(text, seed = 0x811c9dc5) {
+  let hash = seed;
+  for (let at = 0; at < text.length; at++) hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193) >>> 0;
+  return hash;
+}
+
+// Makes visible what has no shape of its own or turns the direction of a text.
+const clean = (text) => text.replace(/\p{C}/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
+
+class FlameGraph {
+  // `changed(zoom)` is called when the reader zooms; `described(frame)` when another frame is pointed at.
+  constructor(canvas, scroller, spacer, changed, described) {
+    Object.assign(this, { canvas, scroller, spacer, changed, described });
+    this.frames = [];
+    this.search = "";
+    this.zoomed = this.pointed = null;
+    this.drawing = false;
+    canvas.addEventListener("mousemove", (event) => this.point(this.at(event)));
+    canvas.addEventListener("mouseleave", () => this.point(null));
+    canvas.addEventListener("click", (event) => {
+      const frame = this.at(event);
+      if (frame) this.zoom(frame);
+    });
+    canvas.addEventListener("keydown", (event) => this.pressed(event));
+    scroller.addEventListener("scroll", () => this.draw());
+    new ResizeObserver(() => this.draw()).observe(scroller);
+  }
+
+  // `data` is an answer of the server; `path` is the hash of the frame to zoom to.
+  show(data, path) {
+    const root = { name: "all", file: "", line: 0, kind: 0, total: data.total, own: 0, depth: 0, x: 0, children: [] };
+    root.path = "";
+    this.frames = [root];
+    for (const [parent, name, file, line, kind, total, own] of data.frames) {
+      const above = this.frames[parent];
+      const frame = { name: data.texts[name], file: data.texts[file], line, kind, total, own, children: [], above };
+      frame.depth = above.depth + 1;
+      frame.path = hashText(frame.name + "\n" + frame.file, above.path ? parseInt(above.path, 36) : undefined).toString(36);
+      above.children.push(frame);
+      this.frames.push(frame);
+    }
+    for (const frame of this.frames) { // parents come before children
+      frame.children.sort((one, other) => other.total - one.total);
+      let x = frame.x;
+      for (const child of frame.children) {
+        child.x = x;
+        x += child.total;
+      }
+    }
+    const deepest = this.frames.reduce((depth, frame) => Math.max(depth, frame.depth), 0);
+    this.spacer.style.height = `${(deepest + 1) * ROW}px`;
+    this.scroller.style.height = `${(deepest + 1) * ROW + 2}px`;
+    this.zoomed = this.frames.find((frame) => frame.path === path) ?? root;
+    this.pointed = null;
+    this.described(null);
+    this.find(this.search);
+  }
+
+  // Marks the frames with that text; returns the weight of all that lies in or below them.
+  find(text) {
+    this.search = text.toLowerCase();
+    let weight = 0;
+    for (const frame of this.frames) {
+      frame.found = this.search !== "" && (frame.name + "\n" + frame.file).toLowerCase().includes(this.search);
+      frame.below = Boolean(frame.above && (frame.above.found || frame.above.below));
+      if (frame.found && !frame.below) weight += frame.total;
+    }
+    this.draw();
+    return weight;
+  }
+
+  zoom(frame) {
+    this.zoomed = frame;
+    this.changed(frame.path);
+    this.draw();
+  }
+
+  point(frame) {
+    if (frame === this.pointed) return;
+    this.pointed = frame;
+    this.described(frame);
+    this.draw();
+  }
+
+  pressed(event) {
+    const frame = this.pointed ?? this.zoomed;
+    const siblings = frame?.above?.children ?? [];
+    const place = siblings.indexOf(frame);
+    const moves = {
+      ArrowDown: () => this.point(frame.children[0] ?? frame),
+      ArrowUp: () => this.point(frame.above ?? frame),
+      ArrowLeft: () => this.point(siblings[place - 1] ?? frame),
+      ArrowRight: () => this.point(siblings[place + 1] ?? frame),
+      Home: () => this.point(this.frames[0]),
+      Enter: () => this.zoom(frame),
+      Escape: () => this.zoom(this.zoomed.above ?? this.zoomed),
+    };
+    if (!frame || !moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+    const top = this.pointed ? this.pointed.depth * ROW : 0;
+    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
+    const bottom = top + ROW - this.scroller.clientHeight;
+    if (bottom > this.scroller.scrollTop) this.scroller.scrollTop = bottom;
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const depth = Math.floor((event.clientY - box.top + this.scroller.scrollTop) / ROW);
+    let frame = this.frames[0];
+    while (frame && frame.depth < depth) {
+      frame = frame.children.find((child) => {
+        const [left, width] = this.place(child, box.width);
+        return x >= left && x < left + width;
+      });
+    }
+    return frame ?? null;
+  }
+
+  // Where a frame is drawn, in pixels: the frames above the zoomed one are as wide as all.
+  place(frame, width) {
+    const scale = width / (this.zoomed.total || 1);
+    const left = Math.max(0, (frame.x - this.zoomed.x) * scale);
+    const right = Math.min(width, (frame.x + frame.total - this.zoomed.x) * scale);
+    return [left, right - left];
+  }
+
+  draw() {
+    if (this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => {
+      this.drawing = false;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
+    this.canvas.style.height = `${this.scroller.clientHeight}px`;
+    const width = this.canvas.clientWidth, height = this.canvas.clientHeight, ratio = devicePixelRatio || 1;
+    if (!width || !this.frames.length) return;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    const context = this.canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    context.font = "12px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    const first = Math.floor(this.scroller.scrollTop / ROW), last = first + Math.ceil(height / ROW) + 1;
+    const open = [this.frames[0]];
+    while (open.length) {
+      const frame = open.pop();
+      const [left, room] = this.place(frame, width);
+      if (room < 0.4 || frame.depth > last) continue;
+      if (frame.depth >= first) this.drawFrame(context, frame, left, room);
+      for (const child of frame.children) {
+        if (child.total * width < 0.4 * this.zoomed.total) break; // the others are lighter
+        open.push(child);
+      }
+    }
+  }
+
+  drawFrame(context, frame, left, room) {
+    const top = frame.depth * ROW - this.scroller.scrollTop;
+    const [hue, saturation, light] = COLOURS[frame.kind];
+    const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
+    context.globalAlpha = dim ? 0.45 : 1;
+    const shade = light + (hashText(frame.name) % 5) * 2 - 4;
+    context.fillStyle = frame.found ? "hsl(300 75% 78%)" : `hsl(${hue} ${saturation} ${shade}%)`;
+    context.fillRect(left, top, Math.max(room - (room > 3 ? 1 : 0), 0.5), ROW - 1);
+    context.globalAlpha = 1;
+    if (frame === this.pointed) {
+      context.strokeStyle = getComputedStyle(this.canvas).color;
+      context.lineWidth = 2;
+      context.strokeRect(left + 1, top + 1, Math.max(room - 3, 1), ROW - 3);
+    }
+    if (room < 28) return;
+    const fitting = Math.floor((room - 8) / 6.2);
+    context.save();
+    context.beginPath();
+    context.rect(left, top, room - 4, ROW);
+    context.clip();
+    context.fillStyle = dim ? getComputedStyle(this.canvas).color : "#15181d";
+    context.fillText(clean(shorten(frame.name, fitting)), left + 4, top + ROW / 2);
+    context.restore();
+  }
+}
+
+// The end of a dotted name says most.
+function shorten(name, length) {
+  let shown = name.length > 300 ? name.slice(0, 300) : name;
+  while (shown.length > length && shown.includes(".") && !shown.startsWith("<")) {
+    const rest = shown.slice(shown.indexOf(".") + 1);
+    if (!rest || rest.startsWith("<")) break;
+    shown = rest;
+  }
+  return shown;
+}

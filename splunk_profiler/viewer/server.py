@@ -1,0 +1,162 @@
+"""The server of the page: its files, and answers in JSON. Needs the packages of the extra `view`.
+
+It answers only requests that name one of its own hosts, and none that a page of another origin sends: a page elsewhere
+must not read what is shown here, also if its name points to this address.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.exports import PAGE_FILES, page_file
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.otlp_files import SourceError
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+_EXPORTS = {
+    "folded": ("text/plain", "profile.folded"),
+    "speedscope": ("application/json", "profile.speedscope.json"),
+    "pprof": ("application/octet-stream", "profile.pprof"),
+    "html": ("text/html", "profile.html"),
+}
+
+
+def make_app(answers: Answers, hosts: Collection[str]) -> ASGIApp:
+    """Return the application; `hosts` are the values of the header Host that it answers to."""
+
+    def flame(request: Request) -> Any:
+        return answers.flame(_selection(request), request.query_params.get("inverted") == "1")
+
+    def top(request: Request) -> Any:
+        return answers.top(_selection(request), request.query_params.get("search", ""))
+
+    def timeline(request: Request) -> Any:
+        return answers.timeline(_selection(request), request.query_params.get("facet", "service"))
+
+    def export(request: Request) -> Response:
+        form = request.query_params.get("format", "")
+        content = answers.export(_selection(request), form)
+        media_type, name = _EXPORTS[form]
+        return Response(
+            content, media_type=media_type, headers={"content-disposition": f'attachment; filename="{name}"'}
+        )
+
+    routes = [
+        Route("/api/overview", _json(lambda _request: answers.overview())),
+        Route("/api/facets", _json(lambda request: answers.facets(_selection(request)))),
+        Route("/api/flame", _json(flame)),
+        Route("/api/top", _json(top)),
+        Route("/api/timeline", _json(timeline)),
+        Route("/api/export", export),
+        Route("/", _page("index.html")),
+        *(Route(f"/{name}", _page(name)) for name in PAGE_FILES),
+    ]
+    handlers: Any = {ValueError: _explain, SourceError: _explain}
+    return _Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there; 0 takes a free port.
+
+    Raises:
+        SourceError: that is not possible.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise SourceError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+
+
+def own_hosts(host: str, port: int, more: Collection[str]) -> set[str]:
+    """Return the values of the header Host by which a browser reaches the server."""
+    return {f"{f'[{name}]' if ':' in name else name}:{port}" for name in (host, "127.0.0.1", "localhost", "::1", *more)}
+
+
+def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Answer until a signal comes."""
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, server_header=False, lifespan="off", loop="asyncio"
+    )
+    uvicorn.Server(config).run([listener])
+
+
+class _Guard:
+    """Refuses what is not for this server or is sent by another origin's page, and adds headers to each answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # no web sockets
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        if host not in self._hosts:
+            problem = "this name is not the viewer's: see --allow-host"
+        elif origin is not None and origin.lower() != f"http://{host}":
+            problem = "requests from other origins are refused"
+        else:
+            await self._app(scope, receive, send_with_headers)
+            return
+        await PlainTextResponse(problem, status_code=403)(scope, receive, send_with_headers)
+
+
+def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    def respond(request: Request) -> Response:
+        return JSONResponse(answer(request))
+
+    return respond
+
+
+def _page(name: str) -> Callable[[Request], Response]:
+    def respond(_request: Request) -> Response:
+        return Response(page_file(name), media_type=PAGE_FILES[name])
+
+    return respond
+
+
+def _explain(_request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=400)
+
+
+def _selection(request: Request) -> Selection:
+    query = request.query_params
+    filters = {name.removeprefix("f."): frozenset(query.getlist(name)) for name in query if name.startswith("f.")}
+    return Selection(query.get("value", ""), _time(query.get("since")), _time(query.get("until")), filters)
+
+
+def _time(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 19:
+        raise ValueError("a time is a number of nanoseconds since the epoch")
+    return int(text)

@@ -1,0 +1,43 @@
+"""Lines of a collector's files, made up: samples as texts, and spans. Imports nothing of the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"stringValue": value}
+
+
+def sample_line(
+    *calls: str, service: str = "shop", time_ns: int = 5_000_000_000, span: str = SPAN, state: str = "running"
+) -> str:
+    """Return a sample of one second; `calls` are leaf first, as ``module.function(/file.py:7)``."""
+    header = f'"main" #1 prio=0 os_prio=0 cpu=0 elapsed=0 tid=0x1 nid=0x1 {state}'
+    body = "\n".join([header, "", *(f"  at {call}" for call in calls or ["shop.rank(/srv/shop.py:7)"]), ""])
+    record = {
+        "timeUnixNano": str(time_ns),
+        "body": _text(body),
+        "traceId": TRACE,
+        "spanId": span,
+        "attributes": [{"key": "source.event.period", "value": {"intValue": "1000"}}],
+    }
+    resource = {"attributes": [{"key": "service.name", "value": _text(service)}]}
+    logs = {"resource": resource, "scopeLogs": [{"scope": {"name": "otel.profiling"}, "logRecords": [record]}]}
+    return json.dumps({"resourceLogs": [logs]}) + "\n"
+
+
+def span_line(name: str, span: str = SPAN) -> str:
+    """Return a span of that name."""
+    found = {"traceId": TRACE, "spanId": span, "name": name}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [found]}]}]}) + "\n"
+
+
+def append(path: Path, content: str) -> None:
+    """Add lines to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(content)

@@ -1,0 +1,61 @@
+"""Tests of the formats of other tools, and of the one file for a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+
+from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.viewer.exports import folded, html, pprof, speedscope
+from splunk_profiler.viewer.model import Frame, Function, Weighted
+from splunk_profiler.viewer.profile_messages import decode_body, read_places
+
+FUNCTIONS = [Function("shop.main", "/srv/main.py", "application"), Function("a;b\n\udc80", "<frozen>", "library")]
+STACKS = [
+    Weighted((Frame(0, 3), Frame(1, 7)), 5),
+    Weighted((Frame(0, 3), Frame(1, 8)), 2),
+    Weighted((Frame(0, 3),), 1),
+    Weighted((), 4),
+]
+
+
+def test_folded_stacks_are_one_line_each_whatever_the_names() -> None:
+    assert folded(STACKS, FUNCTIONS) == "(no stack) 4\nshop.main 1\nshop.main;a:b\\n\\udc80 7\n"
+
+
+def test_speedscope_has_each_stack_and_its_weight() -> None:
+    document = json.loads(speedscope(STACKS, FUNCTIONS, "cpu", "nanoseconds"))
+    (profile,) = document["profiles"]
+    assert [frame["name"] for frame in document["shared"]["frames"]] == [each.name for each in FUNCTIONS]
+    assert (profile["samples"], profile["weights"]) == ([[0, 1], [0, 1], [0], []], [5, 2, 1, 4])
+    assert (profile["unit"], profile["endValue"]) == ("nanoseconds", 12)
+
+
+def test_pprof_is_read_as_it_was_written() -> None:
+    packed = pprof(STACKS, FUNCTIONS, "cpu", "nanoseconds")
+    message = decode_body(base64.b64encode(packed).decode())
+    assert ProfileMessage.FromString(gzip.decompress(packed)) == message
+    places = read_places(message)
+    found = [[(places[each].function, places[each].line) for each in sample.location_id] for sample in message.sample]
+    assert found == [[("a;b\n?", 7), ("shop.main", 3)], [("a;b\n?", 8), ("shop.main", 3)], [("shop.main", 3)], []]
+    assert [list(sample.value) for sample in message.sample] == [[5], [2], [1], [4]]
+    assert places[1].kind == "application"
+    assert [message.string_table[each.type] for each in message.sample_type] == ["cpu"]
+
+
+def test_one_file_has_all_in_it_and_allows_nothing_else() -> None:
+    data = {"name": "</script><script>alert(1)</script><!--"}
+    page = html(data)
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    styles = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert (len(scripts), len(styles)) == (2, 1)
+    policy = page.partition('content="')[2].partition('"')[0]
+    assert policy.startswith("default-src 'none'")
+    for text in scripts + styles:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+    (saved,) = re.findall(r'<script type="application/json" id="saved">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(saved) == data

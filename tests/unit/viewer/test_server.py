@@ -1,0 +1,97 @@
+"""Tests of the answers over HTTP: whom they are given to, with what headers, and how mistakes are said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_samples import append, sample_line
+from starlette.testclient import TestClient
+
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.server import make_app, own_hosts
+
+PATHS = ["/", "/app.js", "/flame.js", "/style.css", "/api/overview", "/api/flame?value=wall", "/nothing"]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    (tmp_path / "logs.jsonl").write_text(sample_line() + sample_line(service="billing"), "utf-8")
+    app = make_app(Answers(LiveFiles(tmp_path)), own_hosts("127.0.0.1", 8000, ["profiles.example"]))
+    return TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+def get(client: TestClient, path: str) -> Any:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_answer_has_the_strict_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "[::1]:8000", "Profiles.Example:8000"])
+def test_its_own_names_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/api/overview", headers={"host": host}).status_code == 200
+    assert client.get("/", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1:8001", "127.0.0.1", ""])
+def test_other_names_are_refused(client: TestClient, host: str) -> None:
+    answer = client.get("/api/overview", headers={"host": host})
+    assert answer.status_code == 403
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:8000", "http://127.0.0.1:9"])
+def test_pages_of_other_origins_are_refused(client: TestClient, origin: str) -> None:
+    assert client.get("/api/overview", headers={"origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize("query", ["since=soon", "since=-1", f"until={'9' * 5000}", "f.colour=red"])
+def test_a_wrong_selection_is_explained(client: TestClient, query: str) -> None:
+    answer = client.get(f"/api/flame?value=wall&{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+def test_a_selection_is_in_the_query(client: TestClient) -> None:
+    assert get(client, "/api/flame?value=samples")["total"] == 2
+    assert get(client, "/api/flame?value=samples&f.service=shop")["total"] == 1
+    assert get(client, "/api/flame?value=samples&f.service=shop&f.service=billing")["total"] == 2
+    assert get(client, "/api/flame?value=samples&until=5000000000")["total"] == 0
+    assert get(client, "/api/timeline?value=samples&facet=service")["series"][0][0] == "shop"
+    assert get(client, "/api/top?value=samples&search=RANK")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 2, 2]]
+
+
+def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path) -> None:
+    before = get(client, "/api/overview")
+    append(tmp_path / "logs.jsonl", sample_line())
+    after = get(client, "/api/overview")
+    assert (before["samples"], after["samples"]) == (2, 3)
+    assert before["version"] != after["version"]
+
+
+def test_files_that_disappear_are_an_error_that_says_so(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").unlink()
+    assert "holds no .jsonl files" in client.get("/api/overview").json()["error"]
+
+
+@pytest.mark.parametrize("form", ["folded", "speedscope", "pprof", "html"])
+def test_exports_are_files(client: TestClient, form: str) -> None:
+    answer = client.get(f"/api/export?value=samples&format={form}")
+    assert answer.status_code == 200
+    assert answer.headers["content-disposition"].startswith('attachment; filename="profile.')
+    assert answer.content
+
+
+def test_an_unknown_format_is_explained(client: TestClient) -> None:
+    assert "folded, speedscope, pprof or html" in client.get("/api/export?format=png").json()["error"]
