@@ -1,0 +1,283 @@
+"""The page in a real browser: what a reader sees and does. Pictures of it are kept in build/screens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Page, run_browser
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
+from saved_samples import append, sample_line, span_line
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+SCREENS = ROOT / "build" / "screens"
+START_NS = 1_790_000_000 * 10**9
+SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+SERVE = "uvicorn.server.Server.serve(/venv/lib/python3.12/site-packages/uvicorn/server.py:70)"
+HANDLE = "shop.app.search(/srv/shop/app.py:20)"
+RANK = "shop.ranking.rank(/srv/shop/ranking.py:31)"
+TRIGRAMS = "shop.ranking.trigrams(/srv/shop/ranking.py:44)"
+QUERY = "shop.database.candidates(/srv/shop/database.py:12)"
+PAY = "billing.pay(/srv/billing/pay.py:9)"
+WAIT = "threading.Condition.wait(/usr/lib/python3.12/threading.py:355)"
+HOSTILE = [
+    "<script>document.title='harmed'</script><img src=x onerror=\"document.title='harmed'\">.f",
+    "</script><script>document.title='harmed'</script>.f",
+    "'\"`${alert`1`}&amp;<!--.f",
+    "\u202egnp.exe.f",
+    "\U0001f525" * 40 + ".f",
+    "javascript:document.title='harmed'.f",
+    "x" * 10_000 + ".f",
+    "shop.f\\x1b[31m",
+]
+
+
+def lines() -> Iterator[str]:
+    """Two minutes of two services: searches all the time, payments in the second half."""
+    yield span_line("GET /search", SEARCH)
+    yield span_line("POST /checkout", CHECKOUT)
+    for second in range(120):
+        time_ns = START_NS + second * 10**9
+        for stack in ([TRIGRAMS, RANK, HANDLE, SERVE], [RANK, HANDLE, SERVE], [QUERY, HANDLE, SERVE])[: 1 + second % 3]:
+            yield sample_line(*stack, time_ns=time_ns, span=SEARCH)
+        yield sample_line(WAIT, SERVE, time_ns=time_ns, span="", state="waiting")
+        if second >= 60:
+            yield sample_line(PAY, SERVE, service="billing", time_ns=time_ns, span=CHECKOUT)
+
+
+@contextmanager
+def serve(source: Path) -> Iterator[str]:
+    command = [*COMMAND, "view", str(source)]
+    with subprocess.Popen(command, env=clean_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with run_browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("profiles")
+    (directory / "logs.jsonl").write_text("".join(lines()), "utf-8")
+    with serve(directory) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_error_on_the_console(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+def shown(page: Page, selector: str) -> str:
+    return str(page.value(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+def act(page: Page, action: str) -> None:
+    """Run JavaScript that changes what is shown, and wait until it is."""
+    before = page.value("document.body.dataset.shown")
+    page.value(action)
+    page.wait(f"document.body.dataset.shown !== {before!r}")
+
+
+def names_in(page: Page) -> list[str]:
+    return list(page.value("graph.frames.map((frame) => frame.name)"))
+
+
+def click_frame(page: Page, name: str) -> None:
+    left, top, width, _ = page.box("#graph")
+    x, y = page.value(
+        f"(() => {{ const f = graph.frames.find((f) => f.name === {json.dumps(name)}); const [l, w] ="
+        f" graph.place(f, {width}); return [l + w / 2, f.depth * ROW + ROW / 2 - graph.scroller.scrollTop]; }})()"
+    )
+    page.click(left + x, top + y)
+
+
+def test_the_page_shows_what_was_recorded_and_a_click_zooms(page: Page, address: str) -> None:
+    page.open(address)
+    assert shown(page, "#total") == "7.00 min"  # 240 samples of searches, 120 of waits, 60 of payments; a second each
+    assert page.value("document.querySelector('#value').value") == "wall"
+    page.keep_picture(SCREENS / "light.png")
+    click_frame(page, "shop.ranking.rank")
+    assert page.value("graph.zoomed.name") == "shop.ranking.rank"
+    assert "shop.ranking.rank" in shown(page, "#frame")
+    assert "/srv/shop/ranking.py:31" in shown(page, "#frame")
+    page.keep_picture(SCREENS / "zoomed.png")
+    zoomed = page.value("location.href")
+    page.press("Escape")
+    assert page.value("graph.zoomed.name") == "shop.app.search"
+    page.open(zoomed)
+    assert page.value("graph.zoomed.name") == "shop.ranking.rank"
+
+
+def test_keys_move_through_the_graph(page: Page, address: str) -> None:
+    page.open(address)
+    page.value("document.querySelector('#graph').focus()")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+        page.press(key)
+    assert page.value("graph.zoomed.name") == "threading.Condition.wait"
+    assert "threading.Condition.wait 2.00 min" in shown(page, "#frame")
+
+
+def test_a_deep_graph_can_be_scrolled_to_its_end(page: Page, tmp_path: Path) -> None:
+    stack = [f"deep.f{depth}(/srv/deep.py:{depth})" for depth in range(300)]
+    (tmp_path / "logs.jsonl").write_text(sample_line(*stack), "utf-8")
+    with serve(tmp_path) as address:
+        page.open(address)
+        page.value("graph.scroller.scrollTop = 1e9; new Promise(requestAnimationFrame)")
+        click_frame(page, "deep.f0")
+        assert page.value("graph.zoomed.name") == "deep.f0"
+        assert page.value("graph.scroller.scrollHeight") == 301 * page.value("ROW")
+        page.keep_picture(SCREENS / "deep.png")
+
+
+def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address: str) -> None:
+    page.open(address)
+    page.value("document.querySelector('#search').focus()")
+    page.write("RANKING")
+    assert shown(page, "#found") == "47.6 % found"  # 120 + 80 of 420
+    page.keep_picture(SCREENS / "search.png")
+    act(page, "document.querySelector('[data-view=top]').click()")
+    assert shown(page, "#found") == "2 functions found"
+    assert [cell.strip() for cell in shown(page, "#top tbody tr").split("\t")] == [
+        "shop.ranking.trigrams",
+        "/srv/shop/ranking.py:44",
+        "2.00 min 28.6 %",
+        "2.00 min 28.6 %",
+    ]
+
+
+def test_the_inverted_graph_begins_with_what_ran(page: Page, address: str) -> None:
+    page.open(f"{address}#view=inverted")
+    assert page.value("graph.frames[0].children.map((frame) => frame.name)")[0] == "shop.ranking.trigrams"
+    act(page, "document.querySelector('[data-view=flame]').click()")
+    assert page.value("graph.frames[0].children.map((frame) => frame.name)") == ["uvicorn.server.Server.serve"]
+
+
+def test_a_stretch_of_the_timeline_is_selected_by_dragging(page: Page, address: str) -> None:
+    page.open(address)
+    assert "billing.pay" in names_in(page)
+    left, top, width, height = page.box("#timeline")
+    before = page.value("document.body.dataset.shown")
+    page.drag((left + 1, top + height / 2), (left + width * 0.45, top + height / 2))
+    page.wait(f"document.body.dataset.shown !== {before!r}")
+    assert "billing.pay" not in names_in(page)
+    assert "since=" in page.value("location.hash")
+    page.keep_picture(SCREENS / "stretch.png")
+    act(page, "document.querySelector('#whole').click()")
+    assert "billing.pay" in names_in(page)
+
+
+def test_the_timeline_can_be_used_with_keys(page: Page, address: str) -> None:
+    page.open(address)
+    act(
+        page,
+        "document.querySelector('#timeline').focus();"
+        "for (const key of ['ArrowRight', 'Enter']) document.querySelector('#timeline')"
+        ".dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))",
+    )
+    assert shown(page, "#total") == "3.00 s"
+    act(page, "document.querySelector('#timeline').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+    assert shown(page, "#total") == "7.00 min"
+
+
+def test_facets_narrow_down_and_the_address_keeps_them(page: Page, address: str) -> None:
+    page.open(address)
+    act(
+        page,
+        "[...document.querySelectorAll('#facets label')].find((label) =>"
+        " label.innerText.includes('POST /checkout')).click()",
+    )
+    assert names_in(page) == ["all", "uvicorn.server.Server.serve", "billing.pay"]
+    page.open(page.value("location.href"))
+    assert names_in(page) == ["all", "uvicorn.server.Server.serve", "billing.pay"]
+    act(
+        page,
+        "document.querySelector('#by').value = 'endpoint';"
+        "document.querySelector('#by').dispatchEvent(new Event('change'))",
+    )
+    assert "POST /checkout" in shown(page, "#legend")
+
+
+def test_it_can_be_read_in_the_dark_and_on_a_phone(page: Page, address: str) -> None:
+    page.open(address, dark=True)
+    page.keep_picture(SCREENS / "dark.png")
+    page.open(f"{address}#view=top", dark=True)
+    page.keep_picture(SCREENS / "top-dark.png")
+    page.open(address, width=390, height=844)
+    page.keep_picture(SCREENS / "phone.png")
+    assert page.value("document.documentElement.scrollWidth") <= 390
+
+
+def test_exports_follow_the_selection(page: Page, address: str) -> None:
+    page.open(f"{address}#f.endpoint=POST+%2Fcheckout")
+    with urllib.request.urlopen(
+        page.value("document.querySelector('[data-format=folded]').href"), timeout=30
+    ) as answer:
+        assert answer.read().decode() == "uvicorn.server.Server.serve;billing.pay 60000000000\n"
+
+
+def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text("".join(lines()), "utf-8")
+    file = tmp_path / "profile.html"
+    done = splunk_profiler("view", tmp_path, "--html", file)
+    assert done.returncode == 0, done.stderr
+    page.open(file.as_uri())
+    assert shown(page, "#total") == "7.00 min"
+    assert "shop.ranking.rank" in names_in(page)
+    act(page, "document.querySelector('[data-view=top]').click()")
+    assert "shop.ranking.trigrams" in shown(page, "#top tbody tr")
+    page.keep_picture(SCREENS / "file.png")
+
+
+def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    with serve(tmp_path) as address:
+        page.open(address)
+        assert "No samples yet" in shown(page, "#empty")
+        page.keep_picture(SCREENS / "empty.png")
+        append(tmp_path / "logs.jsonl", sample_line())
+        page.wait("document.querySelector('#total').innerText === '1.00 s'")
+        assert names_in(page) == ["all", "shop.rank"]
+
+
+def test_a_server_that_ended_is_said(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    with serve(tmp_path) as address:
+        page.open(address)
+    page.wait("!document.querySelector('#problem').hidden")
+    assert "is the command still running" in shown(page, "#problem")
+    page.problems.clear()  # the browser itself logs that nobody answers
+    page.do("Page.navigate", url="about:blank")
+    page.problems.clear()
+
+
+def test_hostile_names_do_no_harm(page: Page, tmp_path: Path) -> None:
+    samples = [sample_line(f"{name}(/srv/{name[:200]}:1)", service=name) for name in HOSTILE]
+    (tmp_path / "logs.jsonl").write_text("".join(samples), "utf-8")
+    file = tmp_path / "profile.html"
+    assert splunk_profiler("view", tmp_path / "logs.jsonl", "--html", file).returncode == 0
+    with serve(tmp_path / "logs.jsonl") as address:
+        for place in (address, f"{address}#view=top", file.as_uri()):
+            page.open(place)
+            assert page.value("document.title") == "splunk-profiler"
+            assert page.value("document.querySelectorAll('img').length") == 0
+            assert page.value("document.querySelectorAll('#facets label').length") >= len(HOSTILE)
+            assert r"\u{202e}gnp.exe.f" in shown(page, "#facets")
+            page.keep_picture(SCREENS / f"hostile-{'top' if 'top' in place else place[:4]}.png")
+            assert page.value("document.documentElement.scrollWidth") <= 1280

@@ -1,0 +1,156 @@
+"""A headless Chromium, driven through the DevTools protocol over two pipes; no package is needed for that.
+
+Every answer has a deadline. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+_DEADLINE_S = 30
+_FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
+)
+
+
+class Page:
+    """A tab. `problems` are exceptions, errors on the console and refusals of the content security policy."""
+
+    def __init__(self, commands_fd: int, answers_fd: int) -> None:
+        self._commands_fd, self._answers_fd = commands_fd, answers_fd
+        self._received = b""
+        self._last_id = 0
+        self._session: str | None = None
+        self.problems: list[str] = []
+        target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.do(f"{domain}.enable")
+
+    def do(self, method: str, **parameters: Any) -> Any:
+        """Call a method of the protocol and return its result."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands_fd, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            self._note(answer)
+
+    def open(self, address: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
+        """Show a page anew."""
+        self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.do("Emulation.setEmulatedMedia", features=[scheme])
+        self.do("Page.navigate", url="about:blank")
+        self.do("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && document.body && document.body.dataset.shown")
+
+    def value(self, expression: str) -> Any:
+        """Return the value of an expression of JavaScript; of a promise, what it is resolved with."""
+        result = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression of JavaScript is true."""
+        look = f"const look = () => ({condition}) ? resolve(true) : requestAnimationFrame(look)"
+        while not self.value(f"document.body ? new Promise((resolve) => {{ {look}; look(); }}) : false"):
+            pass
+
+    def click(self, x: float, y: float) -> None:
+        """Click at a place of the window."""
+        self.drag((x, y), (x, y))
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press, move and release."""
+        for kind, (x, y) in (
+            ("mouseMoved", start),
+            ("mousePressed", start),
+            ("mouseMoved", end),
+            ("mouseReleased", end),
+        ):
+            self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def press(self, key: str) -> None:
+        """Press a key that writes nothing."""
+        self.do("Input.dispatchKeyEvent", type="keyDown", key=key)
+        self.do("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def write(self, text: str) -> None:
+        """Type text where the focus is."""
+        self.do("Input.insertText", text=text)
+
+    def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Return left, top, width and height of an element."""
+        found = self.value(
+            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            " return [b.left, b.top, b.width, b.height]; })()"
+        )
+        left, top, width, height = found
+        return left, top, width, height
+
+    def keep_picture(self, path: Path) -> None:
+        """Save a picture of the window."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self.do("Page.captureScreenshot", format="png")["data"]))
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._received:
+            assert select.select([self._answers_fd], [], [], _DEADLINE_S)[0], "the browser does not answer"
+            data = os.read(self._answers_fd, 1 << 20)
+            assert data, "the browser has ended"
+            self._received += data
+        message, _, self._received = self._received.partition(b"\0")
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _note(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        is_error = (
+            event["method"] == "Runtime.exceptionThrown"
+            or (event["method"] == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"))
+            or (event["method"] == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"))
+        )
+        if is_error:
+            self.problems.append(json.dumps(parameters))
+
+
+@contextmanager
+def run_browser(profile: Path) -> Iterator[Page]:
+    """Run a browser that keeps its files in `profile`; end it with the block."""
+    assert CHROMIUM is not None
+    commands_from, commands_to = os.pipe()
+    answers_from, answers_to = os.pipe()
+    script = f'exec "$@" 3<&{commands_from} 4>&{answers_to}'
+    command = ["bash", "-c", script, "browser", CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    try:
+        with subprocess.Popen(
+            command, pass_fds=(commands_from, answers_to), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            os.close(commands_from)
+            os.close(answers_to)
+            try:
+                page = Page(commands_to, answers_from)
+                yield page
+                page.do("Browser.close")
+            finally:
+                process.kill()
+    finally:
+        os.close(commands_to)
+        os.close(answers_from)
