@@ -70,7 +70,7 @@ def pprof(stacks: Sequence[Weighted], functions: Sequence[Function], value: str,
         return strings.setdefault(text, len(strings))
 
     message.sample_type.add(type=string(value), unit=string(unit))
-    mappings: dict[str, int] = {}
+    mappings = {"python": 1}  # the first one names the profile
     locations: dict[tuple[int, int], int] = {}
     ids = count(1)
     for stack, weight in stacks:
