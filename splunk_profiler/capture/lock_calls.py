@@ -1,4 +1,4 @@
-"""The calls that wait for a lock in C, found in the bytecode of a frame: a lock in C has no frame of its own.
+"""The calls that wait for a lock or queue in C, found in the bytecode of a frame: these have no frame of their own.
 
 Pure; imports nothing of ours. Runs once for each place in the code.
 """
@@ -9,7 +9,7 @@ import sys
 from opcode import opname
 from types import CodeType
 
-_ACQUIRE = "acquire"
+_METHODS = ("acquire", "get")
 _ENTERS_BLOCK = {"SETUP_WITH", "BEFORE_WITH"}  # CPython 3.10, 3.11 to 3.13
 _CALLS = {"CALL_METHOD", "CALL_FUNCTION_KW", "CALL", "CALL_KW"}
 _LOADS_METHOD = {"LOAD_METHOD", "LOAD_ATTR"}
@@ -19,19 +19,20 @@ _ENTER = 0  # argument of LOAD_SPECIAL
 
 
 def lock_call(code: CodeType, lasti: int) -> str:
-    """Return ``with`` or ``acquire`` if the instruction at byte `lasti` enters a block or calls that; else empty.
+    """Return ``with``, ``acquire`` or ``get`` if the instruction at byte `lasti` enters a block or calls that.
 
-    A thread that waits there, in no Python function, waits for a lock, or for what is used like one.
+    Empty for any other. A thread that waits there, in no Python function, waits for a lock, or for what is used
+    like one; in ``get``, for a queue in C (`queue.SimpleQueue`).
     """
     may_enter_block = getattr(code, "co_exceptiontable", True)
-    may_acquire = _ACQUIRE in code.co_names
-    if lasti < 0 or not (may_enter_block or may_acquire):
+    may_call = any(method in code.co_names for method in _METHODS)
+    if lasti < 0 or not (may_enter_block or may_call):
         return ""  # the bytecode is not asked for: CPython keeps a copy of it for each function that is
     instructions = code.co_code
     name = opname[instructions[lasti]]
     if name in _ENTERS_BLOCK or (name == "CALL" and _loads_enter(instructions, lasti)):
         return "with"
-    return _ACQUIRE if name in _CALLS and may_acquire and _loads_acquire(code, instructions, lasti) else ""
+    return _loaded_method(code, instructions, lasti) if name in _CALLS and may_call else ""
 
 
 def _loads_enter(instructions: bytes, lasti: int) -> bool:
@@ -49,16 +50,17 @@ def _loads_argument(instructions: bytes, at: int) -> bool:
     return name in _ARGUMENTS or name.startswith("LOAD_FAST")
 
 
-def _loads_acquire(code: CodeType, instructions: bytes, lasti: int) -> bool:
-    """Return True if the called object is an ``acquire``, with arguments that need no call themselves."""
+def _loaded_method(code: CodeType, instructions: bytes, lasti: int) -> str:
+    """Return the one of `_METHODS` that is called, with arguments that need no call themselves; else empty."""
     at = lasti - 2
     while at >= 0 and _loads_argument(instructions, at):
         at -= 2
     if at < 0 or opname[instructions[at]] not in _LOADS_METHOD:
-        return False
+        return ""
     index = instructions[at + 1]
     if at >= 2 and opname[instructions[at - 2]] == "EXTENDED_ARG":
         index |= instructions[at - 1] << 8
     if sys.version_info >= (3, 12):
         index >>= 1  # the lowest bit says that it loads a method
-    return code.co_names[index : index + 1] == (_ACQUIRE,)
+    name = code.co_names[index] if index < len(code.co_names) else ""
+    return name if name in _METHODS else ""

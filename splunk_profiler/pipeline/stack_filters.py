@@ -8,6 +8,7 @@ Specification: Splunk profiling conventions, "Call Stack Filtering"; the free te
 from __future__ import annotations
 
 from splunk_profiler.model import Frame, Stack
+from splunk_profiler.pipeline.waits import call_kind
 
 _BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
 _STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
@@ -61,7 +62,7 @@ def waiting_on(stack: Stack) -> str:
     while wait is None and "." in module:  # the namespace may have a class: threading.Condition
         module = module.rpartition(".")[0]
         wait = _WAIT_NAMES.get((module, top.function))
-    return wait or ("lock" if top.call else "")
+    return wait or call_kind(top.call)
 
 
 def has_internal_name(name: str) -> bool:

@@ -36,6 +36,7 @@ _KINDS = {
     ("concurrent.futures.thread", "_worker"): IDLE,
     ("multiprocessing.synchronize.Condition", "wait"): "condition",
     ("multiprocessing.synchronize.Event", "wait"): "event",
+    ("multiprocessing.synchronize.SemLock", "__enter__"): "lock",
     ("multiprocessing.queues.Queue", "get"): "queue",
     ("multiprocessing.queues.SimpleQueue", "get"): "queue",
     ("asyncio.locks.Lock", "acquire"): "lock",
@@ -62,6 +63,7 @@ _MODULES = (
     *("redis.connection", "redis.asyncio.connection", "pymongo.pool", "pymongo.synchronous.pool"),
     "urllib3.connectionpool",
 )
+_CALL_KINDS = {"with": "lock", "acquire": "lock", "get": "queue"}  # of `Frame.call`
 _BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run", "_context_run"}
 _WORK_KINDS = {"queue", "condition", "event"}
 
@@ -85,10 +87,22 @@ def find_wait(places: Sequence[tuple[str, str]], leaf_call: str = "") -> Wait | 
         kind = _KINDS.get(place, kind)
         depth += 1
     if not kind:
-        return Wait("lock", 0) if leaf_call else None
+        return _wait_in_c(places, leaf_call)
     if kind in _WORK_KINDS and _is_main_function(places, depth):
         kind = IDLE
     return Wait(kind, min(depth, len(places) - 1))
+
+
+def _wait_in_c(places: Sequence[tuple[str, str]], leaf_call: str) -> Wait | None:
+    kind = call_kind(leaf_call)
+    if kind in _WORK_KINDS and _is_main_function(places, 0):
+        kind = IDLE
+    return Wait(kind, 0) if kind else None
+
+
+def call_kind(call: str) -> str:
+    """Return the kind of wait of a frame with this `Frame.call`; empty for none."""
+    return _CALL_KINDS.get(call, "")
 
 
 def wait_kind(stack: Stack) -> str:

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from marked_work import load_exporter, say
 from opentelemetry import trace
@@ -73,6 +73,8 @@ class Shop:
         self.lock = threading.Lock()
         self.changed = threading.Condition()
         self.work: queue.Queue[None] = queue.Queue()
+        self.letters: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.paid: Future[None] = Future()
 
     def enter(self) -> None:
         with self.lock:
@@ -89,6 +91,15 @@ class Shop:
     def take_change(self) -> None:
         self.wait_for_change()
 
+    def read_letter(self) -> None:
+        self.letters.get()
+
+    def take_letter(self) -> None:
+        self.read_letter()
+
+    def see_paid(self) -> None:
+        self.paid.result()
+
     def take_work(self) -> None:
         self.work.get()
 
@@ -96,7 +107,7 @@ class Shop:
 def wait_for_locks() -> None:
     """Hold a lock that others want, while a pool and a thread wait for work."""
     shop = Shop()
-    waits = [shop.enter, shop.acquire, shop.take_change, shop.take_work]
+    waits = [shop.enter, shop.acquire, shop.take_change, shop.take_work, shop.take_letter, shop.see_paid]
     threads = [threading.Thread(target=wait, name=wait.__name__) for wait in waits]
     with ThreadPoolExecutor(1, "pool") as pool:
         pool.submit(int).result()
@@ -105,6 +116,8 @@ def wait_for_locks() -> None:
                 thread.start()
             time.sleep(WAIT_S)
         shop.work.put(None)
+        shop.letters.put(None)
+        shop.paid.set_result(None)
         for thread in threads:
             thread.join()
 

@@ -74,6 +74,8 @@ def test_waits_for_locks_are_labelled_by_kind_and_idle_threads_apart(walker: str
         ("acquire", "lock"),
         ("take_change", "condition"),
         ("take_work", "idle"),
+        ("take_letter", "queue"),
+        ("see_paid", "future"),
         ("pool_0", "idle"),
     } <= long
     assert not {kind for name, kind in long if name == "enter"} - {"lock"}

@@ -27,7 +27,7 @@ NOTE = partial(_note)
 class Lock:
     """Its methods are C code for their callers, and note where these are."""
 
-    __enter__ = __exit__ = acquire = release = staticmethod(partial(_note))
+    __enter__ = __exit__ = acquire = release = get = staticmethod(partial(_note))
     other: Any = acquire
 
 
@@ -60,6 +60,11 @@ def acquire_with_arguments(shop: Shop) -> None:
     lock.release()
 
 
+def get(shop: Shop) -> None:
+    shop.lock.get()
+    shop.lock.get(True, timeout=TIMEOUT_S)
+
+
 def call_others(shop: Shop) -> None:
     take = shop.lock.acquire
     take()
@@ -74,10 +79,11 @@ def call_others(shop: Shop) -> None:
         (enter_two, ["with", "with", "", ""]),
         (acquire, ["acquire", ""]),
         (acquire_with_arguments, ["acquire", "acquire", ""]),
+        (get, ["get", "get"]),
         (call_others, ["", "", "", ""]),
     ],
 )
-def test_lock_call_knows_with_and_acquire_and_nothing_else(work: Callable[[Shop], None], expected: list[str]) -> None:
+def test_lock_call_knows_with_acquire_and_get_only(work: Callable[[Shop], None], expected: list[str]) -> None:
     FOUND.clear()
     work(Shop())
     assert expected == FOUND

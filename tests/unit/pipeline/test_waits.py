@@ -55,6 +55,10 @@ def test_find_wait_knows_nothing_of_other_waits(calls: list[str]) -> None:
 
 
 def test_wait_kind_of_a_lock_without_a_frame_is_told_by_the_call() -> None:
+    gets = Frame("shop", "take", "shop.py", 9, 8, "get")
+    started = [Frame(*place, "threading.py", 1, 1) for place in places(*BOOTSTRAP)]
+    assert wait_kind(Stack((gets,), truncated=False)) == "queue"
+    assert wait_kind(Stack((gets, *started), truncated=False)) == "idle"
     enters, waits = Frame("shop", "pay", "shop.py", 7, 5, "with"), Frame("threading.Condition", "wait", "t.py", 3, 1)
     assert wait_kind(Stack((enters,), truncated=False)) == "lock"
     assert wait_kind(Stack((waits, enters), truncated=False)) == "condition"
