@@ -59,7 +59,7 @@ _KINDS = {
 # Between the frames of a primitive and those of one that uses it.
 _MODULES = (
     *("threading", "queue", "concurrent.futures", "multiprocessing.synchronize", "multiprocessing.queues"),
-    *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "sqlalchemy.util", "sqlalchemy.pool", "psycopg_pool"),
+    *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "sqlalchemy", "psycopg_pool"),
     *("redis.connection", "redis.asyncio.connection", "pymongo.pool", "pymongo.synchronous.pool"),
     "urllib3.connectionpool",
 )

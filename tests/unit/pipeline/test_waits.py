@@ -32,6 +32,16 @@ def places(*calls: str) -> list[tuple[str, str]]:
             "pool",
             3,
         ),
+        (
+            [
+                *(CONDITION, "sqlalchemy.util.queue.Queue:get", "sqlalchemy.pool.impl.QueuePool:_do_get"),
+                *("sqlalchemy.pool.base._ConnectionFairy:_checkout", "sqlalchemy.pool.base.Pool:connect"),
+                *("sqlalchemy.engine.base.Engine:raw_connection", "sqlalchemy.engine.base.Engine:connect"),
+                *SHOP,
+            ],
+            "pool",
+            7,
+        ),
         (["asyncio.locks.Lock:acquire", "asyncio.locks.Lock:__aenter__", *SHOP], "lock", 2),
         ([CONDITION, "queue.Queue:get", "shop:worker", *BOOTSTRAP], "idle", 2),
         ([CONDITION, "queue.Queue:get", "shop:next_item", "shop:worker", *BOOTSTRAP], "queue", 2),
