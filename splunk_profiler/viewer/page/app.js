@@ -269,7 +269,8 @@ function chosenBuckets() {
   const count = timeline.series[0]?.[1].length ?? 0;
   if (!state.get("since")) return [0, count - 1];
   const bucket = (ns) => Number((BigInt(ns) - BigInt(timeline.start)) / BigInt(timeline.step));
-  return [bucket(state.get("since")), bucket(BigInt(state.get("until")) - 1n)];
+  const until = state.get("until"); // an address may have only one of the two
+  return [bucket(state.get("since")), until ? bucket(BigInt(until) - 1n) : count - 1];
 }
 
 function selectMarked() {
@@ -341,6 +342,11 @@ function listen() {
   for (const button of document.querySelectorAll("[data-view]")) {
     button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });
   }
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.target.matches("input[type=search], select")) return;
+    event.preventDefault();
+    byId("search").focus();
+  });
   addEventListener("hashchange", () => { state = new URLSearchParams(location.hash.slice(1)); show(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { graph.draw(); if (timeline) drawTimeline(); });
   listenToTimeline();

@@ -146,6 +146,18 @@ def test_a_deep_graph_can_be_scrolled_to_its_end(page: Page, tmp_path: Path) -> 
         page.keep_picture(SCREENS / "deep.png")
 
 
+def test_an_address_with_only_a_beginning_is_shown(page: Page, address: str) -> None:
+    page.open(f"{address}#since={START_NS + 60 * 10**9}")
+    assert "billing.pay" in names_in(page)
+    assert page.value("document.querySelector('#problem').hidden")
+
+
+def test_a_slash_leads_to_the_search(page: Page, address: str) -> None:
+    page.open(address)
+    page.press("/")
+    assert page.value("document.activeElement.id") == "search"
+
+
 def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address: str) -> None:
     page.open(address)
     page.value("document.querySelector('#search').focus()")
