@@ -68,7 +68,7 @@ CASES = ("nothing", "loaded", "sampling", "memory", "tracemalloc")
 PEERS = ("ddtrace", "pyroscope-io")
 
 
-def measure(python: str, case: str) -> tuple[float, float]:
+def run_case(python: str, case: str) -> tuple[float, float]:
     """Return the requests per second of CPU and the largest resident memory (MiB) of one process."""
     command = [python, "-c", WORKER, case, str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -93,7 +93,7 @@ def main() -> int:
     losses: dict[str, list[float]] = {case: [] for case in pythons if case != "nothing"}
     added: dict[str, list[float]] = {case: [] for case in losses}
     for _ in range(arguments.rounds):
-        found = {case: measure(python, case) for case, python in pythons.items()}
+        found = {case: run_case(python, case) for case, python in pythons.items()}
         rate, memory = found["nothing"]
         for case, each in losses.items():
             each.append(100 * (1 - found[case][0] / rate))

@@ -14,6 +14,7 @@ from tempfile import mkdtemp
 from threading import get_native_id
 from typing import Any
 
+from marked_work import wait_until_visible
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -25,7 +26,8 @@ _TRACER = trace.get_tracer(__name__)
 
 
 def application(_environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
-    """Every request is served in the same way."""
+    """Every request is served in the same way, once the worker's libraries are loaded."""
+    wait_until_visible()
     with _TRACER.start_as_current_span("request") as span:
         start_response("200 OK", [("Content-Type", "application/json")])
         pipe = Path(mkdtemp(dir=os.environ["STANDING_FOLDER"])) / "pipe"
