@@ -38,9 +38,13 @@ enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 
 static _Thread_local bool is_probed, was_called; /* by is_called */
 
-/* Takes the sample of an allocation that counts to 0; NULL: it has failed. */
-static RARE void *count_to_end(void *memory, size_t size)
+/* Takes the sample of an allocation that counts to 0; NULL: it has failed. The hook that counts does it: others may be
+ * above and below it. */
+static RARE void *count_to_end(const allocator_hook *hook, void *memory, size_t size)
 {
+    if (hook->counted == 0) {
+        return memory;
+    }
     if (is_probed) {
         was_called = true;
     }
@@ -57,14 +61,14 @@ static inline bool count_allocation(const allocator_hook *hook, size_t size)
 }
 
 /* What is rare is in functions of its own: then the others need no stack. */
-static RARE void *malloc_at_end(const PyMemAllocatorEx *next, size_t size)
+static RARE void *malloc_at_end(const allocator_hook *hook, size_t size)
 {
-    return count_to_end(next->malloc(next->ctx, size), size);
+    return count_to_end(hook, hook->next.malloc(hook->next.ctx, size), size);
 }
 
-static RARE void *calloc_at_end(const PyMemAllocatorEx *next, size_t count, size_t size)
+static RARE void *calloc_at_end(const allocator_hook *hook, size_t count, size_t size)
 {
-    return count_to_end(next->calloc(next->ctx, count, size), count * size);
+    return count_to_end(hook, hook->next.calloc(hook->next.ctx, count, size), count * size);
 }
 
 static RARE void free_live(const PyMemAllocatorEx *next, void *memory)
@@ -76,33 +80,34 @@ static RARE void free_live(const PyMemAllocatorEx *next, void *memory)
 static void *hook_malloc(void *context, size_t size)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, size) ? malloc_at_end(next, size) : next->malloc(next->ctx, size);
+    return count_allocation(context, size) ? malloc_at_end(context, size) : next->malloc(next->ctx, size);
 }
 
 static void *hook_calloc(void *context, size_t count, size_t size)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, count * size) ? calloc_at_end(next, count, size)
+    return count_allocation(context, count * size) ? calloc_at_end(context, count, size)
                                                    : next->calloc(next->ctx, count, size);
 }
 
 /* The end of a block and the allocation of another one, even where it stays in its place: the size before is known
  * only for sampled blocks, and each size that a block gets must have its chance to be sampled. */
-static RARE void *realloc_at_end(const PyMemAllocatorEx *next, void *memory, size_t size, bool is_sampled)
+static RARE void *realloc_at_end(const allocator_hook *hook, void *memory, size_t size, bool is_sampled)
 {
+    const PyMemAllocatorEx *next = &hook->next;
     bool may_be_live = live_heap_may_have(memory);
     void *resized = next->realloc(next->ctx, memory, size);
     if (resized != NULL && may_be_live) {
         allocations_end_block(memory);
     }
-    return is_sampled ? count_to_end(resized, size) : resized;
+    return is_sampled ? count_to_end(hook, resized, size) : resized;
 }
 
 static void *hook_realloc(void *context, void *memory, size_t size)
 {
     const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
     bool is_sampled = count_allocation(context, size);
-    return is_sampled || live_heap_may_have(memory) ? realloc_at_end(next, memory, size, is_sampled)
+    return is_sampled || live_heap_may_have(memory) ? realloc_at_end(context, memory, size, is_sampled)
                                                     : next->realloc(next->ctx, memory, size);
 }
 
