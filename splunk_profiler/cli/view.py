@@ -26,7 +26,13 @@ from splunk_profiler.viewer.reading import LiveFiles
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; others may read if not this."
 )
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port; a free one if not given.")
-@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name of this machine in the address.")
+@click.option(
+    "--allow-host",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="A host, with its port if that is not the usual one, by which a proxy or tunnel is reached.",
+)
 @click.option("--open", "opens", is_flag=True, help="Open the address in the browser of this desktop.")
 @click.option(
     "--html",
@@ -51,7 +57,7 @@ def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bo
         _write(file, answers.export(Selection(answers.default_value()), "html"))
         print_line(f"saved in {file}")
         return
-    from splunk_profiler.viewer.server import listen, make_app, own_hosts, serve  # noqa: PLC0415  # of the extra `view`
+    from splunk_profiler.viewer.server import listen, make_app, own_origins, serve  # noqa: PLC0415  # of the extra `view`
 
     with listen(host, port) as listener:
         actual_port = listener.getsockname()[1]
@@ -60,7 +66,7 @@ def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bo
         if opens:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
-            serve(make_app(answers, own_hosts(host, actual_port, allowed)), listener)
+            serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
 
 
 def _write(file: Path, content: bytes) -> None:

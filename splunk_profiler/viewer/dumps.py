@@ -8,6 +8,7 @@ Specification: Splunk profiling conventions, "Call Stack Format".
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,8 +80,10 @@ def parse(text: str) -> Dump:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    number = match[1] or match[2] or match[3]
-    return chr(int(number, 16)) if number else _LETTERS.get(match[4], match[4])
+    if digits := match[1] or match[2] or match[3]:
+        number = int(digits, 16)
+        return chr(number) if number <= sys.maxunicode else match[0]
+    return _LETTERS.get(match[4], match[4])
 
 
 @lru_cache(maxsize=16_384)

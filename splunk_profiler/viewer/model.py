@@ -1,4 +1,4 @@
-"""What the viewer asks of recorded data, and what it gets; nothing else.
+"""Questions of the viewer to recorded data, and the answers; nothing else.
 
 Times are nanoseconds since the epoch. A weight is in the unit of the value that was asked for.
 """
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 
 class Facets(NamedTuple):
-    """What samples can be chosen by; empty where it is not known."""
+    """Properties that samples can be chosen by; empty where one is not known."""
 
     service: str
     process: str

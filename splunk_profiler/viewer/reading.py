@@ -39,7 +39,7 @@ from splunk_profiler.viewer.profile_messages import (
     kind_and_distribution,
     read_places,
 )
-from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.recording import IN_USE, Recording
 
 _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
@@ -51,7 +51,7 @@ class _Sender(NamedTuple):
 
 
 class LiveFiles:
-    """What the files of a directory, or a file, hold.
+    """The content of a directory's files, or of a file.
 
     Attributes:
         version: another number after each change of `recording`.
@@ -102,10 +102,10 @@ class LiveFiles:
             file.seek(offset)
             for line in _whole_lines(file):
                 offset += len(line)
+                self._read_up_to[path] = inode, offset  # first: no line is read twice, whatever is in it
                 if line.strip():
                     self._add_request(line)
                     self.version += 1
-            self._read_up_to[path] = inode, offset
 
     def _add_request(self, line: bytes) -> None:
         try:
@@ -185,6 +185,8 @@ class LiveFiles:
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.recording.units.update(units)
+        if any(name.startswith(IN_USE) for name in units):
+            self.recording.note_heap(sender.process, message.time_nanos)
         for stack, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")

@@ -9,7 +9,7 @@ from splunk_profiler.viewer.model import Facets, Frame, Function, Sample, Select
 OTHER = "(other)"
 _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
-_STATE_PREFIX = "inuse_"  # values that say what is, not what was added: those of the last profile count
+IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
 
 
 class Recording:
@@ -30,6 +30,7 @@ class Recording:
         self._function_ids: dict[tuple[str, str], int] = {}
         self._stack_ids: dict[tuple[Frame, ...], int] = {}
         self._facet_ids: dict[Facets, int] = {}
+        self._heap_times_ns: dict[str, set[int]] = {}  # by process: of profiles of what is in use
 
     def function_id(self, name: str, file: str, kind: str) -> int:
         """Return the place of a function in the table."""
@@ -58,14 +59,17 @@ class Recording:
         self.until_ns = max(self.until_ns, sample.time_ns + 1)
         self.samples.append(sample)
 
+    def note_heap(self, process: str, time_ns: int) -> None:
+        """Note a profile of what is in use: what it does not have is not in use any more."""
+        self._heap_times_ns.setdefault(process, set()).add(time_ns)
+
     def select(self, selection: Selection) -> list[Sample]:
         """Return the samples of a selection; of values that say what is in use, those of each process's last profile.
 
         Raises:
             ValueError: there is no such facet.
         """
-        found = self._chosen(selection)
-        return self._last_of_each_process(found, 1 << 63) if selection.value.startswith(_STATE_PREFIX) else found
+        return self._only_last(self._chosen(selection), selection, 1 << 63)
 
     def weighted(self, selection: Selection) -> list[Weighted]:
         """Return the stacks of a selection with their weights."""
@@ -85,10 +89,7 @@ class Recording:
         step_ns = max(1, -(-(self.until_ns - self.since_ns) // buckets))
         whole = Selection(selection.value, self.since_ns, self.until_ns, selection.filters)
         lines: dict[str, list[int]] = defaultdict(lambda: [0] * buckets)
-        samples = self._chosen(whole)
-        if selection.value.startswith(_STATE_PREFIX):
-            samples = self._last_of_each_process(samples, step_ns)
-        for sample in samples:
+        for sample in self._only_last(self._chosen(whole), whole, step_ns):
             value = getattr(self.facets[sample.facets], facet)
             lines[value][(sample.time_ns - self.since_ns) // step_ns] += sample.weights[selection.value]
         ranked = sorted(lines.items(), key=lambda item: -sum(item[1]))
@@ -123,10 +124,14 @@ class Recording:
             if selection.value in sample.weights and since_ns <= sample.time_ns < until_ns and allowed[sample.facets]
         ]
 
-    def _last_of_each_process(self, samples: list[Sample], step_ns: int) -> list[Sample]:
-        """Return of each process the samples of its last time in each bucket; parts of a profile have the same time."""
+    def _only_last(self, samples: list[Sample], selection: Selection, step_ns: int) -> list[Sample]:
+        """Return of what is in use each process's last profile in each bucket of the selected time; else all."""
+        if not selection.value.startswith(IN_USE):
+            return samples
+        since_ns, until_ns = selection.since_ns or 0, selection.until_ns or 1 << 63
         last: dict[tuple[str, int], int] = {}
+        for process, times_ns in self._heap_times_ns.items():
+            for time_ns in sorted(time_ns for time_ns in times_ns if since_ns <= time_ns < until_ns):
+                last[process, (time_ns - self.since_ns) // step_ns] = time_ns
         keys = [(self.facets[each.facets].process, (each.time_ns - self.since_ns) // step_ns) for each in samples]
-        for key, sample in zip(keys, samples, strict=True):
-            last[key] = max(last.get(key, 0), sample.time_ns)
-        return [each for key, each in zip(keys, samples, strict=True) if each.time_ns == last[key]]
+        return [each for key, each in zip(keys, samples, strict=True) if each.time_ns == last.get(key)]

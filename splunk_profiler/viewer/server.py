@@ -6,15 +6,16 @@ must not read what is shown here, also if its name points to this address.
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,8 +43,8 @@ _EXPORTS = {
 }
 
 
-def make_app(answers: Answers, hosts: Collection[str]) -> ASGIApp:
-    """Return the application; `hosts` are the values of the header Host that it answers to."""
+def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIApp:
+    """Return the application; `origins` are by the values of the header Host that it answers to."""
 
     def flame(request: Request) -> Any:
         return answers.flame(_selection(request), request.query_params.get("inverted") == "1")
@@ -73,7 +74,7 @@ def make_app(answers: Answers, hosts: Collection[str]) -> ASGIApp:
         *(Route(f"/{name}", _page(name)) for name in PAGE_FILES),
     ]
     handlers: Any = {ValueError: _explain, SourceError: _explain}
-    return _Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
+    return _Guard(Starlette(routes=routes, exception_handlers=handlers), origins)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,9 +90,17 @@ def listen(host: str, port: int) -> socket.socket:
         raise SourceError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
 
 
-def own_hosts(host: str, port: int, more: Collection[str]) -> set[str]:
-    """Return the values of the header Host by which a browser reaches the server."""
-    return {f"{f'[{name}]' if ':' in name else name}:{port}" for name in (host, "127.0.0.1", "localhost", "::1", *more)}
+def own_origins(host: str, port: int, more: Collection[str]) -> dict[str, set[str]]:
+    """Return the values of the header Host by which a browser reaches the server, and the origins of its page then.
+
+    Those of `more` are of proxies and tunnels: they are taken as they are, with TLS too, and with the server's port.
+    """
+    own = [f"{f'[{name}]' if ':' in name else name}:{port}" for name in (host, "127.0.0.1", "localhost", "::1")]
+    named = [name.lower() for each in more for name in (each, f"{each}:{port}")]
+    return {
+        **{name: {f"http://{name}"} for name in own},
+        **{name: {f"http://{name}", f"https://{name}"} for name in named},
+    }
 
 
 def serve(app: ASGIApp, listener: socket.socket) -> None:
@@ -105,9 +114,9 @@ def serve(app: ASGIApp, listener: socket.socket) -> None:
 class _Guard:
     """Refuses what is not for this server or is sent by another origin's page, and adds headers to each answer."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Mapping[str, Collection[str]]) -> None:
         self._app = app
-        self._hosts = {host.lower() for host in hosts}
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no web sockets
@@ -120,9 +129,9 @@ class _Guard:
 
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
-        if host not in self._hosts:
+        if host not in self._origins:
             problem = "this name is not the viewer's: see --allow-host"
-        elif origin is not None and origin.lower() != f"http://{host}":
+        elif origin is not None and origin.lower() not in self._origins[host]:
             problem = "requests from other origins are refused"
         else:
             await self._app(scope, receive, send_with_headers)
@@ -132,7 +141,7 @@ class _Guard:
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
     def respond(request: Request) -> Response:
-        return JSONResponse(answer(request))
+        return _to_json(answer(request))
 
     return respond
 
@@ -145,7 +154,12 @@ def _page(name: str) -> Callable[[Request], Response]:
 
 
 def _explain(_request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=400)
+    return _to_json({"error": str(error)}, status_code=400)
+
+
+def _to_json(content: Any, status_code: int = 200) -> Response:
+    """Return an answer in ASCII: names may have lone surrogates, which have no encoding."""
+    return Response(json.dumps(content), status_code, media_type="application/json")
 
 
 def _selection(request: Request) -> Selection:

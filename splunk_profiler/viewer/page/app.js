@@ -4,10 +4,10 @@
 const byId = (id) => document.getElementById(id);
 const saved = byId("saved") ? JSON.parse(byId("saved").textContent) : null;
 const SERIES = ["#e08a2c", "#5b95d6", "#57a883", "#b779c9", "#d06a6a", "#8d8d3f", "#3fa3ad", "#9a7b5c", "#9aa0a6"];
-const NAMES = {
+const NAMES = Object.assign(Object.create(null), {
   cpu: "CPU time", wall: "wall time", samples: "samples", gc: "garbage collection", alloc_space: "allocated",
   alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
-};
+});
 const FACETS = {
   service: "service", process: "process", endpoint: "endpoint or span", thread: "thread", code: "whose code",
   state: "state", trace: "trace",
@@ -74,7 +74,8 @@ async function ask(what, more = {}) {
     if (what !== "top") return answers[what];
     const sought = more.search.toLowerCase();
     const rows = answers.top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
-    return { ...answers.top, rows, functions: sought ? rows.length : answers.top.functions };
+    const isPart = answers.top.rows.length < answers.top.functions;
+    return { ...answers.top, rows, functions: sought ? rows.length : answers.top.functions, isPart };
   }
   const answer = await fetch(`api/${what}?${what === "overview" ? "" : selection(more)}`);
   const content = await answer.json();
@@ -179,7 +180,8 @@ function fillSelect(select, options, chosen) {
 }
 
 function fillFacets(facets, shown) {
-  const aside = byId("facets");
+  const aside = byId("facets"), focused = document.activeElement?.dataset.choice;
+  const scrolled = new Map([...aside.querySelectorAll("ul")].map((list) => [list.dataset.facet, list.scrollTop]));
   aside.textContent = "";
   for (const [facet, found] of Object.entries(facets)) {
     const chosen = new Set(state.getAll(`f.${facet}`));
@@ -187,10 +189,12 @@ function fillFacets(facets, shown) {
     if (values.length < 2 && !chosen.size) continue;
     make("h2", FACETS[facet], aside);
     const list = make("ul", "", aside);
+    list.dataset.facet = facet;
     for (const [name, weight] of values) {
       const label = make("label", "", make("li", "", list));
       const box = make("input", "", label);
       box.type = "checkbox";
+      box.dataset.choice = `${facet} ${name}`;
       box.checked = chosen.has(name);
       box.disabled = Boolean(saved);
       box.addEventListener("change", () => {
@@ -203,7 +207,9 @@ function fillFacets(facets, shown) {
       const text = make("span", name || "(none)", label);
       text.title = clean(name);
       make("span", amount(weight, shown.unit), label);
+      if (box.dataset.choice === focused) box.focus();
     }
+    list.scrollTop = scrolled.get(facet) ?? 0;
   }
 }
 
@@ -222,7 +228,8 @@ function fillTop(shown) {
   }
   const rest = shown.functions - shown.rows.length;
   byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
-  byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found` : "";
+  byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
+    + (shown.isPart ? " among the heaviest 500" : "") : "";
   byId("out").hidden = true;
 }
 
@@ -354,7 +361,7 @@ function listen() {
 
 async function follow() {
   try {
-    if (byId("follow").checked && overview) {
+    if (byId("follow").checked && overview && !marked) {
       const version = (await ask("overview")).version;
       if (version !== overview.version || !byId("problem").hidden) await show();
     }

@@ -77,6 +77,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
+@contextmanager
+def shown_on(page: Page, source: Path) -> Iterator[str]:
+    """Serve a source, and leave its page before the server ends: it asks for new data every two seconds."""
+    with serve(source) as address:
+        yield address
+        page.do("Page.navigate", url="about:blank")
+
+
 @pytest.fixture(autouse=True)
 def _no_error_on_the_console(page: Page) -> Iterator[None]:
     page.problems.clear()
@@ -137,7 +145,7 @@ def test_keys_move_through_the_graph(page: Page, address: str) -> None:
 def test_a_deep_graph_can_be_scrolled_to_its_end(page: Page, tmp_path: Path) -> None:
     stack = [f"deep.f{depth}(/srv/deep.py:{depth})" for depth in range(300)]
     (tmp_path / "logs.jsonl").write_text(sample_line(*stack), "utf-8")
-    with serve(tmp_path) as address:
+    with shown_on(page, tmp_path) as address:
         page.open(address)
         page.value("graph.scroller.scrollTop = 1e9; new Promise(requestAnimationFrame)")
         click_frame(page, "deep.f0")
@@ -259,7 +267,7 @@ def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) ->
 
 def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").touch()
-    with serve(tmp_path) as address:
+    with shown_on(page, tmp_path) as address:
         page.open(address)
         assert "No samples yet" in shown(page, "#empty")
         page.keep_picture(SCREENS / "empty.png")

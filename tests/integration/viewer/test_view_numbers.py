@@ -1,4 +1,4 @@
-"""What the page shows of a profiled process is what `report` says of the same files."""
+"""The numbers of the page and of `report` are the same for the same files of a profiled process."""
 
 from __future__ import annotations
 

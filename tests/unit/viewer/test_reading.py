@@ -51,6 +51,16 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     assert files.version > version
 
 
+def test_no_line_is_read_twice_whatever_is_in_it(tmp_path: Path) -> None:
+    hostile = sample_line().replace("main", r"\\Uffffffff").replace('"shop"', r'"\udcff"')
+    (tmp_path / "logs.jsonl").write_text(sample_line() + hostile, "utf-8")
+    files = LiveFiles(tmp_path)
+    for _ in range(2):
+        assert sum(endpoints(files).values()) == 2
+    assert {facets.thread for facets in files.recording.facets} == {"main", r"\Uffffffff"}
+    assert files.unread == 0
+
+
 def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "logs.jsonl"
     path.write_text('no json\n[]\n{"resourceLogs": 7}\n' + sample_line().replace("#1", ""), "utf-8")

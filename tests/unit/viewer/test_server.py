@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.reading import LiveFiles
-from splunk_profiler.viewer.server import make_app, own_hosts
+from splunk_profiler.viewer.server import make_app, own_origins
 
 PATHS = ["/", "/app.js", "/flame.js", "/style.css", "/api/overview", "/api/flame?value=wall", "/nothing"]
 
@@ -19,7 +19,7 @@ PATHS = ["/", "/app.js", "/flame.js", "/style.css", "/api/overview", "/api/flame
 @pytest.fixture
 def client(tmp_path: Path) -> TestClient:
     (tmp_path / "logs.jsonl").write_text(sample_line() + sample_line(service="billing"), "utf-8")
-    app = make_app(Answers(LiveFiles(tmp_path)), own_hosts("127.0.0.1", 8000, ["profiles.example"]))
+    app = make_app(Answers(LiveFiles(tmp_path)), own_origins("127.0.0.1", 8000, ["profiles.example"]))
     return TestClient(app, base_url="http://127.0.0.1:8000")
 
 
@@ -70,6 +70,19 @@ def test_a_selection_is_in_the_query(client: TestClient) -> None:
     assert get(client, "/api/flame?value=samples&until=5000000000")["total"] == 0
     assert get(client, "/api/timeline?value=samples&facet=service")["series"][0][0] == "shop"
     assert get(client, "/api/top?value=samples&search=RANK")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 2, 2]]
+
+
+def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:
+    append(tmp_path / "logs.jsonl", sample_line(service="\udcff"))
+    assert [[name for name, _ in get(client, "/api/facets?value=samples")["facets"]["service"]]][0][-1] == "\udcff"
+    assert client.get("/api/flame?value=samples&f.%ff=1").status_code == 400
+
+
+@pytest.mark.parametrize("host", ["profiles.example", "profiles.example:8000"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_with_a_name_that_is_allowed_is_answered(client: TestClient, host: str, scheme: str) -> None:
+    assert client.get("/", headers={"host": host, "origin": f"{scheme}://{host}"}).status_code == 200
+    assert client.get("/", headers={"host": host, "origin": "https://evil.example"}).status_code == 403
 
 
 def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path) -> None:

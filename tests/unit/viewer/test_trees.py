@@ -18,6 +18,8 @@ def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
     stack = found.stack_id((Frame(found.function_id("main", "main.py", "application"), 1),))
     for time_ns, process, endpoint, weights in samples:
         facets = Facets("shop", process, endpoint, "main", "application", "running", "")
+        if "inuse_space" in weights:
+            found.note_heap(process, time_ns)
         found.add(Sample(time_ns, stack, found.facets_id(facets), weights))
     return found
 
@@ -89,3 +91,13 @@ def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
 
 def test_nothing_recorded_has_an_empty_timeline() -> None:
     assert not Recording().timeline(Selection("cpu"), "service", 10).series
+
+
+def test_memory_that_the_last_profile_lacks_is_freed_whatever_is_chosen() -> None:
+    found = recording((10, "1", "a", {"inuse_space": 100}), (20, "1", "b", {"inuse_space": 7}))
+    assert found.weighted(Selection("inuse_space", filters={"endpoint": frozenset("a")})) == []
+    assert sum(each.weight for each in found.weighted(Selection("inuse_space"))) == 7
+    found.note_heap("1", 30)  # a profile without any
+    assert found.weighted(Selection("inuse_space")) == []
+    assert sum(each.weight for each in found.weighted(Selection("inuse_space", until_ns=20))) == 100
+    assert found.timeline(Selection("inuse_space"), "endpoint", 2).series[0].weights == [100, 0]
