@@ -43,6 +43,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest: at the end, all workers but one would wait for them."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)
+
+
 def _sockets() -> set[str]:
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -13,6 +13,7 @@ pytest.importorskip("splunk_profiler._walker", reason="the native walker is not 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.takes_long
 def test_soak_run_that_is_quick_breaks_no_promise() -> None:
     # A hang is reported before the test itself times out.
     env = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks"), "SOAK_HANG_S": "45"}

@@ -116,6 +116,7 @@ def test_first_labels_of_a_process_are_shown_in_a_context_cached_before() -> Non
     assert output_of("first_labels") == ["0 [(b'route', b'/checkout')] []"] * 4
 
 
+@pytest.mark.takes_long
 def test_100000_threads_and_a_million_spans_leave_no_memory_behind() -> None:
     lines = output_of("memory", "100000", "1000000", timeout_s=300)
     kept = {name: int(kib) for name, kib in (line.split() for line in lines)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
@@ -23,6 +24,7 @@ def _period_ms(record: dict[str, Any]) -> int:
     return int(record["attributes"]["source.event.period"])
 
 
+@pytest.mark.takes_long
 def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
     with Receiver() as receiver:
         settings = {"SPLUNK_PROFILER_MAX_OVERHEAD": str(_PERCENT), "OTEL_SERVICE_NAME": "limited"}
