@@ -118,3 +118,22 @@ def run_collector(directory: Path, *options: str) -> Iterator[Collector]:
         if process.poll() is None:
             process.kill()
         process.communicate(timeout=DEADLINE_S)
+
+
+def collect_batch(directory: Path, data_format: str, *numbers: int) -> str:
+    """Collect records of ``examples/batch.py`` with these arguments; return the output of `collect`."""
+    settings = {
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+        "SPLUNK_PROFILER_DATA_FORMAT": data_format,
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    with run_collector(directory) as collector:
+        subprocess.run(
+            [sys.executable, ROOT / "examples" / "batch.py", *map(str, numbers)],
+            env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        return collector.end()[0]

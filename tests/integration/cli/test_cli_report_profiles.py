@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from command_line import DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
+from command_line import collect_batch, splunk_profiler
 
 
 def test_report_of_collected_profiles_lists_the_services_own_code_first(
     tmp_path: Path,
 ) -> None:
-    settings = {
-        "SPLUNK_PROFILER_ENABLED": "true",
-        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
-        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-    }
-    with run_collector(tmp_path) as collector:
-        subprocess.run(
-            [sys.executable, ROOT / "examples" / "batch.py", "100000", "150000"],
-            env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=True,
-        )
-        output, _ = collector.end()
+    output = collect_batch(tmp_path, "pprof-gzip-base64", 100_000, 150_000)
     assert "0 samples (0% inside spans) · 1 aggregated profiles" in output
 
     ended = splunk_profiler("report", tmp_path, "--json")

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,17 @@ pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, re
 
 def _service(receiver_url: str, *arguments: str, **settings: str) -> Target:
     return Target("exported_service.py", *arguments, env=profiling_settings(receiver_url, 10, **settings))
+
+
+@contextmanager
+def _exported() -> Iterator[tuple[Receiver, Target, int]]:
+    """Run a service until the block ends, from its first records on; the number is its exporter's process id."""
+    with Receiver() as receiver, _service(receiver.url) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        yield receiver, target, exporter
+        target.tell("stop")
+        assert target.finish() == 0, target.output
 
 
 def _is_of_cart(record: dict[str, Any]) -> bool:
@@ -63,29 +76,21 @@ def test_exporter_starts_before_the_first_samples_of_a_long_interval() -> None:
 
 
 def test_loaded_exporter_lets_busy_threads_of_its_hosts_go_first() -> None:
-    with Receiver() as receiver, _service(receiver.url) as target:
-        receiver.record(_is_of_cart)
-        (exporter,) = find_exporters(target.pid)
+    with _exported() as (_, _target, exporter):
         nice_values = {
             os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path(f"/proc/{exporter}/task").iterdir()
         }
         assert nice_values == {os.nice(0) + 5}
-        target.tell("stop")
-        assert target.finish() == 0, target.output
 
 
 def test_killed_exporter_is_started_again_and_records_go_on() -> None:
-    with Receiver() as receiver, _service(receiver.url) as target:
-        receiver.record(_is_of_cart)
-        (first,) = find_exporters(target.pid)
+    with _exported() as (receiver, target, first):
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
         target.line("the exporter process ended and was started again")
         killed_ns = max(record["time_ns"] for record in receiver.records(1))
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > killed_ns)
         assert first not in find_exporters(target.pid)
-        target.tell("stop")
-        assert target.finish() == 0, target.output
 
 
 def test_killed_service_leaves_no_exporter() -> None:
@@ -154,22 +159,16 @@ def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
 def test_service_that_can_start_no_other_exporter_goes_on(change: str, reason: str) -> None:
     if change == "no program" and os.geteuid() != 0:
         pytest.skip("chroot needs root")
-    with Receiver() as receiver, _service(receiver.url) as target:
-        receiver.record(_is_of_cart)
-        (exporter,) = find_exporters(target.pid)
+    with _exported() as (_, target, exporter):
         target.tell(change)
         target.line(change)
         os.kill(exporter, signal.SIGKILL)
         assert reason in target.line("the exporter process cannot be reached or started: ")
         assert find_exporters(target.pid) == []
-        target.tell("stop")
-        assert target.finish() == 0, target.output
 
 
 def test_service_beside_a_stopped_exporter_goes_on_and_is_exported_later() -> None:
-    with Receiver() as receiver, _service(receiver.url) as target:
-        receiver.record(_is_of_cart)
-        (exporter,) = find_exporters(target.pid)
+    with _exported() as (receiver, target, exporter):
         os.kill(exporter, signal.SIGSTOP)
         for _ in range(10):
             target.tell("modules")
@@ -178,8 +177,6 @@ def test_service_beside_a_stopped_exporter_goes_on_and_is_exported_later() -> No
         os.kill(exporter, signal.SIGCONT)
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > stopped_ns)
         assert find_exporters(target.pid) == [exporter]
-        target.tell("stop")
-        assert target.finish() == 0, target.output
 
 
 def test_service_that_becomes_a_daemon_is_exported_under_its_new_pid() -> None:

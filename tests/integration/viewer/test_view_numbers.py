@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from command_line import DEADLINE_S, ROOT, clean_environment, run_collector, splunk_profiler
+from command_line import collect_batch, splunk_profiler
 
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.reading import LiveFiles
@@ -19,21 +16,7 @@ from splunk_profiler.viewer.trees import call_tree, top_table
 
 
 def recorded(directory: Path, data_format: str) -> tuple[Recording, dict[str, Any]]:
-    settings = {
-        "SPLUNK_PROFILER_ENABLED": "true",
-        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
-        "SPLUNK_PROFILER_DATA_FORMAT": data_format,
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-    }
-    with run_collector(directory) as collector:
-        subprocess.run(
-            [sys.executable, ROOT / "examples" / "batch.py", "50000", "80000"],
-            env=clean_environment({**settings, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}),
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=True,
-        )
-        collector.end()
+    collect_batch(directory, data_format, 50_000, 80_000)
     files = LiveFiles(directory)
     files.refresh()
     report = splunk_profiler("report", directory, "--json")
