@@ -160,6 +160,12 @@ def mark_profiler_thread(is_starting: bool, /) -> None:
     Such a thread must not hold the GIL while C code forks without it.
     """
 
+def delay_forks(is_starting: bool, /) -> None:
+    """Delay forks, at most half a second each, while the calling thread may hold locks of the application.
+
+    A forked child would inherit such a lock without the thread that releases it. Other threads that call this wait.
+    """
+
 def read_thread_stat(native_id: int, /) -> str:
     """Return the line of a thread of this process in ``/proc/self/task/ID/stat``; empty if it has ended.
 

@@ -17,11 +17,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* The thread that delays a fork may wait for a processor, or write to a full pipe. */
+#define MAX_DELAY_NS  500000000LL
+#define DELAY_POLL_NS 1000000L
+
 static struct {
     pthread_mutex_t mutex;
-    ticker_state *tickers; /* mutex */
-    bool has_handlers;     /* mutex */
-    PyObject *in_child;    /* owned; GIL */
+    /* Held by a thread of ours in code of the application that has locks (see forks_delay), and during a fork. */
+    pthread_mutex_t delay;
+    atomic_int forks_waiting; /* for the end of a delay: no other one begins before them */
+    ticker_state *tickers;    /* mutex */
+    bool has_handlers;        /* mutex */
+    PyObject *in_child;       /* owned; GIL */
     /* The interpreter of in_child; NULL: no callback is set. */
     PyInterpreterState *_Atomic interp;
     /* A call of run_child_callback is in the interpreter's queue, which has 32 places. */
@@ -29,7 +36,10 @@ static struct {
     atomic_bool is_callback_due; /* this is a forked child, and in_child has not been called */
     fork_survivor survivor;      /* written only in the child, before it has a second thread */
     atomic_int locks_wanted;
-} process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+} process = {.mutex = PTHREAD_MUTEX_INITIALIZER, .delay = PTHREAD_MUTEX_INITIALIZER};
+
+/* True on the thread that holds process.delay: in the application's code, or for its fork. */
+static _Thread_local bool has_delay, is_delay_locked;
 
 const atomic_int *forks_locks_wanted(void)
 {
@@ -44,6 +54,47 @@ void forks_lock(pthread_mutex_t *mutex)
         pthread_mutex_unlock(mutex);
         PyEval_RestoreThread(self);
     }
+}
+
+static void sleep_briefly(void)
+{
+    PyThreadState *self = compat_can_release_gil() ? PyEval_SaveThread() : NULL;
+    nanosleep(&(struct timespec){.tv_nsec = DELAY_POLL_NS}, NULL);
+    if (self != NULL) {
+        PyEval_RestoreThread(self);
+    }
+}
+
+void forks_delay(bool is_starting)
+{
+    if (is_starting && !has_delay) {
+        while (atomic_load(&process.forks_waiting) > 0) {
+            sleep_briefly();
+        }
+        forks_lock(&process.delay);
+        has_delay = true;
+    }
+    else if (!is_starting && has_delay) {
+        has_delay = false;
+        pthread_mutex_unlock(&process.delay);
+    }
+}
+
+/* Wait for the end of a delay, but not for ever. True: there is none until this fork is over. */
+static bool wait_for_delay(void)
+{
+    if (has_delay) { /* the application's code forks */
+        return false;
+    }
+    atomic_fetch_add(&process.forks_waiting, 1);
+    int64_t until_ns = monotonic_ns() + MAX_DELAY_NS;
+    bool is_locked = pthread_mutex_trylock(&process.delay) == 0;
+    while (!is_locked && monotonic_ns() < until_ns) {
+        sleep_briefly();
+        is_locked = pthread_mutex_trylock(&process.delay) == 0;
+    }
+    atomic_fetch_sub(&process.forks_waiting, 1);
+    return is_locked;
 }
 
 static int run_child_callback(void *unused)
@@ -92,6 +143,7 @@ static void hold_gil_for_fork(PyInterpreterState *interp)
 
 static void before_fork(void)
 {
+    is_delay_locked = wait_for_delay();
     atomic_fetch_add(&process.locks_wanted, 1);
     PyInterpreterState *interp = atomic_load(&process.interp);
     if (interp != NULL && !compat_is_finalizing() && gil_keeper_request(interp)) {
@@ -127,6 +179,10 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&process.mutex);
     atomic_fetch_sub(&process.locks_wanted, 1);
     gil_keeper_release();
+    if (is_delay_locked) {
+        is_delay_locked = false;
+        pthread_mutex_unlock(&process.delay);
+    }
 }
 
 /* Only this thread exists. Its mutexes and conditions are initialized again: conditions count waiters that no
@@ -141,6 +197,9 @@ static void after_fork_in_child(void)
         atomic_store(&ticker->loop.is_closed, true);
     }
     pthread_mutex_init(&process.mutex, NULL);
+    pthread_mutex_init(&process.delay, NULL);
+    atomic_store(&process.forks_waiting, 0);
+    has_delay = is_delay_locked = false;
     atomic_store(&process.locks_wanted, 0);
     PyInterpreterState *interp = PyInterpreterState_Main();
     process.survivor = (fork_survivor){

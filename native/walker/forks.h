@@ -16,6 +16,9 @@ const atomic_int *forks_locks_wanted(void);
 bool forks_set_child_callback(PyInterpreterState *interp, PyObject *in_child);
 /* Releases the GIL during the wait: a forking thread keeps these mutexes until its fork is over. */
 void forks_lock(pthread_mutex_t *mutex);
+/* The calling thread of ours begins, or ends, code of the application that may hold locks without the GIL: a child
+ * would inherit them locked. Forks by any code wait, at most half a second. */
+void forks_delay(bool is_starting);
 
 /* In a forked child: the surviving thread, and the newest thread state of the parent. Zeros elsewhere. */
 typedef struct {

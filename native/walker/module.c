@@ -34,13 +34,23 @@ static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *
     Py_RETURN_NONE;
 }
 
-static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_starting)
+static PyObject *tell_start(void (*of)(bool), PyObject *is_starting)
 {
     if (!PyBool_Check(is_starting)) {
         return PyErr_Format(PyExc_TypeError, "is_starting must be a bool, not %.100s", Py_TYPE(is_starting)->tp_name);
     }
-    gil_keeper_mark_thread(is_starting == Py_True);
+    of(is_starting == Py_True);
     Py_RETURN_NONE;
+}
+
+static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_starting)
+{
+    return tell_start(gil_keeper_mark_thread, is_starting);
+}
+
+static PyObject *delay_forks(PyObject *Py_UNUSED(module), PyObject *is_starting)
+{
+    return tell_start(forks_delay, is_starting);
 }
 
 /* Keeps the GIL: a busy process would not give it back for far longer than the few microseconds of this. */
@@ -143,6 +153,8 @@ static PyMethodDef module_methods[] = {
     {"mark_profiler_thread", mark_profiler_thread, METH_O,
      "mark_profiler_thread($module, is_starting, /)\n--\n\nMark the calling thread as one of the profiler's, or unmark "
      "it."},
+    {"delay_forks", delay_forks, METH_O,
+     "delay_forks($module, is_starting, /)\n--\n\nDelay forks while the calling thread has locks of the application."},
     {"read_thread_stat", read_thread_stat, METH_O,
      "read_thread_stat($module, native_id, /)\n--\n\nReturn the kernel's line about a thread."},
     {NULL},

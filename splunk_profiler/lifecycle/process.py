@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import logging
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, OnceLog, logger
-from splunk_profiler.system.threads import WakeEvent, Worker, is_profiler_thread
+from splunk_profiler.system.threads import WakeEvent, Worker, delaying_forks, is_profiler_thread
 
 if TYPE_CHECKING:
     from splunk_profiler.otel.runtime_id import RuntimeId
@@ -34,6 +35,18 @@ _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
 _EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
+
+
+_call_handlers = logger.handle
+
+
+def handle_between_forks(record: logging.LogRecord) -> None:
+    """Hand a line to the application's handlers: a child must not inherit their locks from a thread of ours."""
+    with delaying_forks():
+        _call_handlers(record)
+
+
+logger.handle = handle_between_forks  # type: ignore[method-assign]
 
 
 class ProcessProfiler:

@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from math import inf
@@ -205,6 +205,23 @@ def _register_with_walker(is_starting: bool) -> None:
     walker = sys.modules.get("splunk_profiler._walker")
     if walker is not None:
         walker.mark_profiler_thread(is_starting)
+
+
+@contextmanager
+def delaying_forks() -> Iterator[None]:
+    """Keep forks from happening, by any code and at most half a second each, while a thread of ours has others' locks.
+
+    A child inherits such a lock without the thread that releases it. Only the native walker can do this.
+    """
+    walker = sys.modules.get("splunk_profiler._walker") if is_profiler_thread() else None
+    if walker is None:
+        yield
+        return
+    walker.delay_forks(True)
+    try:
+        yield
+    finally:
+        walker.delay_forks(False)
 
 
 def _block_signals() -> None:

@@ -2,23 +2,30 @@
 
 HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread with the GIL waits for); ``os.fork``,
 ``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
-tickers what to do); ``queue`` (many forks while the main thread runs no Python); or ``kept`` (one fork without the GIL,
-which a thread of the profiler has kept for longer than any waiter is patient).
+tickers what to do); ``queue`` (many forks while the main thread runs no Python); ``kept`` (one fork without the GIL,
+which a thread of the profiler has kept for longer than any waiter is patient); or ``log os.fork`` and ``log C code``
+(while a thread of the profiler writes log lines; each child writes one too).
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
-from walker_forks import start
+from walker_forks import C_FORKS, start
 
 from splunk_profiler import _walker as walker
+from splunk_profiler.lifecycle import process as _process  # noqa: F401  # as in a service: it hands lines to handlers
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import Worker
 
 FORKS = 300
+FORKS_BESIDE_LINES = 60
 KEPT_MS = 1_000
 CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)  # kept: it is called later
 
@@ -79,6 +86,48 @@ def _fork_while_kept(library: ctypes.CDLL) -> int:
     return os.waitpid(child, 0)[1]
 
 
+class SlowFile(logging.Handler):
+    """Has a lock of its own, as files and sockets have, and waits with it: without the GIL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file_lock = threading.Lock()
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        if not self.file_lock.acquire(timeout=10):
+            os._exit(4)
+        time.sleep(0.002)
+        self.file_lock.release()
+
+
+def _fork_beside_lines(fork: Callable[[], int]) -> int:
+    """Fork while one of our threads writes lines; return how many children could write one."""
+    over = threading.Event()
+    has_begun = threading.Event()
+    file = SlowFile()
+    logger.addHandler(file)
+    logger.propagate = False
+
+    def write() -> None:
+        while not over.is_set():
+            logger.warning("a line")
+            has_begun.set()
+
+    worker = Worker("writer", write)
+    worker.start()
+    has_begun.wait()
+    statuses = []
+    for _ in range(FORKS_BESIDE_LINES):
+        child = fork()
+        if child == 0:
+            file.emit(logging.makeLogRecord({}))
+            os._exit(0)
+        statuses.append(os.waitpid(child, 0)[1])
+    over.set()
+    worker.join(10)
+    return statuses.count(0)
+
+
 def main(how: str, path: str) -> None:
     over = threading.Event()
     library, with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
@@ -96,6 +145,9 @@ def main(how: str, path: str) -> None:
         threads: list[threading.Thread] = []
     elif how == "kept":
         print("status", _fork_while_kept(library), flush=True)
+        threads = []
+    elif how.startswith("log "):
+        print("went well", _fork_beside_lines(C_FORKS.get(how[4:], os.fork)), flush=True)
         threads = []
     elif how == "lock":
         threads = [_until(over, _busy), _until(over, with_gil.want_lock), _until(over, lambda: ticker.drain(1_000))]

@@ -73,6 +73,13 @@ def test_forks_continue_while_other_threads_want_the_gil_and_locks(how: str, lib
         assert target.line("went well") == "300"
 
 
+@pytest.mark.parametrize("how", ["os.fork", "C code", "C code without the GIL"])
+def test_children_inherit_no_lock_of_a_log_handler_that_our_thread_uses(how: str, library: Path) -> None:
+    with Target("foreign_forks.py", f"log {how}", str(library)) as target:
+        assert target.finish() == 0
+        assert target.line("went well") == "60"
+
+
 def test_child_of_a_fork_while_our_thread_keeps_the_gil_runs_python(library: Path) -> None:
     with Target("foreign_forks.py", "kept", str(library)) as target:
         assert target.finish() == 0

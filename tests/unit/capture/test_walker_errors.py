@@ -137,6 +137,8 @@ def test_wrong_times_and_missing_arguments_are_refused() -> None:
         walker.Ticker()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="is_starting must be a bool"):
         walker.mark_profiler_thread(1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is_starting must be a bool"):
+        walker.delay_forks(1)  # type: ignore[arg-type]
 
 
 def test_a_watcher_of_forks_is_callable_and_is_given_up() -> None:
