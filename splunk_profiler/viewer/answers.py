@@ -9,10 +9,10 @@ import threading
 from typing import Any
 
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.model import Facets, Selection
+from splunk_profiler.viewer.model import Baseline, Facets, Selection, Weighted
 from splunk_profiler.viewer.reading import LiveFiles
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, prune, through, top_table
 
 MAX_FRAMES = 50_000
 _MAX_ROWS = 500
@@ -43,16 +43,37 @@ class Answers:
                 "unread": self._live.unread,
             }
 
-    def flame(self, selection: Selection, inverted: bool) -> dict[str, Any]:
-        """Return a call tree: texts once, and frames with places among them."""
-        with self._lock:
-            recording = self._refreshed()
-            return _flame(recording, selection, inverted)
+    def flame(
+        self,
+        selection: Selection,
+        inverted: bool,
+        baseline: Baseline | None = None,
+        function: tuple[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Return a call tree: texts once, and frames with places among them.
 
-    def top(self, selection: Selection, search: str) -> dict[str, Any]:
-        """Return the functions whose name or file has the text, the most of their own first."""
+        Args:
+            selection: of which samples.
+            inverted: from leaves to roots.
+            baseline: each frame then has its weight there as a last field.
+            function: name and file of the one with which the tree begins: its callees, or its callers if `inverted`.
+
+        Raises:
+            ValueError: a facet or a way to compare that is not known.
+        """
         with self._lock:
-            return _top(self._refreshed(), selection, search)
+            return _flame(self._refreshed(), selection, inverted, baseline, function)
+
+    def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
+        """Return the functions whose name or file has the text, the most of their own first.
+
+        With a baseline each row ends with both weights there, and what differs most comes first.
+
+        Raises:
+            ValueError: as for `flame`.
+        """
+        with self._lock:
+            return _top(self._refreshed(), selection, search, baseline)
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
@@ -123,29 +144,58 @@ def _values(recording: Recording) -> list[str]:
     return sorted(found, key=lambda name: (*(name != first for first in _VALUES_FIRST), name))
 
 
-def _flame(recording: Recording, selection: Selection, inverted: bool) -> dict[str, Any]:
-    nodes = prune(call_tree(recording.weighted(selection), inverted=inverted), MAX_FRAMES)
+def _flame(
+    recording: Recording,
+    selection: Selection,
+    inverted: bool,
+    baseline: Baseline | None = None,
+    function: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    stacks = recording.weighted(selection)
+    before, scale = _before(recording, selection, stacks, baseline)
+    if function is not None:
+        place = recording.find_function(*function)
+        stacks, before = (through(each, place, callers=inverted) for each in (stacks, before))
+    nodes = prune(call_tree(stacks, inverted=inverted, before=before), MAX_FRAMES)
     texts: dict[str, int] = {}
     frames = []
     for node in nodes[1:]:
         name, file, kind = ("(small)", "", "") if node.function == SMALL else recording.functions[node.function]
         text_places = [texts.setdefault(text, len(texts)) for text in (name, file)]
-        frames.append([node.parent, *text_places, node.line, _KINDS.get(kind, 0), node.total, node.own])
+        frame = [node.parent, *text_places, node.line, _KINDS.get(kind, 0), node.total, node.own]
+        frames.append(frame if baseline is None else [*frame, round(node.before * scale)])
     unit = recording.units.get(selection.value, "count")
-    return {"unit": unit, "total": nodes[0].total, "texts": list(texts), "frames": frames}
+    answer = {"unit": unit, "total": nodes[0].total, "texts": list(texts), "frames": frames}
+    return answer if baseline is None else {**answer, "before": round(nodes[0].before * scale)}
 
 
-def _top(recording: Recording, selection: Selection, search: str) -> dict[str, Any]:
+def _before(
+    recording: Recording, selection: Selection, stacks: list[Weighted], baseline: Baseline | None
+) -> tuple[list[Weighted], float]:
+    """Return the stacks of the baseline, none without one, and the factor of their weights."""
+    if baseline is None:
+        return [], 1
+    before = recording.weighted(baseline.selection)
+    if baseline.by == "time":
+        return before, recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
+    if baseline.by == "share":
+        return before, sum(each.weight for each in stacks) / (sum(each.weight for each in before) or 1)
+    raise ValueError(f"there is no comparison by {baseline.by}: it is time or share")
+
+
+def _top(recording: Recording, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
     stacks = recording.weighted(selection)
+    before, scale = _before(recording, selection, stacks, baseline)
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(stacks):
+    for row in top_table(stacks, before, scale):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
-                rows.append([name, file, row.line, _KINDS.get(kind, 0), row.own, row.total])
+                cells = [name, file, row.line, _KINDS.get(kind, 0), row.own, row.total]
+                rows.append(cells if baseline is None else [*cells, round(row.own_before), round(row.total_before)])
     unit = recording.units.get(selection.value, "count")
     return {"unit": unit, "total": sum(each.weight for each in stacks), "functions": matches, "rows": rows}
 

@@ -63,24 +63,37 @@ class Selection:
     filters: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
+class Baseline(NamedTuple):
+    """What a selection is compared with; weights are scaled to the same ``time``, or to the same total (``share``)."""
+
+    selection: Selection
+    by: str
+
+
 @dataclass(slots=True)
 class TreeNode:
-    """A node of a call tree: all that is below it has `total`, and what ends at it `own`."""
+    """A node of a call tree: all that is below it has `total`, and what ends at it `own`; `before` in the baseline."""
 
     parent: int
     function: int
     line: int
     total: int = 0
     own: int = 0
+    before: int = 0
 
 
 class TopRow(NamedTuple):
-    """The weight of a function: at the leaf, and anywhere on the stack, recursion counted once."""
+    """The weight of a function: at the leaf, and anywhere on the stack, recursion counted once.
+
+    `own_before` and `total_before` are those of the baseline, scaled.
+    """
 
     function: int
     line: int
     own: int
     total: int
+    own_before: float = 0
+    total_before: float = 0
 
 
 class Series(NamedTuple):

@@ -39,6 +39,10 @@ class Recording:
             self.functions.append(Function(name, file, kind))
         return found
 
+    def find_function(self, name: str, file: str) -> int:
+        """Return the place of a function in the table; -1 if it is not there."""
+        return self._function_ids.get((name, file), -1)
+
     def stack_id(self, frames: tuple[Frame, ...]) -> int:
         """Return the place of a stack, root first, in the table."""
         found = self._stack_ids.setdefault(frames, len(self.stacks))
@@ -77,6 +81,12 @@ class Recording:
         for sample in self.select(selection):
             weights[sample.stack] += sample.weights[selection.value]
         return [Weighted(self.stacks[stack], weight) for stack, weight in weights.items() if weight]
+
+    def duration_ns(self, selection: Selection) -> int:
+        """Return how long a selection is."""
+        since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
+        until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
+        return max(1, until_ns - since_ns)
 
     def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
         """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen."""

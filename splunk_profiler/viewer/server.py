@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.exports import PAGE_FILES, page_file
-from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.model import Baseline, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 
 _POLICY = (
@@ -47,10 +47,12 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
     """Return the application; `origins` are by the values of the header Host that it answers to."""
 
     def flame(request: Request) -> Any:
-        return answers.flame(_selection(request), request.query_params.get("inverted") == "1")
+        query = request.query_params
+        function = (query["function"], query.get("file", "")) if "function" in query else None
+        return answers.flame(_selection(request), query.get("inverted") == "1", _baseline(request), function)
 
     def top(request: Request) -> Any:
-        return answers.top(_selection(request), request.query_params.get("search", ""))
+        return answers.top(_selection(request), request.query_params.get("search", ""), _baseline(request))
 
     def timeline(request: Request) -> Any:
         return answers.timeline(_selection(request), request.query_params.get("facet", "service"))
@@ -162,10 +164,18 @@ def _to_json(content: Any, status_code: int = 200) -> Response:
     return Response(json.dumps(content), status_code, media_type="application/json")
 
 
-def _selection(request: Request) -> Selection:
+def _selection(request: Request, prefix: str = "") -> Selection:
     query = request.query_params
-    filters = {name.removeprefix("f."): frozenset(query.getlist(name)) for name in query if name.startswith("f.")}
-    return Selection(query.get("value", ""), _time(query.get("since")), _time(query.get("until")), filters)
+    start = f"{prefix}f."
+    filters = {name.removeprefix(start): frozenset(query.getlist(name)) for name in query if name.startswith(start)}
+    since_ns, until_ns = (_time(query.get(f"{prefix}{name}")) for name in ("since", "until"))
+    return Selection(query.get("value", ""), since_ns, until_ns, filters)
+
+
+def _baseline(request: Request) -> Baseline | None:
+    """Return what to compare with: parameters as those of the selection, with ``b.`` before them."""
+    by = request.query_params.get("compare")
+    return Baseline(_selection(request, "b."), by) if by else None
 
 
 def _time(text: str | None) -> int | None:

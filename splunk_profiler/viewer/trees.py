@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from splunk_profiler.viewer.model import TopRow, TreeNode, Weighted
 
 SMALL = -1  # in place of a function: what was pruned
 
 
-def call_tree(stacks: Iterable[Weighted], *, inverted: bool = False) -> list[TreeNode]:
+def call_tree(stacks: Iterable[Weighted], *, inverted: bool = False, before: Iterable[Weighted] = ()) -> list[TreeNode]:
     """Return the nodes of a tree, parents before children; the first is the root, without a function.
 
-    Below the root of an inverted tree are the leaves of stacks, and below each its callers.
+    Below the root of an inverted tree are the leaves of stacks, and below each its callers. Of `before`, the baseline,
+    are the weights of nodes that the tree has.
     """
     nodes = [TreeNode(-1, SMALL, 0)]
     children: dict[tuple[int, int], int] = {}
@@ -26,7 +29,25 @@ def call_tree(stacks: Iterable[Weighted], *, inverted: bool = False) -> list[Tre
             place = child
             nodes[place].total += weight
         nodes[place].own += weight
+    for stack, weight in before:
+        place = 0
+        nodes[0].before += weight
+        for frame in reversed(stack) if inverted else stack:
+            if (place, frame.function) not in children:
+                break
+            place = children[place, frame.function]
+            nodes[place].before += weight
     return nodes
+
+
+def through(stacks: Iterable[Weighted], function: int, *, callers: bool) -> list[Weighted]:
+    """Return the parts of stacks from the outermost call of a function on, or up to it if `callers`."""
+    parts = []
+    for stack, weight in stacks:
+        place = next((place for place, frame in enumerate(stack) if frame.function == function), None)
+        if place is not None:
+            parts.append(Weighted(stack[: place + 1] if callers else stack[place:], weight))
+    return parts
 
 
 def prune(nodes: list[TreeNode], max_nodes: int) -> list[TreeNode]:
@@ -41,28 +62,38 @@ def prune(nodes: list[TreeNode], max_nodes: int) -> list[TreeNode]:
     for place, node in enumerate(nodes):
         if place in kept:
             places[place] = len(result)
-            result.append(TreeNode(places.get(node.parent, -1), node.function, node.line, node.total, node.own))
+            result.append(replace(node, parent=places.get(node.parent, -1)))
         elif node.parent in kept:
             parent = places[node.parent]
             rest = small.setdefault(parent, TreeNode(parent, SMALL, 0))
             rest.total += node.total
             rest.own += node.total
+            rest.before += node.before
     return [*result, *small.values()]
 
 
-def top_table(stacks: Iterable[Weighted]) -> list[TopRow]:
-    """Return the functions, with the most of their own first."""
-    own: dict[int, int] = {}
-    total: dict[int, int] = {}
+def top_table(stacks: Iterable[Weighted], before: Iterable[Weighted] = (), scale: float = 1) -> list[TopRow]:
+    """Return the functions, first those with the most of their own; above `before` times `scale`, or below."""
     lines: dict[int, int] = {}
+    own, total = _sum_functions(stacks, lines)
+    own_before, total_before = _sum_functions(before, lines)
+    rows = [
+        TopRow(
+            function, line, own[function], total[function], own_before[function] * scale, total_before[function] * scale
+        )
+        for function, line in lines.items()
+    ]
+    return sorted(rows, key=lambda row: (-abs(row.own - row.own_before), -row.total, row.function))
+
+
+def _sum_functions(stacks: Iterable[Weighted], lines: dict[int, int]) -> tuple[Counter[int], Counter[int]]:
+    """Return the weights of functions at the leaf, and anywhere; put a line of each into `lines`."""
+    own: Counter[int] = Counter()
+    total: Counter[int] = Counter()
     for stack, weight in stacks:
-        if not stack:
-            continue
-        leaf = stack[-1].function
-        own[leaf] = own.get(leaf, 0) + weight
-        nearest = {frame.function: frame.line for frame in stack}
-        for function, line in nearest.items():
-            total[function] = total.get(function, 0) + weight
+        if stack:
+            own[stack[-1].function] += weight
+        for function, line in {frame.function: frame.line for frame in stack}.items():
+            total[function] += weight
             lines.setdefault(function, line)
-    rows = [TopRow(function, lines[function], own.get(function, 0), weight) for function, weight in total.items()]
-    return sorted(rows, key=lambda row: (-row.own, -row.total, row.function))
+    return own, total

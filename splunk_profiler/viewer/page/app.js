@@ -18,6 +18,7 @@ let state = new URLSearchParams(location.hash.slice(1));
 const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"), (path) => {
   set({ zoom: path });
   byId("out").hidden = !path;
+  byId("focus").hidden = !path || Boolean(saved);
 }, describe);
 
 function make(tag, text, parent) {
@@ -49,43 +50,60 @@ const day = (ns) => new Date(Number(BigInt(ns) / 1000000n)).toLocaleDateString()
 const value = () => state.get("value") || overview.values[0]?.name || "";
 const view = () => state.get("view") || "flame";
 
-function set(changes) {
+// Changes the address; a step of its own in the browser's history, unless it is a letter of a search.
+function set(changes, isStep = true) {
   for (const [name, text] of Object.entries(changes)) {
     if (text) state.set(name, text);
     else state.delete(name);
   }
-  history.replaceState(null, "", `#${state}`);
+  const address = `#${state}`;
+  if (address !== (location.hash || "#")) history[isStep ? "pushState" : "replaceState"](null, "", address);
 }
+
+const isSelection = (name) => name === "since" || name === "until" || name.startsWith("f.");
 
 function selection(more = {}) {
   const query = new URLSearchParams({ value: value(), ...more });
   for (const [name, text] of state) {
-    if (name === "since" || name === "until" || name.startsWith("f.")) query.append(name, text);
+    if (isSelection(name)) query.append(name, text);
   }
   return query;
 }
 
-async function ask(what, more = {}) {
+// Adds what a flame graph or a table is asked for besides: the baseline, and a function.
+function moreOf(more) {
+  const all = new URLSearchParams(more);
+  for (const [name, text] of state) {
+    const isOfGraph = (name === "function" || name === "file") && view() !== "top";
+    if (name === "compare" || name.startsWith("b.") || isOfGraph) all.append(name, text);
+  }
+  return all;
+}
+
+async function ask(what, more = new URLSearchParams()) {
   if (saved) {
     if (what === "overview") return saved.overview;
     const answers = saved.values[value()];
-    if (what === "flame") return answers[more.inverted === "1" ? "inverted" : "flame"];
-    if (what === "timeline") return answers.timeline[more.facet];
+    if (what === "flame") return answers[more.get("inverted") === "1" ? "inverted" : "flame"];
+    if (what === "timeline") return answers.timeline[more.get("facet")];
     if (what !== "top") return answers[what];
-    const sought = more.search.toLowerCase();
+    const sought = more.get("search").toLowerCase();
     const rows = answers.top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
     const isPart = answers.top.rows.length < answers.top.functions;
     return { ...answers.top, rows, functions: sought ? rows.length : answers.top.functions, isPart };
   }
-  const answer = await fetch(`api/${what}?${what === "overview" ? "" : selection(more)}`);
+  const query = what === "overview" ? "" : selection();
+  for (const [name, text] of more) query.append(name, text);
+  const answer = await fetch(`api/${what}?${query}`).catch(() => {
+    throw new Error("The viewer does not answer: is the command still running?");
+  });
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error);
   return content;
 }
 
 function explain(error) {
-  const isGone = error instanceof TypeError;
-  byId("problem").textContent = isGone ? "The viewer does not answer: is the command still running?" : error.message;
+  byId("problem").textContent = error.message;
   byId("problem").hidden = false;
 }
 
@@ -102,9 +120,9 @@ async function show() {
     fillHead();
     if (!isEmpty) {
       const facet = state.get("by") || "service";
-      const [line, facets] = await Promise.all([ask("timeline", { facet }), ask("facets")]);
-      const shown = view() === "top" ? await ask("top", { search: state.get("q") || "" })
-        : await ask("flame", { inverted: view() === "inverted" ? "1" : "0" });
+      const [line, facets] = await Promise.all([ask("timeline", new URLSearchParams({ facet })), ask("facets")]);
+      const shown = view() === "top" ? await ask("top", moreOf({ search: state.get("q") || "" }))
+        : await ask("flame", moreOf({ inverted: view() === "inverted" ? "1" : "0" }));
       if (question !== asked) return;
       timeline = line;
       drawTimeline();
@@ -129,6 +147,9 @@ function showFlame(shown) {
   graph.show(shown, state.get("zoom"));
   byId("graph").setAttribute("aria-label", `Flame graph of ${shown.frames.length} frames; the same as a table: Top functions`);
   byId("out").hidden = !graph.zoomed.path;
+  byId("focus").hidden = !graph.zoomed.path || Boolean(saved);
+  byId("kinds").hidden = graph.isCompared;
+  byId("changes").hidden = !graph.isCompared;
   mark();
 }
 
@@ -146,12 +167,56 @@ function describe(frame) {
   const whole = graph.frames[0].total;
   make("strong", shown.name, at);
   const place = shown.file ? ` ${shown.file}${shown.line ? `:${shown.line}` : ""}` : "";
+  const before = graph.isCompared ? `, ${change(shown.total, shown.before, graph.unit)}` : "";
   const own = shown.own ? `, own ${amount(shown.own, graph.unit)} (${share(shown.own, whole)})` : "";
-  make("span", ` ${amount(shown.total, graph.unit)} (${share(shown.total, whole)})${own}`, at);
+  make("span", ` ${amount(shown.total, graph.unit)} (${share(shown.total, whole)})${own}${before}`, at);
   make("span", place, at).className = "quiet";
 }
 
+// How a weight differs from that of the baseline.
+function change(weight, before, unit) {
+  if (!before) return weight ? "new" : "";
+  if (!weight) return `gone, was ${amount(before, unit)}`;
+  const part = (100 * (weight - before)) / before;
+  if (Math.abs(part) < 0.5) return "as before";
+  return `${part < 0 ? "−" : "+"}${Math.abs(part).toFixed(0)} %, was ${amount(before, unit)}`;
+}
+
+function fillNotices() {
+  const chosen = (prefix) => [...state].filter(([name]) => name.startsWith(`${prefix}f.`))
+    .map(([name, text]) => `${FACETS[name.slice(prefix.length + 2)] ?? name} ${text || "(none)"}`).join(", ");
+  byId("compared").hidden = !state.get("compare");
+  byId("compare").hidden = Boolean(saved || state.get("compare"));
+  if (state.get("compare")) {
+    const since = state.get("b.since") || overview.since, until = state.get("b.until") || overview.until;
+    byId("compared").querySelector("span").textContent = clean(`Compared with ${clock(since)} – ${clock(until)}`
+      + `${chosen("b.") ? `, ${chosen("b.")}` : ""}: now choose another time or other filters.`);
+    byId("scale").value = state.get("compare");
+  }
+  byId("only").hidden = !state.get("function") || view() === "top";
+  byId("only").querySelector("span").textContent = clean(`${view() === "inverted" ? "Who calls" : "What is called by"} `
+    + `${state.get("function")}; the other way: ${view() === "inverted" ? "Flame graph" : "Inverted"}.`);
+}
+
+function compare() {
+  for (const [name, text] of [...state]) if (isSelection(name)) state.append(`b.${name}`, text);
+  set({ compare: "time" });
+  show();
+}
+
+function endComparison() {
+  for (const name of [...state.keys()]) if (name === "compare" || name.startsWith("b.")) state.delete(name);
+  set({});
+  show();
+}
+
+function focusOn(name, file) {
+  set({ function: name, file, view: "flame", zoom: "" });
+  show();
+}
+
 function fillHead() {
+  fillNotices();
   byId("source").textContent = byId("source").title = clean(overview.source);
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());
@@ -216,21 +281,34 @@ function fillFacets(facets, shown) {
 function fillTop(shown) {
   const body = byId("top").querySelector("tbody");
   body.textContent = "";
-  for (const [name, file, line, kind, own, total] of shown.rows) {
+  byId("top").querySelector("table").className = state.get("compare") ? "compared" : "";
+  for (const [name, file, line, kind, own, total, ownBefore, totalBefore] of shown.rows) {
     const row = make("tr", "", body);
     const cell = make("td", "", row);
     make("span", "", cell).className = `key ${["unknown", "application", "library", "standard"][kind]}`;
-    make("div", name, cell).className = "clip";
+    const clip = make("div", saved ? name : "", cell);
+    clip.className = "clip";
+    if (!saved) {
+      const link = make("button", name, clip);
+      link.type = "button";
+      link.className = "link";
+      link.title = "callers and callees";
+      link.addEventListener("click", () => focusOn(name, file));
+    }
     make("div", line ? `${file}:${line}` : file, make("td", "", row)).className = "clip";
     for (const weight of [own, total]) {
       make("td", `${amount(weight, shown.unit)}  ${share(weight, shown.total)}`, row).className = "number";
+    }
+    if (ownBefore !== undefined) {
+      const text = totalBefore && total ? change(own, ownBefore, shown.unit) : change(total, totalBefore, shown.unit);
+      make("td", text, row).className = "number change";
     }
   }
   const rest = shown.functions - shown.rows.length;
   byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
   byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
     + (shown.isPart ? " among the heaviest 500" : "") : "";
-  byId("out").hidden = true;
+  byId("out").hidden = byId("focus").hidden = true;
 }
 
 let marked = null; // the stretch of buckets that is being dragged over, or chosen with keys
@@ -342,10 +420,15 @@ function listen() {
   byId("whole").addEventListener("click", selectAll);
   byId("out").addEventListener("click", () => graph.zoom(graph.frames[0]));
   byId("search").addEventListener("input", (event) => {
-    set({ q: event.target.value });
+    set({ q: event.target.value }, false);
     if (view() === "top") show();
     else { mark(); fillHead(); }
   });
+  byId("compare").addEventListener("click", compare);
+  byId("uncompare").addEventListener("click", endComparison);
+  byId("scale").addEventListener("change", (event) => { set({ compare: event.target.value }); show(); });
+  byId("all").addEventListener("click", () => { set({ function: "", file: "", zoom: "" }); show(); });
+  byId("focus").addEventListener("click", () => focusOn(graph.zoomed.name, graph.zoomed.file));
   for (const button of document.querySelectorAll("[data-view]")) {
     button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });
   }

@@ -37,9 +37,11 @@ class FlameGraph {
     const root = { name: "all", file: "", line: 0, kind: 0, total: data.total, own: 0, depth: 0, x: 0, children: [] };
     root.path = "";
     this.frames = [root];
-    for (const [parent, name, file, line, kind, total, own] of data.frames) {
+    root.before = data.before;
+    this.isCompared = data.before !== undefined;
+    for (const [parent, name, file, line, kind, total, own, before] of data.frames) {
       const above = this.frames[parent];
-      const frame = { name: data.texts[name], file: data.texts[file], line, kind, total, own, children: [], above };
+      const frame = { name: data.texts[name], file: data.texts[file], line, kind, total, own, before, children: [], above };
       frame.depth = above.depth + 1;
       frame.path = hashText(frame.name + "\n" + frame.file, above.path ? parseInt(above.path, 36) : undefined).toString(36);
       above.children.push(frame);
@@ -171,7 +173,8 @@ class FlameGraph {
     const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
     context.globalAlpha = dim ? 0.45 : 1;
     const shade = light + (hashText(frame.name) % 5) * 2 - 4;
-    context.fillStyle = frame.found ? "hsl(300 75% 78%)" : `hsl(${hue} ${saturation} ${shade}%)`;
+    context.fillStyle = frame.found ? "hsl(300 75% 78%)"
+      : this.isCompared ? changeColour(frame) : `hsl(${hue} ${saturation} ${shade}%)`;
     context.fillRect(left, top, Math.max(room - (room > 3 ? 1 : 0), 0.5), ROW - 1);
     context.globalAlpha = 1;
     if (frame === this.pointed) {
@@ -189,6 +192,12 @@ class FlameGraph {
     context.fillText(clean(shorten(frame.name, fitting)), left + 4, top + ROW / 2);
     context.restore();
   }
+}
+
+// Red: more than in the baseline; blue: less; the paler, the smaller the change.
+function changeColour({ total, before }) {
+  const change = (total - before) / Math.max(total, before, 1);
+  return `hsl(${change > 0 ? 6 : 215} ${Math.round(20 + 60 * Math.abs(change))}% ${Math.round(90 - 24 * Math.abs(change))}%)`;
 }
 
 // The end of a dotted name says most.

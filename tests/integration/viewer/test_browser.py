@@ -166,6 +166,57 @@ def test_a_slash_leads_to_the_search(page: Page, address: str) -> None:
     assert page.value("document.activeElement.id") == "search"
 
 
+def test_back_undoes_a_step_and_a_search_is_one(page: Page, address: str) -> None:
+    page.open(address)
+    act(page, "document.querySelector('[data-view=inverted]').click()")
+    page.value("document.querySelector('#search').focus()")
+    page.write("rank")
+    act(page, "history.back()")
+    assert page.value("view()") == "flame"
+    assert shown(page, "#found") == ""
+
+
+def test_a_function_leads_to_its_callees_and_its_callers(page: Page, address: str) -> None:
+    page.open(f"{address}#view=top&q=ranking.rank")
+    act(page, "document.querySelector('#top tbody button').click()")
+    assert names_in(page) == ["all", "shop.ranking.rank", "shop.ranking.trigrams"]
+    assert shown(page, "#total") == "3.33 min"
+    act(page, "document.querySelector('[data-view=inverted]').click()")
+    assert names_in(page) == ["all", "shop.ranking.rank", "shop.app.search", "uvicorn.server.Server.serve"]
+    assert "Who calls shop.ranking.rank" in shown(page, "#only")
+    act(page, "document.querySelector('#all').click()")
+    assert page.value("document.querySelector('#only').hidden")
+    click_frame(page, "shop.database.candidates")
+    act(page, "document.querySelector('#focus').click()")
+    assert names_in(page) == ["all", "shop.database.candidates"]
+
+
+def test_two_stretches_are_compared_at_the_same_time_or_the_same_total(page: Page, address: str) -> None:
+    middle, end = START_NS + 60 * 10**9, START_NS + 90 * 10**9
+    page.open(f"{address}#until={middle}")
+    act(page, "document.querySelector('#compare').click()")
+    assert "Compared with" in shown(page, "#compared")
+    act(page, f"set({{ since: '{middle}', until: '{end}' }}); show()")
+    frames = "Object.fromEntries(graph.frames.map((f) => [f.name, [f.total / 1e9, f.before / 1e9]]))"
+    by_time = page.value(frames)
+    assert by_time["billing.pay"] == [30, 0]  # of the second half only
+    assert by_time["shop.app.search"] == [60, 60]  # 120 s in a minute before, scaled to half a minute
+    assert shown(page, "#frame").endswith("+33 %, was 1.50 min")
+    page.keep_picture(SCREENS / "compared.png")
+    act(page, "document.querySelector('[data-view=top]').click()")
+    rows = page.value("[...document.querySelectorAll('#top tbody tr')].map((row) => row.innerText.split('\\t'))")
+    assert [cell.strip() for cell in rows[0]][0::4] == ["billing.pay", "new"]
+    page.keep_picture(SCREENS / "compared_top.png")
+    act(page, "set({ view: 'flame', compare: 'share' }); show()")
+    assert page.value("graph.frames[0].before") == page.value("graph.frames[0].total")
+    act(page, f"set({{ 'b.since': '{middle}', 'b.until': '{end}', since: '', until: '{middle}' }}); show()")
+    act(page, "document.querySelector('[data-view=top]').click()")
+    assert "gone, was" in shown(page, "#top tbody")
+    act(page, "document.querySelector('#uncompare').click()")
+    assert page.value("document.querySelector('#compared').hidden")
+    assert "b.since" not in page.value("location.hash")
+
+
 def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address: str) -> None:
     page.open(address)
     page.value("document.querySelector('#search').focus()")

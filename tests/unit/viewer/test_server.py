@@ -56,7 +56,10 @@ def test_pages_of_other_origins_are_refused(client: TestClient, origin: str) -> 
     assert client.get("/api/overview", headers={"origin": origin}).status_code == 403
 
 
-@pytest.mark.parametrize("query", ["since=soon", "since=-1", f"until={'9' * 5000}", "f.colour=red"])
+@pytest.mark.parametrize(
+    "query",
+    ["since=soon", "since=-1", f"until={'9' * 5000}", "f.colour=red", "compare=size", "compare=time&b.since=soon"],
+)
 def test_a_wrong_selection_is_explained(client: TestClient, query: str) -> None:
     answer = client.get(f"/api/flame?value=wall&{query}")
     assert answer.status_code == 400
@@ -70,6 +73,17 @@ def test_a_selection_is_in_the_query(client: TestClient) -> None:
     assert get(client, "/api/flame?value=samples&until=5000000000")["total"] == 0
     assert get(client, "/api/timeline?value=samples&facet=service")["series"][0][0] == "shop"
     assert get(client, "/api/top?value=samples&search=RANK")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 2, 2]]
+
+
+def test_a_baseline_and_a_function_are_in_the_query(client: TestClient) -> None:
+    answer = get(client, "/api/flame?value=samples&f.service=shop&compare=share&b.f.service=billing")
+    assert (answer["total"], answer["before"]) == (1, 1)
+    assert [frame[-1] for frame in answer["frames"]] == [1]
+    rows = get(client, "/api/top?value=samples&f.service=shop&compare=share&b.f.service=billing")["rows"]
+    assert rows == [["shop.rank", "/srv/shop.py", 7, 1, 1, 1, 1, 1]]
+    assert get(client, "/api/flame?value=samples&compare=time&b.until=5000000000")["before"] == 0
+    assert get(client, "/api/flame?value=samples&function=shop.rank&file=/srv/shop.py")["total"] == 2
+    assert get(client, "/api/flame?value=samples&function=shop.rank&file=/elsewhere.py")["total"] == 0
 
 
 def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:

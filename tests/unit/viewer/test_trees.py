@@ -6,7 +6,7 @@ import pytest
 
 from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection, TopRow, TreeNode, Weighted
 from splunk_profiler.viewer.recording import OTHER, Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, prune, through, top_table
 
 MAIN, SEARCH, RANK = Frame(0, 1), Frame(1, 20), Frame(2, 30)
 STACKS = [Weighted((MAIN, SEARCH), 3), Weighted((MAIN, SEARCH, RANK), 5), Weighted((MAIN, RANK), 1), Weighted((), 1)]
@@ -48,6 +48,36 @@ def test_pruning_loses_no_weight() -> None:
         TreeNode(2, SMALL, 0, 5, 5),
         TreeNode(1, SMALL, 0, 1, 1),
     ]
+
+
+def test_a_tree_has_the_weights_of_its_baseline() -> None:
+    before = [Weighted((MAIN, SEARCH), 4), Weighted((MAIN, RANK, SEARCH), 2), Weighted((SEARCH,), 1)]
+    assert [(node.function, node.before) for node in call_tree(STACKS, before=before)] == [
+        (SMALL, 7),
+        (0, 6),
+        (1, 4),
+        (2, 0),
+        (2, 2),
+    ]
+    assert prune(call_tree(STACKS, before=before), 2)[-1] == TreeNode(1, SMALL, 0, 9, 9, 6)
+
+
+def test_the_top_table_begins_with_what_differs_most_and_has_what_is_gone() -> None:
+    assert top_table([Weighted((MAIN,), 5)], [Weighted((MAIN,), 8), Weighted((MAIN, RANK), 6)], 0.5) == [
+        TopRow(2, 30, 0, 0, 3, 3),
+        TopRow(0, 1, 5, 5, 4, 7),
+    ]
+
+
+def test_stacks_are_cut_at_the_outermost_call_of_a_function() -> None:
+    stacks = [Weighted((MAIN, SEARCH, RANK, SEARCH), 2), *STACKS]
+    assert through(stacks, 1, callers=False) == [
+        Weighted((SEARCH, RANK, SEARCH), 2),
+        Weighted((SEARCH,), 3),
+        Weighted((SEARCH, RANK), 5),
+    ]
+    assert [each.weight for each in through(stacks, 2, callers=True)] == [2, 5, 1]
+    assert through(stacks, 2, callers=True)[2].stack == (MAIN, RANK)
 
 
 def test_recursion_counts_once_in_the_top_table() -> None:
